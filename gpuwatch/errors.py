@@ -1,0 +1,39 @@
+"""The exception tree.
+
+GpuwatchError
+├── NoData          a source exists but has no value now: quieter than a failure
+├── ProtocolError   a message broke the wire contract
+├── ConfigError     an option, a file or the environment is wrong; names what, where and what to do
+└── MissingExtra    an optional dependency is not installed; names the pip line
+"""
+
+
+class GpuwatchError(Exception):
+    """Base of every error that gpuwatch raises on purpose. None of them ever reaches a training loop."""
+
+
+class NoData(GpuwatchError):
+    """A source that has nothing to say on this machine or at this moment. The value is absent, never 0."""
+
+
+class ProtocolError(GpuwatchError):
+    """A message that cannot be used: malformed, too large, or of another protocol version."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """One word for the `reason` label of `gpuwatch_messages_rejected_total`."""
+
+
+class ConfigError(GpuwatchError):
+    """Something the user set is wrong. The message says what, where and what to do."""
+
+
+class MissingExtra(GpuwatchError):
+    """A part of gpuwatch that is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"this part of gpuwatch needs '{module}', which is not installed: "
+            f"pip install 'gpuwatch-training[{extra}]'"
+        )

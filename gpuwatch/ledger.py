@@ -1,0 +1,99 @@
+"""The states of a GPU-second and their arithmetic. No I/O, no clock: every time is handed in, in ns.
+
+A ledger is final up to its watermark. Time is only ever appended after the watermark, each nanosecond to exactly one
+state, so that `sum(totals) == watermark - start` holds by construction and no value ever goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STARTUP, COMPILE, INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT, EVAL, CHECKPOINT, OTHER, STALLED, UNKNOWN = (
+    RUN_STATES
+) = (
+    "startup",
+    "compile",
+    "input_wait",
+    "transfer",
+    "compute",
+    "host_wait",
+    "comm_wait",
+    "eval",
+    "checkpoint",
+    "other",
+    "stalled",
+    "unknown",
+)
+"""States of a run's wall clock."""
+
+BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED = "busy_unattributed", "held_idle", "unallocated"
+GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED)
+"""States of a GPU's wall clock: a run's, or what is known of a GPU that no hook explains."""
+
+PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}
+"""Declared phases that are states of their own. A phase of any other name is `other`."""
+
+
+def phase_state(name: str) -> str:
+    """Return the state that a declared phase is booked under."""
+    return PHASE_STATES.get(name, OTHER)
+
+
+class Ledger:
+    """Seconds by state, final up to a watermark. All times in ns of one monotonic clock."""
+
+    __slots__ = ("start_ns", "totals_ns", "watermark_ns")
+
+    def __init__(self, start_ns: int, states: tuple[str, ...] = RUN_STATES) -> None:
+        self.start_ns = start_ns
+        self.watermark_ns = start_ns
+        self.totals_ns: dict[str, int] = dict.fromkeys(states, 0)
+
+    def book(self, state: str, until_ns: int) -> int:
+        """Book the time from the watermark to `until_ns` under `state`; return how much that was, in ns.
+
+        Nothing is booked for a moment that is final already, so a late end counts only after the watermark.
+        """
+        booked = until_ns - self.watermark_ns
+        if booked <= 0:
+            return 0
+        self.totals_ns[state] += booked
+        self.watermark_ns = until_ns
+        return booked
+
+    def book_mixture(self, parts_ns: Mapping[str, int], until_ns: int) -> None:
+        """Book the time from the watermark to `until_ns`, divided among states in the proportion of `parts_ns`.
+
+        For time that is known by its sums only (a run's cumulative totals). When the parts cover exactly the open time,
+        as they do unless some of it is final already, they are booked to the nanosecond. Parts without any time
+        leave the open time `unknown`.
+        """
+        open_ns = until_ns - self.watermark_ns
+        if open_ns <= 0:
+            return
+        whole = sum(parts_ns.values())
+        if whole <= 0:
+            self.book(UNKNOWN, until_ns)
+            return
+        edge, seen, begin = 0, 0, self.watermark_ns
+        for state, part in parts_ns.items():
+            seen += part
+            edge = open_ns * seen // whole
+            self.book(state, begin + edge)
+
+    def shift(self, gap_ns: int) -> None:
+        """Move start and watermark by `gap_ns`: time that is not this ledger's (between two processes of one run)."""
+        self.start_ns += gap_ns
+        self.watermark_ns += gap_ns
+
+    @property
+    def sum_ns(self) -> int:
+        return sum(self.totals_ns.values())
+
+
+def shares(states: Mapping[str, float]) -> dict[str, float]:
+    """Return each state's share of the sum of all states, 0–1, largest first; empty when nothing was booked."""
+    whole = sum(states.values())
+    if whole <= 0:
+        return {}
+    return {s: v / whole for s, v in sorted(states.items(), key=lambda item: -item[1]) if v > 0}

@@ -1,0 +1,89 @@
+"""What a diagnosis sees: facts about a run and its node over a stretch of time. No I/O, no clock.
+
+Every field that was not measured is None (or absent from its mapping); it is never 0 instead. Times in seconds, ratios
+0–1, sizes in bytes. A `Window` is made by the hook for its own verdict and by the agent for every run on the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwatch.ledger import shares
+from gpuwatch.wire import Loader
+
+
+@dataclass(frozen=True)
+class StepColumns:
+    """Training steps, oldest first; all columns of the same length [n_steps]."""
+
+    data_wait_s: tuple[float, ...] = ()
+    transfer_s: tuple[float, ...] = ()
+    compute_s: tuple[float, ...] = ()
+    epoch_start: tuple[bool, ...] = ()
+    """True for the first batch of an iterator."""
+
+    def __len__(self) -> int:
+        return len(self.data_wait_s)
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The node, as means over the window. None: not measured."""
+
+    cpu_cores: int | None = None
+    """Cores that the training process may use (affinity, cgroup quota)."""
+    cpu_busy_ratio: float | None = None
+    """Busy share of all of the node's cores."""
+    cpu_pressure_ratio: float | None = None
+    """Share of time in which some task waited for a CPU (PSI some)."""
+    io_pressure_ratio: float | None = None
+    memory_available_bytes: int | None = None
+    shm_size_bytes: int | None = None
+    """/dev/shm as the training process sees it."""
+    shm_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU, as means over the window. None: not supported or not measured."""
+
+    gpu: str
+    uuid: str
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    process_count: int | None = None
+    idle_s: float | None = None
+    """For how long a process has held the GPU with no work on it and no training step; None: it is not idle."""
+    owner: str | None = None
+    """User and process, for people: "alice, pid 4711 (python)"."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Everything a rule may look at."""
+
+    duration_s: float
+    states_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by state over the window: their sum is the time it explains."""
+    timeline: str = "host"
+    """"host": the states come from the host's clock; "device": from timing events on the device."""
+    device: str = "cpu"
+    steps: StepColumns = StepColumns()
+    fetch_cpu_ratio: float | None = None
+    """CPU over wall time of the training thread inside fetches."""
+    loader: Loader | None = None
+    worker_cpu_ratios: tuple[float, ...] | None = None
+    """CPU use of each loader worker, 1.0 = one core busy."""
+    host: HostFacts | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    local_world_size: int = 1
+    """Ranks of the run on this node."""
+    activity: str | None = None
+    stalled_s: float | None = None
+    """For how long the run has been without a step, when it is stalled now."""
+
+    def share(self, *states: str) -> float:
+        """Return the share of the window's booked time that these states took together, 0–1."""
+        all_shares = shares(self.states_s)
+        return sum(all_shares.get(state, 0.0) for state in states)
