@@ -34,6 +34,5 @@ class MissingExtra(GpuwatchError):
 
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(
-            f"this part of gpuwatch needs '{module}', which is not installed: "
-            f"pip install 'gpuwatch-training[{extra}]'"
+            f"this part of gpuwatch needs '{module}', which is not installed: pip install 'gpuwatch-training[{extra}]'"
         )

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
+from gpuwatch_agent.collectors.base import Collector, Roots
+from gpuwatch_agent.collectors.cpu import CpuCollector
+from gpuwatch_agent.collectors.disk import DiskCollector
+from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.load import LoadCollector
+from gpuwatch_agent.collectors.memory import MemoryCollector
+from gpuwatch_agent.collectors.network import NetworkCollector
+from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.pressure import PressureCollector
+from gpuwatch_agent.collectors.shm import ShmCollector
 
-from gpuwatch.metrics import Sample
-
-
-@dataclass(frozen=True)
-class Roots:
-    """Where the kernel's file systems are: other places in a container or a test."""
-
-    procfs: Path = Path("/proc")
-    sysfs: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
+__all__ = ["Collector", "GpuCollector", "GpuDevice", "GpuProcess", "Roots", "build"]
 
 
-class Collector(Protocol):
-    """One thing of the node.
-
-    `collect` is called from one thread, once a second, and gives samples of catalogued metrics. It raises `NoData`
-    where there is nothing to measure on this node (said once, quietly) and anything else for a failure (counted).
-    A value that the system does not tell is left out, never given as 0.
-    """
-
-    name: str
-
-    def collect(self) -> Iterable[Sample]: ...
+def build(roots: Roots) -> list[Collector]:
+    """Return one of each collector, in the order in which they run. Nothing is read before `collect`."""
+    return [
+        CpuCollector(roots),
+        LoadCollector(roots),
+        PressureCollector(roots),
+        MemoryCollector(roots),
+        ShmCollector(roots),
+        DiskCollector(roots),
+        NetworkCollector(roots),
+        AgentProcessCollector(roots),
+        GpuCollector(),
+    ]

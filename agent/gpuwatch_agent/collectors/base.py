@@ -1,0 +1,50 @@
+"""What every collector shares: its protocol, where the kernel's file systems are, and how a file of theirs is read."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpuwatch.errors import NoData
+from gpuwatch.metrics import Sample
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the kernel's file systems are: other places in a container or a test."""
+
+    procfs: Path = Path("/proc")
+    sysfs: Path = Path("/sys")
+    shm: Path = Path("/dev/shm")
+
+
+class Collector(Protocol):
+    """One thing of the node.
+
+    `collect` is called from one thread, once a second, and gives samples of catalogued metrics. It raises `NoData`
+    where there is nothing to measure on this node (said once, quietly) and anything else for a failure (counted).
+    A value that the system does not tell is left out, never given as 0.
+    """
+
+    name: str
+
+    def collect(self) -> Iterable[Sample]: ...
+
+
+def read_text(path: Path) -> str:
+    """Return a kernel file's text.
+
+    Raises: NoData where the file is absent, or is there but belongs to a feature that the kernel was booted without
+    (opening /proc/pressure/* gives EOPNOTSUPP under psi=0); OSError for every other failure.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoData(f"{path} does not exist here") from None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        raise NoData(f"{path}: the kernel has this switched off") from None

@@ -1,0 +1,62 @@
+"""Findings over time: one begins when it has been there for some seconds and ends when it has been gone for some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuwatch.diagnosis import Finding
+
+BEGIN_AFTER_S = 3.0
+END_AFTER_S = 10.0
+
+
+@dataclass
+class ActiveFinding:
+    """A finding as it stands now."""
+
+    finding: Finding
+    since_s: float
+    """Unix time of the first sign."""
+    seen_s: float
+    active: bool = False
+
+
+@dataclass
+class FindingBook:
+    """Findings of all runs and GPUs, by (run, rank, cause, gpu). `run` is empty for the node's own."""
+
+    entries: dict[tuple[str, int, str, str], ActiveFinding] = field(default_factory=dict)
+    causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """Causes that were ever active, so that their series can say 0 when they have gone."""
+
+    def update(self, run: str, rank: int, findings: Sequence[Finding], now_s: float) -> None:
+        """Take this moment's findings of one run."""
+        for finding in findings:
+            key = (run, rank, finding.cause, finding.gpu or "")
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self.entries[key] = ActiveFinding(finding, now_s, now_s)
+            entry.finding, entry.seen_s = finding, now_s
+            if now_s - entry.since_s >= BEGIN_AFTER_S:
+                entry.active = True
+                self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        for key, entry in list(self.entries.items()):
+            gone_s = now_s - entry.seen_s
+            if key[:2] == (run, rank) and gone_s > (END_AFTER_S if entry.active else BEGIN_AFTER_S):
+                del self.entries[key]
+
+    def end_run(self, run: str, rank: int) -> None:
+        """A run has ended: what was found of it is no longer active."""
+        for key in [key for key in self.entries if key[:2] == (run, rank)]:
+            del self.entries[key]
+
+    def forget_run(self, run: str, rank: int) -> None:
+        self.end_run(run, rank)
+        self.causes_seen.pop((run, rank), None)
+
+    def active(self, run: str, rank: int) -> list[ActiveFinding]:
+        """Return the run's active findings in the diagnosis's order of the last moment."""
+        found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
+        order = {"critical": 0, "warning": 1, "info": 2}
+        return sorted(found, key=lambda entry: (order[entry.finding.severity], -entry.finding.ratio))

@@ -1,0 +1,102 @@
+"""The agent as a whole: options, start, serve, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from gpuwatch.endpoint import checked, default_listen
+from gpuwatch.errors import ConfigError
+from gpuwatch.transport import ZmqReceiver
+from gpuwatch_agent.api import make_app
+from gpuwatch_agent.collectors import Roots
+from gpuwatch_agent.history import History
+from gpuwatch_agent.receiver import Receiver
+from gpuwatch_agent.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an agent is started; each is an option of `gpuwatch agent`."""
+
+    http: str = "127.0.0.1:9478"
+    listen: tuple[str, ...] = ()
+    """Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`)."""
+    history: Path | None = None
+    keep_days: float = 7.0
+    keep_gib: float = 2.0
+    roots: Roots = field(default_factory=Roots)
+
+
+def default_history() -> Path:
+    """Return where the history is kept unless told: below XDG_STATE_HOME, for root /var/lib/gpuwatch."""
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state) / "gpuwatch" / "history.db"
+    if os.getuid() == 0:
+        return Path("/var/lib/gpuwatch/history.db")
+    return Path.home() / ".local" / "state" / "gpuwatch" / "history.db"
+
+
+def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it can be asked.
+
+    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        server_socket = stack.enter_context(bind_http(options.http))
+        history = History(
+            options.history or default_history(), options.keep_days * 86400, int(options.keep_gib * 2**30)
+        )
+        stack.callback(history.close)
+        endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
+        receiver = Receiver(ZmqReceiver(endpoints))
+        boot_id = _boot_id(options.roots.procfs)
+        sampler = Sampler(receiver, history, options.roots, boot_id)
+        receiver.start()
+        stack.callback(receiver.stop)
+        sampler.start()
+        stack.callback(sampler.stop)
+        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), receiver.endpoints)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        )
+        host, port = server_socket.getsockname()[:2]
+        logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(receiver.endpoints))
+        ready(f"http://{host}:{port}")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[server_socket])
+
+
+def bind_http(address: str) -> socket.socket:
+    """Return a socket bound to HOST:PORT. Raises: ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--http {address}: give HOST:PORT, e.g. 127.0.0.1:9478")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server_socket = socket.socket(family, socket.SOCK_STREAM)
+    server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server_socket.bind((host.strip("[]"), int(port)))
+    except (OSError, UnicodeError) as error:
+        server_socket.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"--http {address}: {reason}; is an agent running already? Choose another port with --http HOST:PORT"
+        ) from error
+    return server_socket
+
+
+def _boot_id(procfs: Path) -> str:
+    try:
+        return (procfs / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,111 @@
+"""What /proc tells of the training processes: whether they live, whose they are, what their workers use."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+
+from gpuwatch import procfs as proc
+from gpuwatch import wire
+from gpuwatch.errors import NoData
+
+
+def pid_namespace(procfs: Path) -> int:
+    """Return the inode of the pid namespace whose pids `procfs` shows; 0 where not known."""
+    for process in ("1", "self"):
+        try:
+            return (procfs / process / "ns" / "pid").stat().st_ino
+        except OSError:
+            continue
+    return 0
+
+
+class ProcessTable:
+    """Looks at one node's /proc. A process of another pid namespace cannot be looked at by its own number."""
+
+    def __init__(self, procfs: Path) -> None:
+        self._procfs = procfs
+        self._namespace = pid_namespace(procfs)
+        self._host_pids: dict[tuple[int, int, int], int] = {}
+
+    def host_pid(self, hello: wire.Hello) -> int | None:
+        """Return the training process's pid as this /proc numbers it; None where it cannot be found or has ended."""
+        key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
+        pid = self._host_pids.get(key)
+        if pid is None:
+            pid = hello.pid if hello.pid_namespace in (0, self._namespace) else self._search(hello)
+            if pid is None:
+                return None
+            self._host_pids[key] = pid
+        return pid if self._is(pid, hello) else None
+
+    def alive(self, hello: wire.Hello | None) -> bool | None:
+        """Return whether the training process lives; None where that cannot be seen."""
+        if hello is None or not hello.process_start_ticks:
+            return None
+        if self.host_pid(hello) is not None:
+            return True
+        known = hello.pid_namespace in (0, self._namespace)
+        known = known or (hello.pid_namespace, hello.pid, hello.process_start_ticks) in self._host_pids
+        return False if known else None
+
+    def user(self, pid: int) -> str:
+        """Return the name (or number) of the user whose process it is, empty where not known."""
+        try:
+            uid = (self._procfs / str(pid)).stat().st_uid
+        except OSError:
+            return ""
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
+
+    def name(self, pid: int) -> str:
+        """Return the process's command name, empty where not known."""
+        try:
+            return (self._procfs / str(pid) / "comm").read_text().strip()
+        except OSError:
+            return ""
+
+    def cpu_s(self, pid: int) -> float | None:
+        try:
+            return proc.process_cpu_s(pid, self._procfs)
+        except NoData:
+            return None
+
+    def shm_bytes(self, pid: int) -> tuple[int, int] | None:
+        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it may not be seen."""
+        try:
+            return proc.shm_bytes(self._procfs / str(pid) / "root" / "dev" / "shm")
+        except NoData:
+            return None
+
+    def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
+        """Return whether the process sees the node's own /dev/shm."""
+        try:
+            seen = (self._procfs / str(pid) / "root" / "dev" / "shm").stat().st_dev
+            return seen == host_shm.stat().st_dev
+        except OSError:
+            return True
+
+    def _is(self, pid: int, hello: wire.Hello) -> bool:
+        try:
+            return proc.start_ticks(pid, self._procfs) == hello.process_start_ticks
+        except NoData:
+            return False
+
+    def _search(self, hello: wire.Hello) -> int | None:
+        """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
+        for entry in self._procfs.iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if (entry / "ns" / "pid").stat().st_ino != hello.pid_namespace:
+                    continue
+                status = (entry / "status").read_text()
+            except OSError:
+                continue
+            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+            if numbers and int(numbers[-1]) == hello.pid:
+                return int(entry.name)
+        return None

@@ -1,0 +1,254 @@
+"""The agent's heart: once a second, take what came, look at the node, book, diagnose, commit, publish."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gpuwatch import __version__, wire
+from gpuwatch.diagnosis import diagnose
+from gpuwatch.metrics import Sample
+from gpuwatch.verdict import give_verdict
+from gpuwatch_agent.collecting import Collecting
+from gpuwatch_agent.collectors import GpuCollector, Roots, build
+from gpuwatch_agent.exporter import Page
+from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.gpu_ledger import GpuAccount, GpuBook, GpuReading
+from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.receiver import Arrival, Receiver
+from gpuwatch_agent.runs import RUNNING, Run, RunBook
+from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
+from gpuwatch_agent.snapshot import Snapshot
+from gpuwatch_agent.views import finding_json, finding_view, run_view
+from gpuwatch_agent.windows import NodeMemory, node_window, run_window
+from gpuwatch_agent.workers import WorkerWatch
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+_TRIM_EVERY = 60
+
+
+class Sampler:
+    """Owns the books; everything in them is touched by this thread alone."""
+
+    def __init__(self, receiver: Receiver, history: History, roots: Roots, boot_id: str) -> None:
+        self._receiver = receiver
+        self._history = history
+        self._roots = roots
+        self._boot_id = boot_id
+        collectors = build(roots)
+        self._gpu_collector = next((c for c in collectors if isinstance(c, GpuCollector)), None)
+        self._collecting = Collecting(collectors)
+        self._runs = RunBook(boot_id)
+        self._gpus = GpuBook()
+        self._table = ProcessTable(roots.procfs)
+        self._workers = WorkerWatch(self._table)
+        self._node = NodeMemory()
+        self._findings = FindingBook()
+        self._views: list[dict[str, Any]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self.snapshot: Snapshot | None = None
+
+    def start(self) -> None:
+        """Take up what a former agent kept, and begin."""
+        now_ns, now_s = time.monotonic_ns(), time.time()
+        self._runs.restore(self._history.runs(), now_ns, now_s)
+        self._gpus.restore(self._history.gpus(), self._boot_id, now_ns)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the turn under way and one last one, so that what has arrived is booked."""
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        turn = 0
+        while True:
+            last = self._stop.is_set()
+            try:
+                self._turn()
+                if turn % _TRIM_EVERY == 0:
+                    self._history.trim(time.time())
+            except Exception:
+                logger.exception("a turn of the sampler failed; the next one is taken as usual")
+            if last:
+                return
+            turn += 1
+            due = max(due + INTERVAL_S, time.monotonic())  # a late turn is not made up for
+            self._stop.wait(max(0.0, due - time.monotonic()))
+
+    def _turn(self) -> None:
+        arrivals = self._receiver.drain()
+        now_ns, now_s = time.monotonic_ns(), time.time()
+        for arrival in arrivals:
+            self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s)
+        runs = list(self._runs.runs.values())
+        for run in runs:
+            run.pass_time(now_ns, now_s, self._table.alive(run.hello))
+            run.remember(now_ns)
+        self._forget(now_s)
+        node_samples = self._collecting.turn()
+        self._node.remember(node_samples, now_ns)
+        self._workers.look(runs, now_ns)
+        self._gpus.advance(self._gpu_readings(), self._runs_by_pid(runs), now_ns)
+        self._diagnose(runs, now_ns, now_s)
+        samples = [*self._samples(runs, now_ns, now_s), *node_samples]
+        self._commit(samples, runs, arrivals, now_s)
+        self._publish(samples, runs, now_ns, now_s)
+
+    def _forget(self, now_s: float) -> None:
+        before = set(self._runs.runs)
+        self._runs.forget_ended(now_s)
+        for run, rank in before - set(self._runs.runs):
+            self._findings.forget_run(run, rank)
+
+    def _gpu_readings(self) -> list[GpuReading]:
+        if self._gpu_collector is None:
+            return []
+        held = self._gpu_collector.processes()
+        readings = []
+        for device in self._gpu_collector.devices():
+            processes = held.get(device.uuid)
+            pids = None if processes is None else tuple(process.pid for process in processes)
+            utilization = self._node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
+            readings.append(GpuReading(str(device.index), device.uuid, pids, utilization))
+        return readings
+
+    def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
+        found = {}
+        for run in runs:
+            pid = self._table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
+            if pid is not None:
+                found[pid] = run
+        return found
+
+    def _diagnose(self, runs: Sequence[Run], now_ns: int, now_s: float) -> None:
+        accounts = list(self._gpus.accounts.values())
+        self._views = []
+        for run in runs:
+            window = run_window(run, self._node, self._workers, self._table, accounts, now_ns)
+            if run.status == RUNNING:
+                self._findings.update(run.run, run.rank, diagnose(window), now_s)
+            active = self._findings.active(run.run, run.rank)
+            verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
+            pid = self._table.host_pid(run.hello) if run.hello is not None else None
+            user = self._table.user(pid) if pid is not None else ""
+            self._views.append(run_view(run, user, verdict, window, active, _wall_offset_ns(now_ns, now_s)))
+        owners = {account.uuid: self._owner_text(account) for account in accounts}
+        node_findings = diagnose(node_window(self._node, accounts, owners, now_ns)) if accounts else []
+        self._findings.update("", 0, [finding for finding in node_findings if finding.gpu is not None], now_s)
+
+    def _owner_text(self, account: GpuAccount) -> str:
+        texts = [
+            f"{self._table.user(pid) or '?'}, pid {pid} ({self._table.name(pid) or '?'})" for pid in account.pids[:3]
+        ]
+        return "; ".join(texts)
+
+    def _samples(self, runs: Sequence[Run], now_ns: int, now_s: float) -> list[AnySample]:
+        offset_ns = _wall_offset_ns(now_ns, now_s)
+        samples: list[AnySample] = []
+        for run in runs:
+            samples += run_samples(run, self._table, self._workers, offset_ns)
+            pid = self._table.host_pid(run.hello) if run.hello is not None else None
+            shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
+            samples += shm_samples(run, self._table, shares)
+        for account in self._gpus.accounts.values():
+            samples += gpu_samples(account, self._table, offset_ns)
+        samples += finding_samples(self._findings, list(runs))
+        samples += [
+            Sample("gpuwatch_build_info", 1, (__version__,)),
+            Sample("gpuwatch_messages_received_total", self._receiver.received),
+            *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(self._rejected().items())),
+            Sample("gpuwatch_history_bytes", self._history.size_bytes),
+            Sample("gpuwatch_history_failures_total", self._history.failures),
+            Sample("gpuwatch_sample_timestamp_seconds", now_s),
+        ]
+        return samples
+
+    def _rejected(self) -> dict[str, int]:
+        """Return rejected messages by reason; those that can be expected are there from the start, at 0."""
+        refused = {"too_many_runs": self._runs.refused}
+        return {"malformed": 0, "version": 0, "too_large": 0, **self._receiver.rejected, **refused}
+
+    def _commit(
+        self, samples: Sequence[AnySample], runs: Sequence[Run], arrivals: Sequence[Arrival], now_s: float
+    ) -> None:
+        changed = [run for run in runs if run.changed]
+        tick = Tick(
+            time_s=now_s,
+            samples=[sample for sample in samples if isinstance(sample, Sample)],
+            runs=[record for run in changed if (record := run.record()) is not None],
+            gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
+            steps=_step_batches(arrivals),
+            findings=[
+                FindingRow(run, rank, cause, gpu, entry.since_s, entry.seen_s, finding_json(entry))
+                for (run, rank, cause, gpu), entry in self._findings.entries.items()
+                if entry.active
+            ],
+        )
+        if self._history.commit(tick):
+            for run in changed:
+                run.changed = False
+
+    def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
+        views = sorted(self._views, key=lambda view: -view["last_message_s"])
+        found = [
+            {"run": view["run"], "rank": view["rank"], "name": view["name"], **finding}
+            for view in views
+            for finding in view["findings"]
+        ]
+        found += [{"run": None, "rank": None, "name": None, **finding_view(e)} for e in self._findings.active("", 0)]
+        self.snapshot = Snapshot(
+            time_s=now_s,
+            monotonic_s=now_ns / 1e9,
+            page=Page(samples),
+            runs=views,
+            findings=found,
+            gpus=[self._gpu_view(account) for account in self._gpus.accounts.values()],
+            collectors=[
+                {"name": o.name, "success": o.success, "duration_s": o.duration_s, "message": o.message}
+                for o in self._collecting.outcomes
+            ],
+        )
+
+    def _gpu_view(self, account: GpuAccount) -> dict[str, Any]:
+        devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
+
+        def latest(metric: str) -> float | None:
+            return self._node.latest(metric, account.gpu, account.uuid)
+
+        return {
+            "gpu": account.gpu,
+            "uuid": account.uuid,
+            "name": next((device.name for device in devices if device.uuid == account.uuid), None),
+            "state": account.state,
+            "utilization_ratio": latest("gpuwatch_gpu_utilization_ratio"),
+            "memory_used_bytes": latest("gpuwatch_gpu_memory_used_bytes"),
+            "memory_total_bytes": latest("gpuwatch_gpu_memory_total_bytes"),
+            "power_watts": latest("gpuwatch_gpu_power_watts"),
+            "run": account.owner or None,
+            "owner": self._owner_text(account) or None,
+        }
+
+
+def _wall_offset_ns(now_ns: int, now_s: float) -> int:
+    return int(now_s * 1e9) - now_ns
+
+
+def _step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
+    batches = []
+    for arrival in arrivals:
+        message = arrival.message
+        if isinstance(message, wire.Steps) and message.columns:
+            offset_ns = message.origin.time_ns - message.origin.monotonic_ns
+            batches.append(
+                StepBatch(message.run, message.rank, message.first_step, arrival.time_s, offset_ns, message.columns)
+            )
+    return batches

@@ -1,0 +1,99 @@
+"""Turn the agent's books into samples of the catalogue: runs, GPU ledgers, findings, the agent itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwatch import wire
+from gpuwatch.ledger import GPU_STATES, RUN_STATES
+from gpuwatch.metrics import HistogramSample, Sample
+from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.gpu_ledger import SHARED, GpuAccount
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.workers import WorkerWatch
+
+AnySample = Sample | HistogramSample
+
+
+def run_samples(run: Run, table: ProcessTable, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
+    """Yield all series of one run. `wall_offset_ns` turns the agent's monotonic clock into Unix time."""
+    if run.ledger is None:
+        return
+    key = (run.run, str(run.rank))
+    for state in RUN_STATES:
+        yield Sample("gpuwatch_run_seconds_total", run.ledger.totals_ns[state] / 1e9, (*key, state))
+    watermark_s = (run.ledger.watermark_ns + wall_offset_ns) / 1e9
+    yield Sample("gpuwatch_ledger_watermark_timestamp_seconds", watermark_s, key)
+    counts = run.counts
+    for phase in ("data_wait", "transfer", "compute"):
+        yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
+    yield Sample("gpuwatch_steps_total", counts.steps, key)
+    if counts.samples >= 0:
+        yield Sample("gpuwatch_samples_total", counts.samples, key)
+    total_s = sum(counts.phases_ns.values()) / 1e9
+    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.histogram), total_s, key)
+    if run.last_step_s is not None:
+        yield Sample("gpuwatch_last_step_timestamp_seconds", run.last_step_s, key)
+    yield Sample("gpuwatch_run_up", float(run.status == RUNNING and run.activity != "silent"), key)
+    yield Sample("gpuwatch_step_records_lost_total", run.lost, key)
+    yield Sample("gpuwatch_hook_overhead_seconds_total", counts.overhead_ns / 1e9, key)
+    if run.worker_cpu_s or workers.count(run):
+        yield Sample("gpuwatch_loader_worker_cpu_seconds_total", run.worker_cpu_s, key)
+        yield Sample("gpuwatch_loader_workers", workers.count(run), key)
+    hello = run.hello
+    if hello is None:
+        return
+    pid = table.host_pid(hello)
+    loader_workers = hello.loader.num_workers if hello.loader is not None else None
+    info = (
+        hello.name,
+        hello.job,
+        table.user(pid) if pid is not None else "",
+        hello.timeline,
+        hello.device,
+        str(hello.world_size),
+        "" if loader_workers is None else str(loader_workers),
+        hello.versions.get("gpuwatch", ""),
+    )
+    yield Sample("gpuwatch_run_info", 1, (*key, *info))
+
+
+def shm_samples(run: Run, table: ProcessTable, shares_host: bool) -> Iterator[Sample]:
+    """Yield /dev/shm as a run in a mount namespace of its own sees it."""
+    pid = table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
+    if pid is None or shares_host:
+        return
+    shm = table.shm_bytes(pid)
+    if shm is not None:
+        yield Sample("gpuwatch_shm_size_bytes", shm[0], (run.run,))
+        yield Sample("gpuwatch_shm_used_bytes", shm[1], (run.run,))
+
+
+def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -> Iterator[Sample]:
+    """Yield a GPU's ledger and its owner."""
+    key = (account.gpu, account.uuid)
+    for state in GPU_STATES:
+        yield Sample("gpuwatch_gpu_seconds_total", account.ledger.totals_ns[state] / 1e9, (*key, state))
+    watermark_s = (account.ledger.watermark_ns + wall_offset_ns) / 1e9
+    yield Sample("gpuwatch_gpu_ledger_watermark_timestamp_seconds", watermark_s, key)
+    run = account.run
+    rank = str(run.rank) if run is not None else ""
+    job = run.hello.job if run is not None and run.hello is not None else ""
+    users = sorted({user for pid in account.pids if (user := table.user(pid))})
+    user = users[0] if len(users) == 1 else (SHARED if users else "")
+    yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, user, job, "", "", ""))
+
+
+def finding_samples(book: FindingBook, runs: list[Run]) -> Iterator[Sample]:
+    """Yield a 0 or 1 for each cause that a run has had, over all of its ranks, and the evidence of the active ones."""
+    ratios: dict[tuple[str, str], float | None] = {}
+    for run in runs:
+        active = {entry.finding.cause: entry.finding.ratio for entry in book.active(run.run, run.rank)}
+        for cause in book.causes_seen.get((run.run, run.rank), ()):
+            known, ratio = ratios.get((run.run, cause)), active.get(cause)
+            ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
+    for (name, cause), ratio in ratios.items():
+        yield Sample("gpuwatch_finding_active", float(ratio is not None), (name, cause))
+        if ratio is not None:
+            yield Sample("gpuwatch_finding_evidence_ratio", ratio, (name, cause))

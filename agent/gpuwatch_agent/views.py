@@ -1,0 +1,82 @@
+"""The JSON that the API gives, as plain dicts: see docs/api.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from gpuwatch.verdict import Verdict
+from gpuwatch.window import Window
+from gpuwatch_agent.findings import ActiveFinding
+from gpuwatch_agent.runs import Run
+
+View = dict[str, Any]
+
+
+def run_view(
+    run: Run, user: str, verdict: Verdict | None, window: Window, findings: Sequence[ActiveFinding], wall_offset_ns: int
+) -> View:
+    """Return one entry of /api/v1/runs."""
+    hello, counts, ledger = run.hello, run.counts, run.ledger
+    loader = hello.loader if hello is not None else None
+    return {
+        "run": run.run,
+        "rank": run.rank,
+        "name": hello.name if hello is not None else run.run,
+        "job": hello.job if hello is not None else "",
+        "host": hello.host if hello is not None else "",
+        "pid": hello.pid if hello is not None else None,
+        "user": user,
+        "status": run.status,
+        "world_size": hello.world_size if hello is not None else None,
+        "timeline": hello.timeline if hello is not None else "host",
+        "device": hello.device if hello is not None else None,
+        "started_s": run.started_s,
+        "watermark_s": None if ledger is None else (ledger.watermark_ns + wall_offset_ns) / 1e9,
+        "last_message_s": run.last_message_s,
+        "steps": counts.steps,
+        "samples": counts.samples if counts.samples >= 0 else None,
+        "records_lost": run.lost,
+        "activity": run.activity,
+        "states": {} if ledger is None else {state: ns / 1e9 for state, ns in ledger.totals_ns.items() if ns},
+        "recent": _recent(run, window),
+        "verdict": None if verdict is None else asdict(verdict),
+        "findings": [finding_view(entry) for entry in findings],
+        "loader": None
+        if loader is None
+        else {name: getattr(loader, name) for name in loader.__struct_fields__ if name != "worker_pids"},
+        "tags": hello.tags if hello is not None else {},
+    }
+
+
+def finding_view(entry: ActiveFinding) -> View:
+    """Return a finding with the time of its first sign."""
+    return {**asdict(entry.finding), "since_s": entry.since_s}
+
+
+def finding_json(entry: ActiveFinding) -> str:
+    return json.dumps(finding_view(entry))
+
+
+def _recent(run: Run, window: Window) -> View | None:
+    steps = window.steps
+    if not window.states_s or not len(steps):
+        return None
+    totals = sorted(sum(parts) for parts in zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True))
+    samples = [step.samples for step in run.steps]
+    # Steps are kept for a minute, or as many as there is room for: their own span is what their rate is over.
+    span_s = max((run.steps[-1].end_ns - run.steps[0].end_ns) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
+    per_s = len(steps) / span_s if span_s > 0 else None
+    known = per_s is not None and min(samples) >= 0
+    return {
+        "duration_s": window.duration_s,
+        "states": dict(window.states_s),
+        "step_s_p50": median(totals),
+        "step_s_p95": totals[min(len(totals) - 1, int(0.95 * len(totals)))],
+        "data_wait_s_p50": median(steps.data_wait_s),
+        "steps_per_s": per_s,
+        "samples_per_s": sum(samples) / span_s if known else None,
+    }

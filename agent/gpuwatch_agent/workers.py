@@ -1,0 +1,54 @@
+"""CPU use of the loader workers of each run, from the pids that its hook names."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import RUNNING, Run
+
+_WINDOW_NS = 15_000_000_000
+
+
+class WorkerWatch:
+    """Follows workers as they come and go; a worker that ended keeps its part of the run's total."""
+
+    def __init__(self, table: ProcessTable) -> None:
+        self._table = table
+        self._cpu_s: dict[int, deque[tuple[int, float]]] = {}
+
+    def look(self, runs: list[Run], now_ns: int) -> None:
+        """Read every known worker once and add to the runs' totals."""
+        pids = {pid for run in runs for pid in self._pids(run)}
+        for gone in self._cpu_s.keys() - pids:
+            del self._cpu_s[gone]
+        for run in runs:
+            for pid in self._pids(run):
+                cpu_s = self._table.cpu_s(pid)
+                if cpu_s is None:
+                    continue
+                seen = self._cpu_s.setdefault(pid, deque())
+                run.worker_cpu_s += max(0.0, cpu_s - seen[-1][1]) if seen else cpu_s
+                seen.append((now_ns, cpu_s))
+                while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
+                    seen.popleft()
+
+    def ratios(self, run: Run) -> tuple[float, ...] | None:
+        """Return the CPU use of each live worker over the last 15 s, 1.0 = one core; None where it is not known."""
+        ratios = []
+        for pid in self._pids(run):
+            seen = self._cpu_s.get(pid)
+            if seen and seen[-1][0] > seen[0][0]:
+                ratios.append((seen[-1][1] - seen[0][1]) / ((seen[-1][0] - seen[0][0]) / 1e9))
+        return tuple(ratios) if ratios else None
+
+    def count(self, run: Run) -> int:
+        """Return how many of the run's workers could be read."""
+        return sum(pid in self._cpu_s for pid in self._pids(run))
+
+    def _pids(self, run: Run) -> tuple[int, ...]:
+        hello = run.hello
+        if run.status != RUNNING or hello is None or hello.loader is None:
+            return ()
+        # The workers' numbers are the container's own: they can be read only where they are this /proc's as well.
+        return hello.loader.worker_pids if self._table.host_pid(hello) == hello.pid else ()

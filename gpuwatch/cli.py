@@ -1,0 +1,68 @@
+"""The `gpuwatch` command: one file a subcommand in `gpuwatch.commands`, and the one place that catches errors.
+
+Exit codes: 0 done, 1 a failure at work, 2 wrong use or configuration (the message says what to do).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `gpuwatch` script."""
+    try:
+        import typer
+    except ImportError:
+        print(f"gpuwatch: {MissingExtra('typer', 'all')}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        build(typer)(prog_name="gpuwatch")
+    except (ConfigError, MissingExtra) as error:
+        typer.secho(f"gpuwatch: {error}", fg="red", err=True)
+        sys.exit(2)
+    except GpuwatchError as error:
+        typer.secho(f"gpuwatch: {error}", fg="red", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def build(typer: Any) -> Any:
+    """Return the Typer application. `typer` is the module, which a bare installation lacks, and so its types."""
+    from gpuwatch import __version__
+    from gpuwatch.commands import COMMANDS
+
+    app = typer.Typer(
+        help="Where every GPU-second of a training job goes, live, and what to change.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+    for command in COMMANDS:
+        app.command()(command)
+
+    def options(
+        version: bool = typer.Option(False, "--version", help="Print the version and end."),
+        verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
+    ) -> None:
+        if version:
+            print(__version__)
+            raise typer.Exit
+        level = logging.INFO if verbose else logging.WARNING
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+    app.callback(invoke_without_command=True)(options)
+    return app
+
+
+def require(module: str, extra: str) -> None:
+    """Raise MissingExtra, with the pip line, where a module is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise MissingExtra(module, extra)

@@ -1,0 +1,9 @@
+"""The subcommands: one file each, its function's docstring is its help. Adding one is a file here and a line below."""
+
+from gpuwatch.commands.agent import agent
+from gpuwatch.commands.dashboard import dashboard
+from gpuwatch.commands.demo import demo
+from gpuwatch.commands.rules import rules
+from gpuwatch.commands.up import up
+
+COMMANDS = (up, agent, dashboard, demo, rules)

@@ -1,0 +1,86 @@
+"""Where the hook finds the agent, and where the agent listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuwatch.errors import ConfigError
+
+SOCKET_NAME = "hook.sock"
+SYSTEM_DIRECTORY = Path("/run/gpuwatch")
+
+
+def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders where an agent's socket may be, in the order in which they are looked at."""
+    found = [SYSTEM_DIRECTORY]
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        found.append(Path(runtime) / "gpuwatch")
+    return [*found, Path(f"/tmp/gpuwatch-{os.getuid()}")]
+
+
+def find(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the endpoint to connect to: GPUWATCH_ENDPOINT, else the first agent's socket found; None without any.
+
+    A socket that another user put there is passed over, unless that user is root.
+    Raises: ConfigError for a GPUWATCH_ENDPOINT that cannot be used.
+    """
+    if declared := environ.get("GPUWATCH_ENDPOINT", "").strip():
+        return checked(declared, "GPUWATCH_ENDPOINT")
+    for directory in directories(environ):
+        path = directory / SOCKET_NAME
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()) and os.access(path, os.W_OK):
+            return f"ipc://{path}"
+    return None
+
+
+def default_listen(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where an agent listens unless told: the first folder of `directories` that this user may write in."""
+    for directory in directories(environ):
+        parent = directory.parent
+        if directory.is_dir() and os.access(directory, os.W_OK):
+            return f"ipc://{directory / SOCKET_NAME}"
+        if not directory.exists() and os.access(parent, os.W_OK):
+            return f"ipc://{directory / SOCKET_NAME}"
+    raise ConfigError(
+        "no folder for the agent's socket can be written (tried "
+        + ", ".join(str(directory) for directory in directories(environ))
+        + "): give one with --listen ipc:///path/hook.sock"
+    )
+
+
+def checked(endpoint: str, where: str) -> str:
+    """Return the endpoint if it can be used: `ipc:///path`, or `tcp://` on loopback with a port.
+
+    Raises: ConfigError, naming `where` it was set.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc" and rest.startswith("/"):
+        if len(rest.encode()) > 107:
+            raise ConfigError(f"{where}={endpoint}: a socket's path may have at most 107 bytes; choose a shorter one")
+        return endpoint
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{where}={endpoint}: give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT")
+    if not _is_loopback(host):
+        raise ConfigError(
+            f"{where}={endpoint}: only loopback addresses are taken without encryption; use tcp://127.0.0.1:{port}, "
+            "or one agent on each node"
+        )
+    return endpoint
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,124 @@
+"""What the training process itself can see of its node: CPU, pressure, /dev/shm, its loader workers.
+
+Read every two seconds by the hook's background thread (about 0.1 ms), so that a verdict has its evidence without an agent, and
+from inside the container that the training runs in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpuwatch import procfs as proc
+from gpuwatch.errors import NoData
+from gpuwatch.window import HostFacts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """One look at the node. Times in seconds; None: not measured."""
+
+    at_s: float
+    cpu_busy_s: float | None
+    cpu_total_s: float | None
+    cpu_pressure_s: float | None
+    io_pressure_s: float | None
+    shm: tuple[int, int] | None
+    worker_cpu_s: dict[int, float]
+
+
+def usable_cores() -> int | None:
+    """Return how many cores this process may use: its affinity, and its cgroup's quota rounded up."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count()
+    quota = _cgroup_quota(Path("/sys/fs/cgroup/cpu.max"))
+    return cores if quota is None else max(1, min(cores, quota))
+
+
+def _cgroup_quota(path: Path) -> int | None:
+    """Return the cores that cgroup v2 grants, rounded up. Source: cpu.max, the kernel's cgroup-v2 documentation."""
+    try:
+        quota, _, period = path.read_text().strip().partition(" ")
+        return None if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+class HostWatcher:
+    """The node over the last minutes, as one process sees it."""
+
+    def __init__(self, procfs: Path = Path("/proc"), shm: Path = Path("/dev/shm"), keep: int = 150) -> None:
+        self._procfs = procfs
+        self._shm = shm
+        self._samples: deque[HostSample] = deque(maxlen=keep)
+        self._first: HostSample | None = None
+        self._cores = usable_cores()
+
+    def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
+        """Take one look."""
+        busy_total = _optional(lambda: proc.cpu_times_s(self._procfs))
+        sample = HostSample(
+            at_s=at_s,
+            cpu_busy_s=busy_total[0] if busy_total else None,
+            cpu_total_s=busy_total[1] if busy_total else None,
+            cpu_pressure_s=_optional(lambda: proc.pressure_s("cpu", self._procfs)),
+            io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
+            shm=_optional(lambda: proc.shm_bytes(self._shm)),
+            worker_cpu_s=proc.worker_cpu_s(worker_pids, self._procfs),
+        )
+        self._samples.append(sample)
+        self._first = self._first or sample
+
+    def facts(self) -> HostFacts:
+        """Return means since the first look, which need two looks; /dev/shm is given at its fullest."""
+        if self._first is None:
+            return HostFacts(cpu_cores=self._cores)
+        first, last = self._first, self._samples[-1]
+        elapsed = last.at_s - first.at_s
+        shm = [sample.shm for sample in self._samples if sample.shm is not None]
+        return HostFacts(
+            cpu_cores=self._cores,
+            cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
+            cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
+            io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
+            shm_size_bytes=shm[-1][0] if shm else None,
+            shm_used_bytes=max(used for _, used in shm) if shm else None,
+        )
+
+    def worker_cpu_ratios(self) -> tuple[float, ...] | None:
+        """Return the CPU use of each loader worker that lives now, 1.0 = one core; None with fewer than two looks."""
+        if not self._samples or not self._samples[-1].worker_cpu_s:
+            return None
+        last = self._samples[-1]
+        ratios = []
+        for pid, cpu_s in last.worker_cpu_s.items():
+            first = next(sample for sample in self._samples if pid in sample.worker_cpu_s)
+            if first is not last and last.at_s > first.at_s:
+                ratios.append((cpu_s - first.worker_cpu_s[pid]) / (last.at_s - first.at_s))
+        return tuple(ratios) if ratios else None
+
+
+def _optional(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except (NoData, ValueError, IndexError):
+        return None
+
+
+def _difference(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else last - first
+
+
+def _ratio(first: float | None, last: float | None, whole: float | None) -> float | None:
+    part = _difference(first, last)
+    if part is None or not whole or whole <= 0:
+        return None
+    return min(1.0, max(0.0, part / whole))

@@ -1,0 +1,79 @@
+"""Small readers of /proc that both the training process and the agent use. Each raises NoData where there is nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuwatch.errors import NoData
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_times_s(procfs: Path = Path("/proc")) -> tuple[float, float]:
+    """Return the node's (busy, total) CPU time since boot over all cores, in seconds; iowait counts as idle.
+
+    Source: /proc/stat, proc(5); guest time is within user time. Raises: NoData if absent.
+    """
+    line = _read(procfs / "stat").partition("\n")[0].split()
+    if len(line) < 5 or line[0] != "cpu":
+        raise NoData(f"{procfs}/stat has no cpu line")
+    ticks = [int(field) for field in line[1:9]]
+    total = sum(ticks)
+    idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)
+    return (total - idle) / TICKS_PER_S, total / TICKS_PER_S
+
+
+def process_cpu_s(pid: int, procfs: Path = Path("/proc")) -> float:
+    """Return user and system CPU time of a process, in seconds. Source: /proc/PID/stat. Raises: NoData if it is gone."""
+    fields = _read(procfs / str(pid) / "stat").rpartition(")")[2].split()
+    if len(fields) < 13:
+        raise NoData(f"process {pid} has an unreadable stat file")
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def start_ticks(pid: int, procfs: Path = Path("/proc")) -> int:
+    """Return when a process started, in clock ticks since boot. Raises: NoData if it is gone."""
+    fields = _read(procfs / str(pid) / "stat").rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise NoData(f"process {pid} has an unreadable stat file")
+    return int(fields[19])
+
+
+def pressure_s(resource: str, procfs: Path = Path("/proc")) -> float:
+    """Return for how long some task has waited for "cpu", "io" or "memory" since boot, in seconds.
+
+    Source: /proc/pressure, the kernel's PSI documentation. Raises: NoData where the kernel has none.
+    """
+    for line in _read(procfs / "pressure" / resource).splitlines():
+        if line.startswith("some "):
+            return int(line.rpartition("total=")[2]) / 1e6
+    raise NoData(f"no pressure figures for {resource}")
+
+
+def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
+    """Return (size, used) of the /dev/shm that this process sees. Raises: NoData where it is not mounted."""
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error
+    return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def worker_cpu_s(pids: Iterable[int], procfs: Path = Path("/proc")) -> dict[int, float]:
+    """Return the CPU seconds of those processes that still live, by pid."""
+    found: dict[int, float] = {}
+    for pid in pids:
+        try:
+            found[pid] = process_cpu_s(pid, procfs)
+        except NoData:
+            continue
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error

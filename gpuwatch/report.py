@@ -1,0 +1,102 @@
+"""What a run came to: seconds by state, findings, and the verdict as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from gpuwatch.diagnosis import Finding, diagnose
+from gpuwatch.ledger import shares
+from gpuwatch.units import duration, percent
+from gpuwatch.verdict import Verdict, give_verdict
+from gpuwatch.window import Window
+
+
+@dataclass(frozen=True)
+class Report:
+    """All wall time of a run since its `Watch` was opened. `str()` is the verdict for people."""
+
+    run: str
+    name: str
+    duration_s: float
+    states: Mapping[str, float]
+    """Seconds by state; their sum is `duration_s`."""
+    provisional: Mapping[str, float]
+    """The part of `states` that is not final yet: an open step or pause, as it looks now."""
+    steps: int
+    samples: int | None
+    """Training samples, None where no batch told its size."""
+    step_s: float | None
+    """Median time of a training step, the wait for its batch included; None without steps."""
+    timeline: str
+    """"host" or "device": which clock the states come from."""
+    device: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each state in the whole, 0–1, largest first."""
+        return shares(self.states)
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+def make_report(
+    run: str,
+    name: str,
+    window: Window,
+    provisional_s: Mapping[str, float],
+    steps: int,
+    samples: int | None,
+) -> Report:
+    """Return the report of a window that covers a whole run."""
+    findings = diagnose(window)
+    columns = window.steps
+    totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
+    return Report(
+        run=run,
+        name=name,
+        duration_s=window.duration_s,
+        states=dict(window.states_s),
+        provisional=dict(provisional_s),
+        steps=steps,
+        samples=samples,
+        step_s=median(totals) if totals else None,
+        timeline=window.timeline,
+        device=window.device,
+        verdict=give_verdict(window, findings),
+        findings=tuple(findings),
+    )
+
+
+def render(report: Report, width: int = 100) -> str:
+    """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
+    head = f"gpuwatch · {report.name} · {duration(report.duration_s)}, {report.steps:,} steps"
+    if report.step_s is not None:
+        head += f" of {duration(report.step_s)}"
+    ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)
+    clock = "" if report.timeline == "device" or report.device == "cpu" else "  (host clock)"
+    lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{clock}"]
+    for finding in report.findings[:3]:
+        why = "; ".join(evidence.text for evidence in finding.evidence)
+        lines += _wrapped("why", f"{finding.title}. {why}", width)
+        gain = ""
+        if finding.predicted_speedup is not None and finding.predicted_speedup >= 1.05:
+            gain = f" (up to {finding.predicted_speedup:.2g}× the throughput)"
+        lines += _wrapped("do", finding.advice + gain, width)
+    return "\n".join(lines)
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"  {label:<6}",
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

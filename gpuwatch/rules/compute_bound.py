@@ -1,0 +1,24 @@
+"""The step itself takes nearly all of the time, on a device whose use no driver confirms (a CPU)."""
+
+from __future__ import annotations
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.ledger import COMPUTE
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent
+from gpuwatch.window import Window
+
+
+def compute_bound(window: Window) -> Finding | None:
+    """Found when compute is nearly all of the ledger of a training on the CPU."""
+    share = window.share(COMPUTE)
+    if share < THRESHOLDS.saturated_share or window.device != "cpu" or len(window.steps) < THRESHOLDS.min_steps:
+        return None
+    return Finding(
+        cause="compute_bound",
+        severity="info",
+        title="the step itself takes the time: the input keeps up",
+        ratio=share,
+        evidence=(Evidence("compute", share, "ratio", f"compute takes {percent(share)} of the time"),),
+        advice="stop tuning the loader: a faster device, torch.compile or lower precision make the step faster",
+    )

@@ -1,0 +1,44 @@
+"""Loader workers that are busy on the CPU with no core left: more workers will not help."""
+
+from __future__ import annotations
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.rules.input_wait import free_cores, steady_input_wait, wait_evidence
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent
+from gpuwatch.window import Window
+
+
+def input_cpu_saturated(window: Window) -> Finding | None:
+    """Found when training waits for busy workers and the cores are exhausted, or all given to workers already."""
+    wait = steady_input_wait(window)
+    ratios, loader, host = window.worker_cpu_ratios, window.loader, window.host
+    if wait is None or not ratios or loader is None or not loader.num_workers:
+        return None
+    if host is None or host.cpu_busy_ratio is None:
+        return None
+    cores = free_cores(window)
+    exhausted = host.cpu_busy_ratio >= THRESHOLDS.cores_exhausted
+    all_given = cores is not None and loader.num_workers >= cores and max(ratios) >= THRESHOLDS.worker_busy
+    working = sum(ratios) / len(ratios) > 0.1
+    if not working or not (exhausted or all_given):
+        return None
+    evidence = [
+        wait_evidence(window, wait),
+        Evidence("CPU busy", host.cpu_busy_ratio, "ratio", f"{percent(host.cpu_busy_ratio)} of all {host.cpu_cores} cores is in use"),
+    ]  # fmt: skip
+    if host.cpu_pressure_ratio is not None:
+        text = f"some task waited for a CPU {percent(host.cpu_pressure_ratio)} of the time"
+        evidence.append(Evidence("CPU pressure", host.cpu_pressure_ratio, "ratio", text))
+    return Finding(
+        cause="input_cpu_saturated",
+        severity=wait.severity,
+        title="the CPUs cannot make batches fast enough",
+        ratio=wait.share,
+        evidence=tuple(evidence),
+        advice=(
+            "more workers will not help: make a batch cheaper (decode once and cache, lighter or vectorised transforms, "
+            "transforms on the GPU), or give the job more cores per GPU"
+        ),
+        predicted_speedup=round(wait.speedup_bound, 2) if wait.rest_s else None,
+    )

@@ -1,0 +1,48 @@
+"""`num_workers=0`: batches are made in the training process, while the device waits."""
+
+from __future__ import annotations
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.rules.input_wait import free_cores, shm_cost, steady_input_wait, wait_evidence, workers_needed
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent
+from gpuwatch.window import Window
+
+
+def input_single_process(window: Window) -> Finding | None:
+    """Found when training waits for a loader that is known to have no workers."""
+    wait = steady_input_wait(window)
+    if wait is None or window.loader is None or window.loader.num_workers != 0:
+        return None
+    evidence = [
+        wait_evidence(window, wait),
+        Evidence("loader workers", 0, "", "num_workers=0: batches are made in the training process itself"),
+    ]
+    computing = window.fetch_cpu_ratio is None or window.fetch_cpu_ratio >= THRESHOLDS.fetch_on_cpu
+    if window.fetch_cpu_ratio is not None:
+        doing = "it computes (decoding, augmenting)" if computing else "it waits (disk, network, a lock)"
+        evidence.append(
+            Evidence(
+                "fetch on CPU",
+                window.fetch_cpu_ratio,
+                "ratio",
+                f"during a fetch the training thread is on the CPU {percent(min(1.0, window.fetch_cpu_ratio))} of the time: {doing}",
+            )
+        )
+    needed = workers_needed(wait.wait_s, wait.rest_s)
+    cores = free_cores(window)
+    workers, limit = needed, ""
+    if computing and cores is not None and needed > cores:
+        workers, limit = cores, f" ({needed} would feed the step, but only {cores} cores are free for them)"
+    # With w workers a batch takes wait/w; the step cannot be faster than either the workers or itself.
+    step_s = max(wait.rest_s, wait.wait_s / workers)
+    speedup = (wait.wait_s + wait.rest_s) / step_s
+    return Finding(
+        cause="input_single_process",
+        severity=wait.severity,
+        title="batches are made in the training process",
+        ratio=wait.share,
+        evidence=tuple(evidence),
+        advice=f"DataLoader(num_workers={workers}, persistent_workers=True){limit}{shm_cost(window, workers)}",
+        predicted_speedup=round(speedup, 2),
+    )

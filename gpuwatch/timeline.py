@@ -1,0 +1,207 @@
+"""Turn a recorder's log into a ledger, step records and phases: the host timeline. No I/O, no clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from gpuwatch.ledger import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, Ledger, phase_state
+from gpuwatch.recorder import ENTER, EXIT, SPAN, STEP
+from gpuwatch.wire import STEP_BUCKETS_S
+
+STALL_FLOOR_NS = 30_000_000_000
+STALL_MEDIANS = 10
+_MEDIAN_OF = 64
+_BUCKETS_NS = tuple(int(bound * 1e9) for bound in STEP_BUCKETS_S)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training step on the host's clock, in ns; pauses for phases inside it are left out."""
+
+    start_ns: int
+    data_wait_ns: int
+    transfer_ns: int
+    compute_ns: int
+    samples: int
+    epoch_start: bool
+
+    @property
+    def total_ns(self) -> int:
+        return self.data_wait_ns + self.transfer_ns + self.compute_ns
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """A declared phase that began (`end_ns` None) or ended."""
+
+    name: str
+    start_ns: int
+    end_ns: int | None
+
+
+@dataclass
+class _Carry:
+    """The parts of an interrupted step so far."""
+
+    start_ns: int | None = None
+    data_ns: int = 0
+    transfer_ns: int = 0
+    total_ns: int = 0
+
+    def add(self, begin: int, end: int, data: int, transfer: int) -> None:
+        if self.start_ns is None:
+            self.start_ns = begin
+        self.data_ns += data
+        self.transfer_ns += transfer
+        self.total_ns += end - begin
+
+
+@dataclass
+class _Level:
+    name: str | None
+    start_ns: int
+    carry: _Carry
+
+
+@dataclass
+class Timeline:
+    """The accounts of one watched process, kept by folding log entries in their order."""
+
+    start_ns: int
+    ledger: Ledger = field(init=False)
+    steps: int = 0
+    samples: int = 0
+    samples_known: bool = False
+    phases_ns: dict[str, int] = field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    last_progress_ns: int = 0
+    """End of the last thing that happened: a step, a phase's edge."""
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.start_ns)
+        self.last_progress_ns = self.start_ns
+        self._levels: list[_Level] = []
+        self._carry = _Carry()
+        self._recent_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+
+    def fold(self, entries: Iterable[tuple[Any, ...]]) -> tuple[list[StepRecord], list[PhaseRecord]]:
+        """Book log entries; return the training steps and the phase edges among them, in order."""
+        steps: list[StepRecord] = []
+        phases: list[PhaseRecord] = []
+        for entry in entries:
+            kind = entry[0]
+            if kind == ENTER:
+                self._enter(entry[1], entry[2], phases)
+            elif kind == EXIT:
+                self._exit(entry[1], phases)
+            elif kind == SPAN:
+                _, begin, end, state = entry
+                self.ledger.book(self._between_state, begin)
+                self.ledger.book(self._phase_state or state, end)
+                self._carry = _Carry()
+                self.last_progress_ns = end
+            else:
+                record = self._piece(*entry)
+                if record is not None:
+                    steps.append(record)
+        return steps, phases
+
+    def book_certain(self, now_ns: int, in_step: bool) -> None:
+        """Book what is certain already although it has not ended: an open phase, or the start-up before any step."""
+        if in_step:
+            return
+        if self._phase_state is not None:
+            self.ledger.book(self._phase_state, now_ns)
+        elif not self.steps and not self._levels:
+            self.ledger.book(STARTUP, now_ns)
+
+    def book_stall(self, now_ns: int) -> bool:
+        """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
+        if not self.is_stalled(now_ns):
+            return False
+        self.ledger.book(STALLED, now_ns)
+        return True
+
+    def is_stalled(self, now_ns: int) -> bool:
+        if not self.steps or self._phase_state is not None:
+            return False
+        return now_ns - self.last_progress_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.median_step_ns)
+
+    @property
+    def median_step_ns(self) -> int:
+        """Median of the last 64 steps, 0 before the first."""
+        return int(median(self._recent_ns)) if self._recent_ns else 0
+
+    def state_between(self) -> str:
+        """Return the state of time in which no step is open."""
+        return self._between_state
+
+    @property
+    def open_phase(self) -> str | None:
+        return next((level.name for level in reversed(self._levels) if level.name is not None), None)
+
+    @property
+    def _phase_state(self) -> str | None:
+        name = self.open_phase
+        return None if name is None else phase_state(name)
+
+    @property
+    def _between_state(self) -> str:
+        return self._phase_state or (OTHER if self.steps else STARTUP)
+
+    def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
+        self.ledger.book(self._between_state, at_ns)
+        self._levels.append(_Level(name, at_ns, self._carry))
+        self._carry = _Carry()
+        self.last_progress_ns = at_ns
+        if name is not None:
+            phases.append(PhaseRecord(name, at_ns, None))
+
+    def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
+        self.ledger.book(self._between_state, at_ns)
+        level = self._levels.pop()
+        self._carry = level.carry
+        self.last_progress_ns = at_ns
+        if level.name is not None:
+            phases.append(PhaseRecord(level.name, level.start_ns, at_ns))
+
+    def _piece(
+        self, kind: int, begin: int, end: int, data: int, transfer: int, samples: int, epoch_start: bool
+    ) -> StepRecord | None:
+        ledger, phase = self.ledger, self._phase_state
+        data = min(data, end - begin)
+        transfer = min(transfer, end - begin - data)
+        ledger.book(self._between_state, begin)
+        if phase is not None:
+            ledger.book(phase, end)
+        else:
+            ledger.book(INPUT_WAIT, begin + data)
+            ledger.book(TRANSFER, begin + data + transfer)
+            ledger.book(COMPUTE, end)
+        self.last_progress_ns = end
+        self._carry.add(begin, end, data, transfer)
+        if kind != STEP:
+            return None
+        carry, self._carry = self._carry, _Carry()
+        if phase is not None or carry.start_ns is None:
+            return None
+        compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
+        record = StepRecord(carry.start_ns, carry.data_ns, carry.transfer_ns, compute, samples, epoch_start)
+        self._count(record)
+        return record
+
+    def _count(self, record: StepRecord) -> None:
+        self.steps += 1
+        if record.samples >= 0:
+            self.samples += record.samples
+            self.samples_known = True
+        self.phases_ns["data_wait"] += record.data_wait_ns
+        self.phases_ns["transfer"] += record.transfer_ns
+        self.phases_ns["compute"] += record.compute_ns
+        self.histogram[bisect_left(_BUCKETS_NS, record.total_ns)] += 1
+        self._recent_ns.append(record.total_ns)

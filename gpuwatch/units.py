@@ -1,0 +1,33 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def percent(ratio: float) -> str:
+    """Return e.g. "62%", with one decimal under 10%."""
+    return f"{ratio:.0%}" if ratio >= 0.0995 or ratio == 0 else f"{ratio:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Return e.g. "85 µs", "61 ms", "2.4 s", "3m 12s", "2h 05m"."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds) // 60
+    if minutes < 60:
+        return f"{minutes}m {int(seconds) % 60:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def size(count: float) -> str:
+    """Return e.g. "64 MiB", "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB" if count < 100 else f"{count:.0f} GiB"

@@ -1,0 +1,67 @@
+"""A window in one sentence: the state that decides what to do, with its share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuwatch.diagnosis import Finding
+from gpuwatch.ledger import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import duration, percent
+from gpuwatch.window import Window
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What decides."""
+
+    state: str
+    """input, transfer, compute, eval, checkpoint, startup, host, stalled, other or unknown."""
+    ratio: float
+    """That state's share of the window's time, 0–1."""
+    sentence: str
+    """For people, e.g. "input-bound: 62% of the time training waited for data"."""
+
+
+_SENTENCES = {
+    INPUT_WAIT: ("input", THRESHOLDS.input_share, "input-bound: {} of the time training waited for data"),
+    TRANSFER: ("transfer", THRESHOLDS.transfer_share, "transfer-bound: {} of the time went into copies to the device"),
+    HOST_WAIT: ("host", THRESHOLDS.input_share, "host-bound: {} of the time the device waited for the host's code"),
+    EVAL: ("eval", THRESHOLDS.phase_share, "evaluation takes {} of the time"),
+    CHECKPOINT: ("checkpoint", THRESHOLDS.phase_share, "checkpoints take {} of the time"),
+    OTHER: ("other", THRESHOLDS.phase_share, "{} of the time passed outside of training steps and declared phases"),
+    STALLED: ("stalled", THRESHOLDS.phase_share, "stalled for {} of the time: no step was made"),
+    UNKNOWN: ("unknown", THRESHOLDS.phase_share, "{} of the time is not known: the training process sent nothing"),
+}
+"""By state: the verdict's name, the share from which it can be the verdict, the sentence."""
+
+
+def give_verdict(window: Window, findings: Sequence[Finding] = ()) -> Verdict:
+    """Return the verdict on a window.
+
+    The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is stalled
+    now is stalled, whatever it did before. Start-up is left aside once there are steps: it passes.
+    """
+    if window.stalled_s is not None:
+        return Verdict("stalled", window.share(STALLED), _stalled_sentence(window.stalled_s))
+    if not len(window.steps) and window.share(STARTUP) >= window.share(*_SENTENCES):
+        return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
+    losses = [
+        (window.share(state), state) for state, (_, least, _) in _SENTENCES.items() if window.share(state) >= least
+    ]
+    if not losses:
+        share = window.share(COMPUTE)
+        saturated = any(finding.cause == "gpu_saturated" for finding in findings)
+        good = "the GPU is saturated" if saturated else "the input keeps up"
+        return Verdict("compute", share, f"healthy: {percent(share)} of the time is compute, {good}")
+    ratio, state = max(losses)
+    name, _, sentence = _SENTENCES[state]
+    text = sentence.format(percent(ratio))
+    if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
+        text += " (by the host's clock: what the device had queued may hide a part)"
+    return Verdict(name, ratio, text)
+
+
+def _stalled_sentence(seconds: float) -> str:
+    return f"stalled: no training step for {duration(seconds)}"

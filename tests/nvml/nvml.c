@@ -1,0 +1,386 @@
+/* NVML's ABI without a GPU, for the real pynvml to load: what it answers stands in a script.
+ *
+ * The script's path is in GPUWATCH_FAKE_NVML. It is read again at every call, so that a test changes the GPUs by
+ * writing it anew (atomically, by rename). One `key=value` a line; the node's come first, and `device=UUID` begins a
+ * GPU. Absent keys are 0. `fake.py` writes it and says what each key means:
+ *
+ *   driver=550.54.15             error.FUNCTION=CODE       hang.FUNCTION=SECONDS      load=N
+ *   device=GPU-...   name=   pci=   minor=   lost=1   error.FUNCTION=CODE   hang.FUNCTION=SECONDS
+ *   memory_total=   memory_used=   memory_reserved=   utilization=   memory_utilization=   power_mw=   energy_mj=
+ *   temperature=   event_reasons=   process=PID BYTES|-
+ *
+ * Struct layouts: nvml.h. A GPU that leaves the script, or has lost=1, is lost to those who hold its handle. Another
+ * `load` than at the last init is a driver that was reloaded. No script is a driver that is not loaded.
+ */
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25,
+};
+
+enum { DEVICES = 16, PROCESSES = 32, FAULTS = 32, TEXT = 96 };
+
+typedef struct { char function[TEXT]; int code; double hang_s; } Fault;
+typedef struct { Fault list[FAULTS]; int count; } Faults;
+
+typedef struct {
+    char uuid[TEXT], name[TEXT], pci[TEXT];
+    int lost;
+    unsigned minor, utilization, memory_utilization, power_mw, temperature;
+    unsigned long long memory_total, memory_used, memory_reserved, energy_mj, event_reasons;
+    struct { unsigned pid; unsigned long long bytes; } processes[PROCESSES];
+    unsigned process_count;
+    Faults faults;
+} Device;
+
+typedef struct {
+    char driver[TEXT];
+    int load;
+    Faults faults;
+    Device devices[DEVICES];
+    int count;
+} Node;
+
+typedef struct { char uuid[TEXT]; int generation; } Handle;
+
+typedef struct { unsigned gpu, memory; } Utilization;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
+typedef struct { unsigned version, sensor; int celsius; } Temperature;
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
+typedef struct {
+    char legacy_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+} Pci;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int references, generation, loaded;
+static Handle handles[1024];
+static int handle_count;
+
+static void copy(char *to, const char *from, size_t size) { snprintf(to, size, "%s", from); }
+
+static Fault *fault(Faults *faults, const char *function) {
+    for (int i = 0; i < faults->count; i++)
+        if (strcmp(faults->list[i].function, function) == 0) return &faults->list[i];
+    if (faults->count == FAULTS) return &faults->list[FAULTS - 1];
+    Fault *added = &faults->list[faults->count++];
+    copy(added->function, function, TEXT);
+    return added;
+}
+
+static void set(Node *node, const char *key, const char *value) {
+    Device *d = node->count ? &node->devices[node->count - 1] : NULL;
+    Faults *faults = d ? &d->faults : &node->faults;
+    unsigned long long number = strtoull(value, NULL, 0);
+    if (strcmp(key, "device") == 0) {
+        if (node->count < DEVICES) copy(node->devices[node->count++].uuid, value, TEXT);
+    } else if (strncmp(key, "error.", 6) == 0) {
+        fault(faults, key + 6)->code = (int)number;
+    } else if (strncmp(key, "hang.", 5) == 0) {
+        fault(faults, key + 5)->hang_s = strtod(value, NULL);
+    } else if (!d) {
+        if (strcmp(key, "driver") == 0) copy(node->driver, value, TEXT);
+        if (strcmp(key, "load") == 0) node->load = (int)number;
+    }
+    else if (strcmp(key, "name") == 0) copy(d->name, value, TEXT);
+    else if (strcmp(key, "pci") == 0) copy(d->pci, value, TEXT);
+    else if (strcmp(key, "minor") == 0) d->minor = (unsigned)number;
+    else if (strcmp(key, "lost") == 0) d->lost = (int)number;
+    else if (strcmp(key, "memory_total") == 0) d->memory_total = number;
+    else if (strcmp(key, "memory_used") == 0) d->memory_used = number;
+    else if (strcmp(key, "memory_reserved") == 0) d->memory_reserved = number;
+    else if (strcmp(key, "utilization") == 0) d->utilization = (unsigned)number;
+    else if (strcmp(key, "memory_utilization") == 0) d->memory_utilization = (unsigned)number;
+    else if (strcmp(key, "power_mw") == 0) d->power_mw = (unsigned)number;
+    else if (strcmp(key, "energy_mj") == 0) d->energy_mj = number;
+    else if (strcmp(key, "temperature") == 0) d->temperature = (unsigned)number;
+    else if (strcmp(key, "event_reasons") == 0) d->event_reasons = number;
+    else if (strcmp(key, "process") == 0 && d->process_count < PROCESSES) {
+        char *rest;
+        unsigned i = d->process_count++;
+        d->processes[i].pid = (unsigned)strtoul(value, &rest, 10);
+        d->processes[i].bytes = strchr(rest, '-') ? ~0ULL : strtoull(rest, NULL, 10);
+    }
+}
+
+static int read_script(Node *node) {
+    const char *path = getenv("GPUWATCH_FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[512];
+    memset(node, 0, sizeof *node);
+    if (!file) return DRIVER_NOT_LOADED;
+    while (fgets(line, sizeof line, file)) {
+        char *value = strchr(line, '=');
+        line[strcspn(line, "\n")] = 0;
+        if (!value || line[0] == '#') continue;
+        *value++ = 0;
+        set(node, line, value);
+    }
+    fclose(file);
+    return OK;
+}
+
+static const Handle *opened(const void *handle) {
+    const Handle *h = handle;
+    return h >= handles && h < handles + handle_count && h->generation == generation ? h : NULL;
+}
+
+/* Read the script and find the GPU of a handle in it (without a handle: only the script). Sleeps through the hang that
+ * is set for this function, until its time is over or the script no longer has it. Gives the code to return. */
+static int enter(const char *function, Node *node, const void *handle, Device **device) {
+    struct timespec pause = {0, 5 * 1000 * 1000};
+    for (double slept_s = 0;; slept_s += 0.005) {
+        int code = read_script(node);
+        Faults *general = &node->faults, *own = NULL;
+        if (device) *device = NULL;
+        pthread_mutex_lock(&lock);
+        const Handle *h = handle ? opened(handle) : NULL;
+        int initialised = references > 0 && loaded == node->load;
+        pthread_mutex_unlock(&lock);
+        for (int i = 0; h && i < node->count; i++)
+            if (strcmp(node->devices[i].uuid, h->uuid) == 0) {
+                own = &node->devices[i].faults;
+                if (!node->devices[i].lost && device) *device = &node->devices[i];
+            }
+        double hang_s = fault(general, function)->hang_s;
+        if (own && fault(own, function)->hang_s > hang_s) hang_s = fault(own, function)->hang_s;
+        if (slept_s < hang_s) {
+            nanosleep(&pause, NULL);
+            continue;
+        }
+        if (code) return code;
+        if (fault(general, function)->code) return fault(general, function)->code;
+        if (strncmp(function, "nvmlInit", 8) == 0) return OK;
+        if (!initialised) return UNINITIALIZED;
+        if (!device) return OK;
+        if (!h) return INVALID_ARGUMENT;
+        if (!*device) return GPU_IS_LOST;
+        return fault(own, function)->code;
+    }
+}
+
+#define NODE(function) Node n; int code = enter(function, &n, NULL, NULL); if (code) return code
+#define DEVICE(function) \
+    Node n; Device *d; int code = enter(function, &n, handle, &d); if (code) return code
+
+int nvmlInitWithFlags(unsigned flags) {
+    NODE("nvmlInitWithFlags");
+    if (n.count == 0 && !(flags & 1)) return NOT_FOUND;
+    pthread_mutex_lock(&lock);
+    if (references++ == 0) generation++;
+    loaded = n.load;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    int code = references ? OK : UNINITIALIZED;
+    if (references) references--;
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+const char *nvmlErrorString(int code) { return code == OK ? "Success" : "Scripted Error"; }
+
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    NODE("nvmlSystemGetDriverVersion");
+    copy(version, n.driver, size);
+    return OK;
+}
+
+int nvmlSystemGetNVMLVersion(char *version, unsigned size) {
+    NODE("nvmlSystemGetNVMLVersion");
+    snprintf(version, size, "12.%s", n.driver);
+    return OK;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    NODE("nvmlSystemGetCudaDriverVersion_v2");
+    *version = 12040;
+    return OK;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    NODE("nvmlDeviceGetCount_v2");
+    *count = (unsigned)n.count;
+    return OK;
+}
+
+static int open_device(const Device *device, void **handle) {
+    if (device->lost) return GPU_IS_LOST;
+    pthread_mutex_lock(&lock);
+    Handle *h = NULL;
+    for (int i = 0; i < handle_count && !h; i++)
+        if (handles[i].generation == generation && strcmp(handles[i].uuid, device->uuid) == 0) h = &handles[i];
+    if (!h && handle_count < (int)(sizeof handles / sizeof *handles)) {
+        h = &handles[handle_count++];
+        copy(h->uuid, device->uuid, TEXT);
+        h->generation = generation;
+    }
+    pthread_mutex_unlock(&lock);
+    *handle = h;
+    return h ? OK : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    NODE("nvmlDeviceGetHandleByIndex_v2");
+    if (index >= (unsigned)n.count) return INVALID_ARGUMENT;
+    code = fault(&n.devices[index].faults, "nvmlDeviceGetHandleByIndex_v2")->code;
+    return code ? code : open_device(&n.devices[index], handle);
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    NODE("nvmlDeviceGetHandleByUUID");
+    for (int i = 0; i < n.count; i++)
+        if (strcmp(n.devices[i].uuid, uuid) == 0) return open_device(&n.devices[i], handle);
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetIndex(void *handle, unsigned *index) {
+    DEVICE("nvmlDeviceGetIndex");
+    *index = (unsigned)(d - n.devices);
+    return OK;
+}
+
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
+    DEVICE("nvmlDeviceGetUUID");
+    copy(uuid, d->uuid, size);
+    return OK;
+}
+
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+    DEVICE("nvmlDeviceGetName");
+    copy(name, d->name, size);
+    return OK;
+}
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) {
+    DEVICE("nvmlDeviceGetMinorNumber");
+    *minor = d->minor;
+    return OK;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
+    DEVICE("nvmlDeviceGetPciInfo_v3");
+    memset(pci, 0, sizeof *pci);
+    copy(pci->id, d->pci, sizeof pci->id);
+    sscanf(d->pci, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
+    snprintf(pci->legacy_id, sizeof pci->legacy_id, "%04x:%02x:%02x.0", pci->domain & 0xffff, pci->bus & 0xff,
+             pci->device & 0xff);
+    return OK;
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, Utilization *utilization) {
+    DEVICE("nvmlDeviceGetUtilizationRates");
+    utilization->gpu = d->utilization;
+    utilization->memory = d->memory_utilization;
+    return OK;
+}
+
+/* the first version counts what the driver has reserved as used, the second keeps it apart */
+int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
+    DEVICE("nvmlDeviceGetMemoryInfo");
+    memory->total = d->memory_total;
+    memory->used = d->memory_used + d->memory_reserved;
+    memory->free = memory->total - memory->used;
+    return OK;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory) {
+    DEVICE("nvmlDeviceGetMemoryInfo_v2");
+    if (memory->version != (sizeof(MemoryV2) | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    memory->total = d->memory_total;
+    memory->reserved = d->memory_reserved;
+    memory->used = d->memory_used;
+    memory->free = memory->total - memory->used - memory->reserved;
+    return OK;
+}
+
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
+    DEVICE("nvmlDeviceGetPowerUsage");
+    *milliwatts = d->power_mw;
+    return OK;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
+    DEVICE("nvmlDeviceGetTotalEnergyConsumption");
+    *millijoules = d->energy_mj;
+    return OK;
+}
+
+int nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
+    DEVICE("nvmlDeviceGetTemperature");
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = d->temperature;
+    return OK;
+}
+
+int nvmlDeviceGetTemperatureV(void *handle, Temperature *temperature) {
+    DEVICE("nvmlDeviceGetTemperatureV");
+    if (temperature->version != (sizeof(Temperature) | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    temperature->celsius = (int)d->temperature;
+    return OK;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) {
+    DEVICE("nvmlDeviceGetCurrentClocksEventReasons");
+    *reasons = d->event_reasons;
+    return OK;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
+    DEVICE("nvmlDeviceGetCurrentClocksThrottleReasons");
+    *reasons = d->event_reasons;
+    return OK;
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    DEVICE("nvmlDeviceGetMigMode");
+    *current = *pending = 0;
+    return OK;
+}
+
+static int list(const Device *d, unsigned *count, Process *processes) {
+    unsigned room = *count;
+    *count = d->process_count;
+    if (room < d->process_count) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < d->process_count; i++)
+        processes[i] = (Process){d->processes[i].pid, d->processes[i].bytes, ~0u, ~0u};
+    return OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
+    DEVICE("nvmlDeviceGetComputeRunningProcesses_v3");
+    return list(d, count, processes);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process *processes) {
+    DEVICE("nvmlDeviceGetComputeRunningProcesses_v2");
+    return list(d, count, processes);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
+    DEVICE("nvmlDeviceGetGraphicsRunningProcesses_v3");
+    (void)processes;
+    *count = 0;
+    return OK;
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
+    DEVICE("nvmlDeviceGetMPSComputeRunningProcesses_v3");
+    (void)processes;
+    *count = 0;
+    return OK;
+}

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch_agent.collectors.agent_process import AgentProcessCollector, parse_statm
+
+
+def test_values(node, values):
+    assert values(AgentProcessCollector(node, cpu_time_s=lambda: 1.25, page_bytes=4096)) == {
+        ("gpuwatch_agent_cpu_seconds_total",): 1.25,
+        ("gpuwatch_agent_resident_memory_bytes",): 15260 * 4096,
+    }
+
+
+def test_memory_is_absent_where_proc_does_not_have_the_agent(bare, values):
+    assert values(AgentProcessCollector(bare, cpu_time_s=lambda: 1.25)) == {
+        ("gpuwatch_agent_cpu_seconds_total",): 1.25,
+    }
+
+
+def test_odd_text():
+    with pytest.raises(ValueError, match="statm"):
+        parse_statm("91245\n", 4096)

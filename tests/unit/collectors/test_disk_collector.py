@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpuwatch.errors import NoData
+from gpuwatch_agent.collectors.disk import DiskCollector, is_disk, parse_diskstats
+
+
+def test_values(node, values):
+    """Two disks: no partition, no loop device, and no md0 or dm-0, whose bytes the disks below them have counted."""
+    assert values(DiskCollector(node)) == {
+        ("gpuwatch_disk_read_bytes_total", "nvme0n1"): 4643973 * 512,
+        ("gpuwatch_disk_written_bytes_total", "nvme0n1"): 39451633 * 512,
+        ("gpuwatch_disk_io_time_seconds_total", "nvme0n1"): 222.766,
+        ("gpuwatch_disk_read_bytes_total", "sda"): 1003346126 * 512,
+        ("gpuwatch_disk_written_bytes_total", "sda"): 505697032 * 512,
+        ("gpuwatch_disk_io_time_seconds_total", "sda"): 9653.88,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["loop0", "ram1", "zram0", "fd0", "sr0", "dm-3", "md127", "bcache0", "drbd1", "nvme0c1n1"]
+)
+def test_not_a_disk(name):
+    assert not is_disk(name)
+
+
+@pytest.mark.parametrize("name", ["sda", "sdaa", "vda", "xvdf", "nvme10n1", "mmcblk0", "nbd0", "dasda", "pmem0"])
+def test_a_disk(name):
+    assert is_disk(name)
+
+
+def test_a_slash_in_a_name(bare, values):
+    """HP's old controllers: cciss/c0d0 in /proc, cciss!c0d0 in /sys."""
+    (bare.sysfs / "block" / "cciss!c0d0").mkdir(parents=True)
+    bare.procfs.mkdir()
+    (bare.procfs / "diskstats").write_text("104 0 cciss/c0d0 1 0 2 3 4 0 6 7 0 1500 9\n")
+    assert values(DiskCollector(bare)) == {
+        ("gpuwatch_disk_read_bytes_total", "cciss/c0d0"): 1024,
+        ("gpuwatch_disk_written_bytes_total", "cciss/c0d0"): 3072,
+        ("gpuwatch_disk_io_time_seconds_total", "cciss/c0d0"): 1.5,
+    }
+
+
+def test_a_short_line_is_left_out():
+    assert parse_diskstats("   3       1 hda1 35486 38030 38030 38030\n") == {}
+
+
+def test_odd_text():
+    with pytest.raises(ValueError):
+        parse_diskstats("8 0 sda a b c d e f g h i j k\n")
+
+
+def test_no_file(bare, node, values):
+    with pytest.raises(NoData, match="diskstats does not exist"):
+        values(DiskCollector(bare))
+    with pytest.raises(NoData, match="cannot be told from partitions"):
+        values(DiskCollector(dataclasses.replace(node, sysfs=bare.sysfs)))
+
+
+def test_no_disk(node, bare, values):
+    (bare.sysfs / "block" / "loop0").mkdir(parents=True)
+    with pytest.raises(NoData, match="no disk"):
+        values(DiskCollector(dataclasses.replace(node, sysfs=bare.sysfs)))
