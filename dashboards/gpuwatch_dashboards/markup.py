@@ -1,0 +1,165 @@
+"""Pieces of the page as HTML. Names, evidence and advice come from other processes: all of it is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gpuwatch.units import duration
+from gpuwatch_dashboards.charts import DrawnLine
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.model import Finding, Node, Recent, Run
+from gpuwatch_dashboards.palette import SEVERITIES, VERDICTS
+from gpuwatch_dashboards.units import digits, display
+
+BRAND = '<div class="gw-brand">gpuwatch <span>live</span></div>'
+STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
+STATUS_WORDS = {"running": "running", "ended": "ended", "lost": "lost: no message any more", "gone": "no longer seen"}
+_CSS_DASHES = {"solid": "solid", "dot": "dotted"}
+
+
+def verdict(run: Run) -> str:
+    """Return the head of the page: who the run is, what is wrong in one sentence, and its key numbers."""
+    v = run.verdict
+    look = VERDICTS.get(v.state if v else "unknown", VERDICTS["unknown"])
+    sentence = v.sentence if v else "no verdict yet: the first steps are being measured"
+    return (
+        f'<section class="gw-verdict" style="--gw:{look.colour}" data-state="{escape(v.state if v else "unknown")}">'
+        f'<p class="gw-run"><strong class="gw-name">{escape(run.name or run.run)}</strong>'
+        f'<span class="gw-status gw-{run.status}">{STATUS_SIGNS[run.status]} {STATUS_WORDS[run.status]}</span>'
+        f"{''.join(f'<span>{escape(text)}</span>' for text in _identity(run))}</p>"
+        f'<h1 class="gw-sentence">{escape(sentence)}</h1>'
+        f'<div class="gw-figures">{"".join(_figure(*figure) for figure in _figures(run))}</div></section>'
+    )
+
+
+def _identity(run: Run) -> list[str]:
+    facts = [f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else f"rank {run.rank}"]
+    who = "@".join(part for part in (run.user, run.host) if part)
+    facts += [who] if who else []
+    if run.loader and run.loader.num_workers is not None:
+        workers = run.loader.num_workers
+        facts.append(f"{workers} loader worker{'' if workers == 1 else 's'}" if workers else "no loader workers")
+    facts.append(f"for {duration(round(run.watermark_s - run.started_s))}")
+    return facts
+
+
+def _figures(run: Run) -> list[tuple[str, str, str]]:
+    """Return (class, number, what it is) of each key number; what was not measured is left out."""
+    recent = run.recent or Recent()
+    figures: list[tuple[str, str, str]] = []
+    if run.verdict and run.verdict.ratio is not None:
+        figures.append(
+            ("ratio", display(run.verdict.ratio, "ratio"), VERDICTS.get(run.verdict.state, VERDICTS["unknown"]).name)
+        )
+    if recent.steps_per_s is not None:
+        figures.append(("steps", digits(recent.steps_per_s), "steps/s"))
+    if recent.samples_per_s:
+        figures.append(("samples", digits(recent.samples_per_s), "samples/s"))
+    if recent.step_s_p50 is not None:
+        figures.append(("p50", display(recent.step_s_p50, "s"), "step p50"))
+    if recent.step_s_p95 is not None:
+        figures.append(("p95", display(recent.step_s_p95, "s"), "step p95"))
+    gain = max((f.predicted_speedup for f in run.findings if f.predicted_speedup), default=1.0)
+    if gain > 1.05:
+        figures.append(("gain", f"≤ {gain:.1f}×", "possible speed-up"))
+    figures.append(("count", f"{run.steps:,}", "steps done"))
+    return figures
+
+
+def _figure(kind: str, number: str, what: str) -> str:
+    return f'<div class="gw-figure gw-figure-{kind}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
+
+
+def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]] = ()) -> str:
+    """Return a panel's title, the question it answers, and its legend with a value for each line."""
+    entries = "".join(
+        f'<li><i class="{"gw-hatched" if line.pattern else ""}" style="--gw:{line.colour};'
+        f'border-top-style:{_CSS_DASHES.get(line.dash, "dashed")}"></i>'
+        f"{escape(line.name)} <b>{escape(value)}</b></li>"
+        for line, value in legend
+    )
+    return (
+        f'<div class="gw-panel"><h3 title="{escape(question)}">{escape(title)}</h3>'
+        f"<p>{escape(question)}</p>{f'<ul>{entries}</ul>' if entries else ''}</div>"
+    )
+
+
+def nothing(text: str) -> str:
+    """Return what a panel says in place of a chart."""
+    return f'<div class="gw-nothing">{escape(text)}</div>'
+
+
+def findings(found: Sequence[Finding], now_s: float, live: bool) -> str:
+    """Return the active findings as cards."""
+    if not found:
+        text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
+        return f'<div class="gw-nothing">{text}</div>'
+    return "".join(_finding(finding, now_s) for finding in found)
+
+
+def _finding(finding: Finding, now_s: float) -> str:
+    look = SEVERITIES[finding.severity]
+    gain = ""
+    if finding.predicted_speedup is not None and finding.predicted_speedup > 1.0:
+        gain = (
+            f'<div class="gw-gain"><b>up to {finding.predicted_speedup:.1f}×</b> faster'
+            f'<span title="An upper bound: what no time lost to this cause would give">upper bound</span></div>'
+        )
+    facts = [look.name]
+    if finding.ratio is not None:
+        facts.append(display(finding.ratio, "ratio"))
+    if finding.gpu:
+        facts.append(finding.gpu)
+    if finding.since_s is not None:
+        facts.append(f"for {duration(round(now_s - finding.since_s))}")
+    evidence = "".join(f"<li>{escape(item.text)}</li>" for item in finding.evidence)
+    advice = f'<p class="gw-advice"><b>Do this:</b> {escape(finding.advice)}</p>' if finding.advice else ""
+    return (
+        f'<article class="gw-finding" style="--gw:{look.colour}" data-cause="{escape(finding.cause)}">'
+        f'<p class="gw-facts">{escape(" · ".join(facts))}</p><h4>{escape(finding.title)}</h4>'
+        f"<ul>{evidence}</ul>{advice}{gain}</article>"
+    )
+
+
+def away(error: SourceError) -> str:
+    """Return the page's message while its source does not answer."""
+    return (
+        f'<section class="gw-message"><h1>{escape(_sentence(error.what))}.</h1><p>{_code(_sentence(error.remedy))}.</p>'
+        "<p>This page tries again every few seconds and goes on by itself.</p></section>"
+    )
+
+
+def no_runs(node: Node) -> str:
+    """Return the page's message before any training was seen: the one line to add."""
+    return (
+        f'<section class="gw-message"><h1>No training run on {escape(node.host)} yet.</h1>'
+        "<p>Add one line to your training loop:</p>"
+        "<pre>import gpuwatch\n\n<mark>for batch in gpuwatch.watch(loader):</mark>\n    ...</pre>"
+        "<p>The run appears here by itself, with a verdict after its first steps.</p></section>"
+    )
+
+
+def foot(label: str, node: Node, run: Run | None, time_text: str) -> str:
+    """Return the small print: source, time of the last refresh, and whatever does not work."""
+    parts = [f"{escape(label)} · updated {escape(time_text)}"]
+    failed = [f"{c.name} ({c.message})" if c.message else c.name for c in node.collectors if c.success is False]
+    if failed:
+        parts.append(f'<strong class="gw-failed">collectors that fail: {escape("; ".join(failed))}</strong>')
+    if node.history_failures:
+        parts.append(f"{node.history_failures:,} commits to the history failed")
+    if run and run.records_lost:
+        parts.append(f"{run.records_lost:,} step records lost (their time is in the ledger all the same)")
+    if run and run.timeline == "host":
+        parts.append("host timeline: waits are what the training process saw, not the device")
+    return f'<p class="gw-foot">{" · ".join(parts)}</p>'
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".")
+
+
+def _code(text: str) -> str:
+    """Return text with `commands` marked up."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

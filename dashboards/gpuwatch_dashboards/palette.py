@@ -1,0 +1,81 @@
+"""Colours and words for states and phases: one table for Streamlit and Grafana.
+
+Colours are Okabe and Ito's (distinct for colour-blind readers, on light and dark), with greys for what is not training.
+States that mean trouble without a loader to blame also have a pattern, so that colour is never the only carrier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLUE, VERMILLION, ORANGE, GREEN, SKY, PINK, YELLOW = (
+    "#0072B2",
+    "#D55E00",
+    "#E69F00",
+    "#009E73",
+    "#56B4E9",
+    "#CC79A7",
+    "#E3D02F",
+)
+GREY, LIGHT_GREY, SAND, WINE = "#8C8C8C", "#B5B5B5", "#A8946A", "#882255"
+
+SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
+"""For lines that have no meaning of their own (GPUs, mounts)."""
+
+
+@dataclass(frozen=True)
+class Look:
+    name: str
+    """For people."""
+    colour: str
+    pattern: str = ""
+    """Plotly's fill pattern."""
+
+
+STATES: dict[str, Look] = {
+    "compute": Look("computing", BLUE),
+    "eval": Look("evaluation", GREEN),
+    "checkpoint": Look("checkpoint", SKY),
+    "compile": Look("compiling", SAND),
+    "startup": Look("start-up", GREY),
+    "transfer": Look("transfer", ORANGE),
+    "input_wait": Look("waiting for data", VERMILLION),
+    "host_wait": Look("waiting for the host", PINK),
+    "comm_wait": Look("waiting for other ranks", YELLOW),
+    "other": Look("other", LIGHT_GREY),
+    "stalled": Look("stalled", WINE, "/"),
+    "unknown": Look("unknown", LIGHT_GREY, "x"),
+    "busy_unattributed": Look("busy, no hook", SKY, "."),
+    "held_idle": Look("held idle", WINE, "."),
+    "unallocated": Look("unallocated", GREY, "."),
+}
+"""Bottom of a stack first: what is useful lies on the axis, so that its upper edge is the number to raise."""
+
+PHASES: dict[str, Look] = {
+    "compute": STATES["compute"],
+    "transfer": STATES["transfer"],
+    "data_wait": Look("data wait", VERMILLION),
+}
+"""Phases of a step, bottom of a stack first."""
+
+LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES}
+"""By the label that a panel groups by."""
+
+VERDICTS: dict[str, Look] = {
+    "input": Look("waiting for data", VERMILLION),
+    "transfer": Look("copying to the device", ORANGE),
+    "compute": Look("computing", BLUE),
+    "eval": Look("evaluation", GREEN),
+    "checkpoint": Look("checkpoints", SKY),
+    "startup": Look("start-up", GREY),
+    "host": Look("waiting for the host", PINK),
+    "stalled": Look("stalled", WINE),
+    "other": Look("other", GREY),
+    "unknown": Look("not known", GREY),
+}
+
+SEVERITIES: dict[str, Look] = {
+    "critical": Look("critical", WINE),
+    "warning": Look("warning", VERMILLION),
+    "info": Look("for information", BLUE),
+}

@@ -1,0 +1,58 @@
+"""A panel's query as PromQL."""
+
+from __future__ import annotations
+
+from gpuwatch.metrics import BY_NAME
+from gpuwatch_dashboards.model import Scope
+from gpuwatch_dashboards.query import Match, Query
+
+INSTANCE = "instance"
+"""Prometheus's label of a node's agent. Kept where a metric says nothing of a run, so that nodes never add up."""
+
+
+def render(query: Query, scope: Scope, window: str) -> str:
+    """Return the query as one PromQL expression; `window` is the range of rates, e.g. "1m" or "$__rate_interval"."""
+    text = _sum(query, scope, window)
+    if query.over is None:
+        return text
+    matching = ", ".join(_by(query.over))
+    return f"{text} / on ({matching}) group_left () ({_sum(query.over, scope, window)} > 0)"
+
+
+def _sum(query: Query, scope: Scope, window: str) -> str:
+    selector = f"{query.metric}{{{', '.join(_matchers(query, scope))}}}"
+    values = f"rate({selector}[{window}])" if query.is_rate else selector
+    by = _by(query)
+    return f"sum by ({', '.join(by)}) ({values})" if by else f"sum({values})"
+
+
+def of_a_run(metric: str) -> bool:
+    return "run" in BY_NAME[metric].labels
+
+
+def _by(query: Query) -> tuple[str, ...]:
+    return query.by if of_a_run(query.metric) else (INSTANCE, *query.by)
+
+
+def scope_matches(metric: str, scope: Scope) -> list[Match]:
+    """Return the conditions that keep a metric to the scope. Rank and instance are regular expressions."""
+    labels = BY_NAME[metric].labels
+    matches = []
+    if "run" in labels:
+        if scope.run is not None:
+            matches.append(Match("run", "=", scope.run))
+        if "rank" in labels and scope.rank is not None:
+            matches.append(Match("rank", "=~", scope.rank))
+    elif scope.instance is not None:
+        matches.append(Match(INSTANCE, "=~", scope.instance))
+    return matches
+
+
+def _matchers(query: Query, scope: Scope) -> list[str]:
+    return [selector(match) for match in (*scope_matches(query.metric, scope), *query.where)]
+
+
+def selector(match: Match) -> str:
+    """Return one label condition in PromQL's syntax, its value quoted."""
+    value = match.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{match.label}{match.op}"{value}"'

@@ -1,0 +1,254 @@
+"""An agent that serves made-up, known numbers (docs/api.md), and the real Streamlit app in a subprocess."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+from urllib.request import urlopen
+
+from gpuwatch.ledger import RUN_STATES
+from gpuwatch.metrics import BY_NAME
+from gpuwatch_dashboards.launch import streamlit_command
+from tests.servers import free_port, wait_for
+
+INPUT_SHARE = 0.62
+STEP_S = 0.103
+RUN_ID = "node-17-4711-88123"
+
+Counter = Callable[[float], float]
+
+
+def a_run(run: str = RUN_ID, name: str = "resnet50-a", age_s: float = 400.0, **more: Any) -> dict[str, Any]:
+    """Return a run as /api/v1/runs has it, `INPUT_SHARE` of whose last minute went to waiting for data."""
+    now = time.time()
+    steps = int(age_s / STEP_S)
+    ledger = {"startup": 6.0, "input_wait": age_s * INPUT_SHARE, "compute": age_s * (0.97 - INPUT_SHARE) - 6.0}
+    ledger["transfer"] = age_s * 0.03
+    return {
+        "run": run, "rank": 0, "name": name, "job": "", "host": "node-17", "pid": 4711, "user": "alice",
+        "status": "running", "world_size": 1, "timeline": "host", "device": "cpu", "started_s": now - age_s,
+        "watermark_s": now, "last_message_s": now, "steps": steps, "samples": steps * 64, "records_lost": 0,
+        "activity": "step", "states": ledger,
+        "recent": {"duration_s": 60.0, "states": {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8},
+                   "step_s_p50": STEP_S, "step_s_p95": 0.131, "data_wait_s_p50": 0.064, "steps_per_s": 9.7,
+                   "samples_per_s": 621.4},
+        "verdict": {"state": "input", "ratio": INPUT_SHARE,
+                    "sentence": "input-bound: 62% of the time training waited for data"},
+        "findings": [{
+            "cause": "input_single_process", "severity": "warning",
+            "title": "the loader is the bottleneck: it runs in the training process", "ratio": INPUT_SHARE,
+            "evidence": [
+                {"what": "data_wait", "value": INPUT_SHARE, "unit": "ratio", "text": "data wait 62% of the time"},
+                {"what": "workers", "value": 0, "unit": "", "text": "num_workers=0: batches are made between steps"},
+                {"what": "cores", "value": 11, "unit": "cores", "text": "11 of 16 cores idle"}],
+            "advice": "num_workers 0 → 8 (costs about 48 MiB of /dev/shm)", "predicted_speedup": 2.6,
+            "since_s": now - 95.0, "gpu": None}],
+        "loader": {"num_workers": 0, "prefetch_factor": None, "batch_size": 64, "pin_memory": False}, "tags": {},
+        **more,
+    }  # fmt: skip
+
+
+def _integral(share: float, wave: float, period_s: float) -> Counter:
+    """Return a counter that grows by `share` a second, more or less by `wave`."""
+    return lambda t: share * t + wave * period_s / (2 * math.pi) * math.sin(2 * math.pi * t / period_s)
+
+
+LEDGER: dict[str, Counter] = {
+    "input_wait": lambda t: max(0.0, _integral(0.62, 0.1, 97)(t) - 6 * 0.62),
+    "compute": lambda t: max(0.0, _integral(0.31, -0.1, 97)(t) - 6 * 0.31),
+    "transfer": lambda t: 0.03 * max(0.0, t - 6),
+    "eval": lambda t: 0.04 * max(0.0, t - 6),
+    "startup": lambda t: min(t, 6.0),
+}
+SAMPLES: dict[str, list[tuple[dict[str, str], Counter]]] = {
+    "gpuwatch_run_seconds_total": [({"state": s}, LEDGER.get(s, lambda t: 0.0)) for s in RUN_STATES],
+    "gpuwatch_step_phase_seconds_total": [
+        ({"phase": "data_wait"}, LEDGER["input_wait"]),
+        ({"phase": "transfer"}, LEDGER["transfer"]),
+        ({"phase": "compute"}, LEDGER["compute"]),
+    ],
+    "gpuwatch_steps_total": [({}, lambda t: t / STEP_S)],
+    "gpuwatch_cpu_seconds_total": [
+        ({"mode": "user"}, _integral(4.4, 1.2, 60)),
+        ({"mode": "system"}, _integral(0.6, 0.1, 30)),
+        ({"mode": "iowait"}, _integral(0.5, 0.4, 45)),
+        ({"mode": "idle"}, _integral(10.5, -1.2, 60)),
+    ],
+    "gpuwatch_pressure_cpu_waiting_seconds_total": [({}, _integral(0.08, 0.05, 40))],
+    "gpuwatch_pressure_io_waiting_seconds_total": [({}, _integral(0.03, 0.03, 70))],
+    "gpuwatch_pressure_memory_waiting_seconds_total": [({}, lambda t: 0.0)],
+    "gpuwatch_shm_used_bytes": [({"mount": "node"}, lambda t: 21 * 2**20 + 5 * 2**20 * math.sin(t / 30))],
+    "gpuwatch_shm_size_bytes": [({"mount": "node"}, lambda t: 64.0 * 2**20)],
+    "gpuwatch_network_receive_bytes_total": [({"device": "eth0"}, _integral(41e6, 2e7, 50))],
+    "gpuwatch_network_transmit_bytes_total": [({"device": "eth0"}, _integral(2e6, 1e6, 50))],
+    "gpuwatch_disk_read_bytes_total": [({"device": "nvme0n1"}, _integral(180e6, 9e7, 65))],
+    "gpuwatch_disk_written_bytes_total": [({"device": "nvme0n1"}, _integral(6e6, 6e6, 65))],
+}
+
+
+def _gpu(n: int, high: float) -> Counter:
+    return lambda t: high * (0.4 + 0.04 * n + 0.2 * math.sin(t / 20 + n))
+
+
+GPU_SAMPLES: dict[str, list[tuple[dict[str, str], Counter]]] = {
+    metric: [({"gpu": str(n), "UUID": f"GPU-{n}"}, _gpu(n, high)) for n in range(8)]
+    for metric, high in (("gpuwatch_gpu_utilization_ratio", 1.0), ("gpuwatch_gpu_power_watts", 700.0))
+}
+
+
+@dataclass
+class FakeAgent:
+    """The agent's API on a free port. What it says may be changed while it runs."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    gpus: bool = False
+    port: int = 0
+    requests: int = 0
+    _connections: list[socket.socket] = field(default_factory=list)
+    _server: ThreadingHTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        agent = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                agent.requests += 1
+                answer = agent.answer(url.path, dict(parse_qsl(url.query)))
+                body = json.dumps(answer or {"error": f"{url.path}: no such path"}).encode()
+                if url.path == "/metrics":
+                    answer, body = {}, agent.metrics().encode()
+                self.send_response(404 if answer is None else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def setup(self) -> None:
+                agent._connections.append(self.request)
+                super().setup()
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+            def handle_error(self, *_: Any) -> None:
+                """Say nothing of connections that `stop` cut."""
+
+        self._server = Server(("127.0.0.1", self.port), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
+            for connection in self._connections:  # kept alive by the client: an agent that died would have closed them
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._connections.clear()
+            self._server = None
+
+    def answer(self, path: str, query: dict[str, str]) -> dict[str, Any] | None:
+        if path == "/api/v1/runs":
+            return {"runs": self.runs}
+        if path == "/api/v1/status":
+            collectors = [{"name": "cpu", "success": True, "duration_s": 0.0004, "message": None}]
+            if not self.gpus:
+                collectors.append({"name": "gpu", "success": None, "duration_s": 0.0, "message": "no NVIDIA driver"})  # type: ignore[dict-item]
+            gpus = [{"gpu": str(n), "uuid": f"GPU-{n}", "name": "NVIDIA H200"} for n in range(8)] if self.gpus else []
+            return {"version": "0.1.0", "host": "node-17", "time_s": time.time(), "started_s": 0.0, "gpus": gpus,
+                    "collectors": collectors, "history": {"path": "/h", "bytes": 1, "failures": 0}, "listen": []}  # fmt: skip
+        if path == "/api/v1/series":
+            return self._series(query)
+        return None
+
+    def metrics(self) -> str:
+        """Return what Prometheus scrapes: the same numbers as they are now."""
+        now, run = time.time(), self.runs[0]
+        own = {"run": run["run"], "rank": "0"}
+        lines: list[tuple[str, dict[str, str], float]] = [
+            ("gpuwatch_run_info", {**own, "name": run["name"], "user": "alice", "timeline": "host", "device": "cpu",
+                                   "world_size": "1", "num_workers": "0"}, 1),
+            ("gpuwatch_run_up", own, 1),
+            ("gpuwatch_ledger_watermark_timestamp_seconds", own, now),
+            ("gpuwatch_last_step_timestamp_seconds", own, now),
+            ("gpuwatch_finding_active", {"run": run["run"], "cause": "input_single_process"}, 1),
+            ("gpuwatch_finding_evidence_ratio", {"run": run["run"], "cause": "input_single_process"}, INPUT_SHARE),
+            ("gpuwatch_gpus_seen", {}, 8),
+            ("gpuwatch_loader_workers", own, 4),
+            ("gpuwatch_loader_worker_cpu_seconds_total", own, 3.2 * (now - run["started_s"])),
+        ]  # fmt: skip
+        for n in range(8):
+            gpu = {"gpu": str(n), "UUID": f"GPU-{n}"}
+            lines += [("gpuwatch_gpu_memory_used_bytes", gpu, 2e9), ("gpuwatch_gpu_memory_total_bytes", gpu, 8e9)]
+        steps = (now - run["started_s"]) / STEP_S
+        lines += [("gpuwatch_step_seconds_bucket", {**own, "le": le}, steps) for le in ("0.2", "+Inf")]
+        for metric, known in {**SAMPLES, **GPU_SAMPLES}.items():
+            labels = own if "run" in BY_NAME[metric].labels else {}
+            lines += [(metric, {**labels, **more}, value(now - run["started_s"])) for more, value in known]
+        return "".join(
+            f"{name}{{{','.join(f'{k}={json.dumps(v)}' for k, v in labels.items())}}} {value}\n"
+            for name, labels, value in lines
+        )
+
+    def _series(self, query: dict[str, str]) -> dict[str, Any]:
+        metric = BY_NAME[query["metric"]]
+        start, end, points = float(query["start"]), float(query["end"]), int(query["points"])
+        run = next((r for r in self.runs if r["run"] == query.get("run")), self.runs[0])
+        own = {"run": run["run"], "rank": "0"} if "run" in metric.labels else {}
+        spacing = max(1.0, (end - start) / points)
+        first = math.ceil(max(start, run["started_s"]) / spacing)
+        times = [n * spacing for n in range(first, math.floor(end / spacing) + 1)]
+        known = {**SAMPLES, **(GPU_SAMPLES if self.gpus else {})}.get(metric.name, [])
+        series = [
+            {"labels": {**own, **labels}, "points": [[t, value(t - run["started_s"])] for t in times]}
+            for labels, value in known
+        ]
+        return {"metric": metric.name, "kind": metric.kind, "unit": metric.unit, "series": series}
+
+
+@contextmanager
+def streamlit_page(agent_url: str, log: Path, prometheus_url: str | None = None) -> Iterator[str]:
+    """Start the real app; give its URL; end it."""
+    port = free_port()
+    argv, environment = streamlit_command(port, "127.0.0.1", agent_url, prometheus_url)
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for("the page", lambda: _answers(f"{url}/_stcore/health", process, log), 60, 0.1)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, f"streamlit ended with {process.returncode}:\n{log.read_text()}"
+    with urlopen(url, timeout=1) as response:
+        return bool(response.status == 200)

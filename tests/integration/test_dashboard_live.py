@@ -1,0 +1,139 @@
+"""The page "Live" in the real Chromium, served by the real Streamlit, fed by an agent with known numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chromium import DESKTOP, PHONE, chromium
+from tests.integration.dashboard_fake import INPUT_SHARE, FakeAgent, a_run, streamlit_page
+
+WAIT_MS = 30_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[FakeAgent]:
+    fake = FakeAgent()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, agent: FakeAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with streamlit_page(agent.url, tmp_path_factory.mktemp("page") / "streamlit.log") as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Any, agent: FakeAgent, url: str) -> Iterator[Any]:
+    agent.runs, agent.gpus = [], False
+    context = browser.new_context(viewport=DESKTOP)
+    opened = context.new_page()
+    yield opened
+    context.close()
+
+
+def number(page: Any, selector: str) -> float:
+    """Return the first number in an element's text."""
+    found = re.search(r"[\d.]+", page.locator(selector).first.inner_text(timeout=WAIT_MS))
+    assert found
+    return float(found[0])
+
+
+def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs = [a_run()]
+    page.goto(url)
+    page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
+    head = page.locator(".st-key-verdict")
+    assert "resnet50-a" in head.inner_text()
+    assert "running" in head.inner_text()
+    assert page.locator(".gw-verdict").get_attribute("data-state") == "input"
+    assert abs(number(page, ".gw-sentence") - 100 * INPUT_SHARE) <= 3
+    assert abs(number(page, ".gw-figure-ratio b") - 100 * INPUT_SHARE) <= 3
+    assert number(page, ".gw-figure-steps b") == 9.7
+    # the ledger's own mean, computed from the raw samples and not taken from the verdict
+    assert abs(number(page, ".st-key-panel-ledger li:has-text('waiting for data') b") - 100 * INPUT_SHARE) <= 3
+    finding = page.locator("[data-cause=input_single_process]").inner_text()
+    assert "11 of 16 cores idle" in finding and "num_workers 0 → 8" in finding and "up to 2.6×" in finding
+    assert "No GPU on this node." in page.locator(".st-key-panel-gpu_utilization").inner_text()
+    page.wait_for_selector(".st-key-panel-ledger .js-plotly-plot .scatterlayer .trace", timeout=WAIT_MS)
+    assert page.locator("[data-testid=stException]").count() == 0
+
+
+def test_page_updates_by_itself_from_empty_to_a_run(page: Any, agent: FakeAgent, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector(".gw-message", timeout=WAIT_MS)
+    assert "for batch in gpuwatch.watch(loader):" in page.locator(".gw-message").inner_text()
+    agent.runs = [a_run()]
+    page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
+    changed = a_run(verdict={"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"})
+    agent.runs = [changed]
+    page.wait_for_selector(".gw-verdict[data-state=compute]", timeout=WAIT_MS)
+    assert number(page, ".gw-sentence") == 97
+
+
+def test_agent_away_and_back(page: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs = [a_run()]
+    page.goto(url)
+    page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
+    agent.stop()
+    try:
+        page.wait_for_selector(".gw-message", timeout=WAIT_MS)
+        message = page.locator(".gw-message").inner_text()
+        assert agent.url in message and "gpuwatch up" in message
+        assert page.locator(".gw-verdict").count() == 0
+    finally:
+        agent.start()
+    page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
+
+
+def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs = [a_run(), a_run("old-run", "bert-large", 900.0, status="ended")]
+    page.goto(url)
+    page.wait_for_selector(".gw-name:has-text('resnet50-a')", timeout=WAIT_MS)
+    page.locator(".st-key-top [role=combobox], .st-key-top input").first.click()
+    page.get_by_role("option", name=re.compile("bert-large")).click()
+    page.wait_for_selector(".gw-name:has-text('bert-large')", timeout=WAIT_MS)
+    page.wait_for_timeout(5000)  # two refreshes
+    assert page.locator(".gw-name").inner_text() == "bert-large"
+    assert "run=old-run" in page.url
+    page.goto(page.url)
+    page.wait_for_selector(".gw-name:has-text('bert-large')", timeout=WAIT_MS)
+    assert "ended" in page.locator(".gw-status").inner_text()
+
+
+def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs, agent.gpus = [a_run(name="a-run-with-a-name-that-is-much-longer-than-any-phone-is-wide")], True
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    try:
+        page.goto(url)
+        page.wait_for_selector(".st-key-panel-gpu_power .js-plotly-plot", timeout=WAIT_MS)
+        wide = page.evaluate(
+            "[...document.querySelectorAll('.gw-verdict *, [class*=st-key-panel-], .js-plotly-plot')]"
+            f".filter(e => e.getBoundingClientRect().right > {PHONE['width']}).map(e => e.className)"
+        )
+        assert wide == []
+    finally:
+        context.close()
+
+
+def test_log_of_the_page_is_quiet(page: Any, agent: FakeAgent, browser: Any, tmp_path: Path) -> None:
+    agent.runs = [a_run()]
+    log = tmp_path / "streamlit.log"
+    with streamlit_page(agent.url, log) as own:
+        page.goto(own)
+        page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
+    text = log.read_text()
+    assert "Traceback" not in text and "deprecated" not in text.lower()

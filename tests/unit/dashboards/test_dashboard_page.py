@@ -1,0 +1,182 @@
+"""Pieces of the page: figures, legends, the verdict's markup, and which run and time are shown."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpuwatch_dashboards import markup
+from gpuwatch_dashboards.charts import drawn_lines, figure, legend_values
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.launch import streamlit_command
+from gpuwatch_dashboards.model import Collector, Evidence, Finding, Node, Recent, Run, Span, Trace, Verdict
+from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.selection import find, key_of, select, span_of
+from gpuwatch_dashboards.units import display
+
+RUN = Run(
+    run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
+    host="node-17", user="alice", steps=812, world_size=2,
+    recent=Recent(60.0, {"input_wait": 37.2}, 0.1, 0.13, 0.06, 9.7, 622.0),
+    verdict=Verdict("input", "input-bound: 62% of the time training waited for data", 0.62),
+)  # fmt: skip
+FINDING = Finding(
+    "input_single_process",
+    "warning",
+    "slow <loader>",
+    0.62,
+    (Evidence("data wait 62%"),),
+    "num_workers 0 → 8",
+    2.6,
+    1010.0,
+)
+SPAN = Span(1000.0, 1100.0)
+
+
+def ledger(*states: tuple[str, tuple[float | None, ...]]) -> list[list[Trace]]:
+    return [
+        [Trace({"state": s}, tuple((1000.0 + n, v) for n, v in enumerate(values))) for s, values in states],
+    ]
+
+
+def test_verdict_has_the_sentence_its_number_and_who_it_is_about() -> None:
+    html = markup.verdict(replace(RUN, findings=(FINDING,)))
+    assert '<h1 class="gw-sentence">input-bound: 62% of the time training waited for data</h1>' in html
+    assert 'data-state="input"' in html
+    for text in (
+        "resnet50-a",
+        "● running",
+        "rank 0 of 2",
+        "alice@node-17",
+        "<b>62%</b>",
+        "<b>9.70</b>",
+        "<b>100 ms</b>",
+    ):
+        assert text in html
+    assert "<b>≤ 2.6×</b>" in html
+
+
+def test_verdict_leaves_out_what_was_not_measured() -> None:
+    html = markup.verdict(replace(RUN, recent=None, verdict=None))
+    assert "no verdict yet" in html
+    assert "steps/s" not in html and "p95" not in html and "None" not in html
+
+
+def test_what_others_sent_is_escaped() -> None:
+    html = markup.verdict(replace(RUN, name="<script>x</script>")) + markup.findings([FINDING], 1100.0, True)
+    assert "<script>" not in html and "slow &lt;loader&gt;" in html
+
+
+def test_finding_has_evidence_advice_and_an_upper_bound() -> None:
+    html = markup.findings([FINDING], 1100.0, live=True)
+    for text in ("data wait 62%", "num_workers 0 → 8", "up to 2.6×", "upper bound", "for 1m 30s", "warning"):
+        assert text in html
+    assert "up to" not in markup.findings([replace(FINDING, predicted_speedup=None)], 1100.0, live=True)
+    assert "No bottleneck found" in markup.findings([], 1100.0, live=True)
+
+
+def test_failing_collectors_are_named_and_absent_ones_are_not() -> None:
+    node = Node("n", (Collector("cpu", True), Collector("gpu", None, "no driver"), Collector("disk", False, "denied")))
+    html = markup.foot("agent at u", node, RUN, "12:00:00")
+    assert "disk (denied)" in html and "gpu" not in html and "cpu" not in html
+
+
+def test_away_says_where_and_what_to_do() -> None:
+    html = markup.away(
+        SourceError("the agent at http://x:1 does not answer", "http://x:1", "start it with `gpuwatch up`")
+    )
+    assert "The agent at http://x:1 does not answer." in html and "<code>gpuwatch up</code>" in html
+
+
+def test_states_that_are_not_present_are_left_out_and_the_useful_one_lies_at_the_bottom() -> None:
+    traces = ledger(("input_wait", (0.6, 0.6)), ("eval", (0.0, 0.0)), ("compute", (0.4, 0.4)))
+    lines = drawn_lines(BY_KEY["ledger"], traces)
+    assert [line.name for line in lines] == ["computing", "waiting for data"]
+    assert [(line.name, text) for line, text in legend_values(BY_KEY["ledger"], lines)] == [
+        ("waiting for data", "60%"),
+        ("computing", "40%"),
+    ]
+
+
+def test_stack_is_interrupted_at_a_gap() -> None:
+    lines = drawn_lines(BY_KEY["ledger"], ledger(("compute", (1.0, 1.0, None, 1.0, 1.0))))
+    drawn = figure(BY_KEY["ledger"], lines, SPAN, timedelta(0), 300)["data"]
+    assert [trace["y"].tolist() for trace in drawn] == [[100.0, 100.0], [100.0, 100.0]]
+    assert len({trace["stackgroup"] for trace in drawn}) == 2
+
+
+def test_figure_is_scaled_and_in_the_readers_time() -> None:
+    panel = BY_KEY["shm"]
+    traces = [
+        [Trace({"mount": "host"}, ((1000.0, 32.0 * 2**20),))],
+        [Trace({"mount": "host"}, ((1000.0, 64.0 * 2**20),))],
+    ]
+    drawn = figure(panel, drawn_lines(panel, traces), SPAN, timedelta(hours=2), 150)
+    assert [trace["y"].tolist() for trace in drawn["data"]] == [[32.0], [64.0]]
+    assert [trace["name"] for trace in drawn["data"]] == ["used (host)", "size (host)"]
+    assert drawn["data"][0]["x"].tolist() == [8_200_000]
+    assert drawn["layout"]["yaxis"]["ticksuffix"] == " MiB"
+
+
+def test_many_lines_have_a_legend_that_sums_them_up() -> None:
+    panel = BY_KEY["gpu_utilization"]
+    traces = [[Trace({"gpu": str(n), "UUID": f"u{n}"}, ((1000.0, n / 10),)) for n in range(8)]]
+    [(line, text)] = legend_values(panel, drawn_lines(panel, traces))
+    assert (line.name, text) == ("GPU 0 to GPU 7:", "0% to 70%, mean 35%")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.1034, "s", "103 ms"),
+        (2.5, "s", "2.50 s"),
+        (62e-6, "s", "62.0 µs"),
+        (0.62, "ratio", "62%"),
+        (64 * 2**20, "bytes", "64.0 MiB"),
+        (1.21 * 2**30, "bytes/s", "1.21 GiB/s"),
+        (0.0, "bytes/s", "0.00 B/s"),
+        (None, "s", "–"),
+    ],
+)
+def test_numbers_for_people(value: float | None, unit: str, text: str) -> None:
+    assert display(value, unit) == text  # type: ignore[arg-type]
+
+
+def test_newest_running_run_is_shown_and_kept_while_it_runs() -> None:
+    old = replace(RUN, run="old", started_s=1.0)
+    ended = replace(RUN, run="ended", started_s=3000.0, status="ended")
+    new = replace(RUN, run="new", started_s=2000.0)
+    assert select([ended, old, new], None, None) == new
+    assert select([ended, old, new], None, key_of(old)) == old
+    assert select([ended, old, new], None, key_of(ended)) == new
+    assert select([ended], None, None) == ended
+    assert select([], None, None) is None
+    assert select([ended, old, new], find([ended, old, new], "ended"), key_of(new)) == ended
+    assert find([old], "unknown") is None
+
+
+def test_link_names_a_rank() -> None:
+    ranks = [replace(RUN, rank=1), RUN]
+    assert find(ranks, "r1") == RUN
+    assert find(ranks, "r1", "1") == ranks[0]
+
+
+def test_span_ends_with_the_run_and_has_a_point_every_two_seconds_at_most() -> None:
+    assert span_of(RUN, 900.0, 1100.0) == Span(1000.0, 1100.0, 50)
+    assert span_of(RUN, 60.0, 1100.0) == Span(1040.0, 1100.0, 30)
+    assert span_of(replace(RUN, started_s=0.0), None, 10_000.0) == Span(0.0, 10_000.0, 300)
+    ended = replace(RUN, status="ended")
+    assert span_of(ended, None, 10_000.0).end_s == 1100.2
+
+
+def test_command_is_headless_quiet_and_on_loopback() -> None:
+    argv, environment = streamlit_command(8501, "127.0.0.1", "http://127.0.0.1:9478", None)
+    assert argv[:4] == [sys.executable, "-m", "streamlit", "run"]
+    for option in ("server.address=127.0.0.1", "server.port=8501", "browser.gatherUsageStats=false",
+                   "server.fileWatcherType=none", "server.headless=true"):  # fmt: skip
+        assert f"--{option}" in argv
+    assert environment == {"GPUWATCH_AGENT_URL": "http://127.0.0.1:9478"}
+    assert streamlit_command(1, prometheus_url="http://p:9090")[1]["GPUWATCH_PROMETHEUS_URL"] == "http://p:9090"

@@ -1,0 +1,120 @@
+"""The list of panels against the catalogue, and as PromQL (which the real promtool must accept)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.ledger import GPU_STATES
+from gpuwatch.metrics import BY_NAME
+from gpuwatch_dashboards.model import Scope
+from gpuwatch_dashboards.palette import PHASES, STATES
+from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel
+from gpuwatch_dashboards.panels.panel import unit_of
+from gpuwatch_dashboards.promql import of_a_run, render
+from gpuwatch_dashboards.query import Match, Query
+from gpuwatch_dashboards.views import live
+
+JSON_FILES = sorted((Path(__file__).parents[3] / "dashboards" / "grafana").glob("*.json"))
+
+
+def parts(query: Query) -> list[Query]:
+    return [query, *(parts(query.over) if query.over else [])]
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.key)
+def test_panel_asks_for_what_the_catalogue_has(panel: Panel) -> None:
+    for curve in panel.curves:
+        for query in parts(curve.query):
+            metric = BY_NAME[query.metric]
+            assert metric.kind in ("counter", "gauge")
+            assert {*query.by, *(match.label for match in query.where)} <= set(metric.labels)
+        assert set(re.findall(r"\{(\w+)\}", curve.legend)) <= set(curve.query.by)
+        assert unit_of(curve.query) == panel.unit
+        if curve.query.over:
+            assert set(curve.query.over.by) <= set(curve.query.by)
+            assert of_a_run(curve.query.metric) == of_a_run(curve.query.over.metric)
+
+
+def test_keys_are_unique_and_the_page_uses_known_ones() -> None:
+    assert len(BY_KEY) == len(PANELS)
+    keys = {live.TOP_PANEL, *(key for row in live.ROWS for key in row), *live.WITHOUT_GPU, *live.WITHOUT_GPU.values()}
+    assert keys <= set(BY_KEY)
+
+
+def test_every_state_and_phase_has_a_look_of_its_own() -> None:
+    assert set(STATES) == set(GPU_STATES)
+    assert set(PHASES) == {"data_wait", "transfer", "compute"}
+    looks = [(look.colour, look.pattern) for look in STATES.values()]
+    assert len({look.name for look in STATES.values()}) == len(STATES)
+    assert len(set(looks)) == len(looks)
+
+
+def test_ledger_as_promql() -> None:
+    query = BY_KEY["ledger"].curves[0].query
+    assert render(query, Scope("r1", "0", "n:1"), "1m") == (
+        'sum by (state) (rate(gpuwatch_run_seconds_total{run="r1", rank=~"0"}[1m]))'
+        ' / on () group_left () (sum(rate(gpuwatch_run_seconds_total{run="r1", rank=~"0"}[1m])) > 0)'
+    )
+
+
+def test_node_metric_keeps_nodes_apart_and_ignores_the_run() -> None:
+    query = Query("gpuwatch_cpu_seconds_total", where=(Match("mode", "!=", "idle"),))
+    assert render(query, Scope("r1", "0", "n:1"), "30s") == (
+        'sum by (instance) (rate(gpuwatch_cpu_seconds_total{instance=~"n:1", mode!="idle"}[30s]))'
+    )
+
+
+def test_values_are_quoted() -> None:
+    expr = render(Query("gpuwatch_steps_total"), Scope(run='a"b\\c\nd'), "1m")
+    assert expr == 'sum(rate(gpuwatch_steps_total{run="a\\"b\\\\c\\nd"}[1m]))'
+
+
+def promtool_accepts(expressions: list[str], folder: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool in PATH")
+    rules = [{"record": f"x:{n}", "expr": expr} for n, expr in enumerate(expressions)]
+    file = folder / "rules.json"  # YAML is a superset of JSON
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout
+
+
+def test_promtool_accepts_every_panel(tmp_path: Path) -> None:
+    scope = Scope("a run", "0|1", "node-17:9478")
+    promtool_accepts([render(c.query, scope, "1m") for panel in PANELS for c in panel.curves], tmp_path)
+
+
+def test_promtool_accepts_every_expression_of_the_dashboards(tmp_path: Path) -> None:
+    expressions = []
+    for file in JSON_FILES:
+        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
+            expressions += [target["expr"].replace("$__rate_interval", "1m") for target in panel.get("targets", [])]
+    assert len(expressions) >= sum(len(panel.curves) for panel in PANELS)
+    promtool_accepts(expressions, tmp_path)
+
+
+def test_committed_dashboards_are_fresh() -> None:
+    pytest.importorskip("grafana_foundation_sdk")
+    from gpuwatch_dashboards import grafana
+
+    assert {file.name for file in JSON_FILES} == set(grafana.DASHBOARDS)
+    for file in JSON_FILES:
+        assert file.read_text(encoding="utf-8") == grafana.text_of(file.name), "stale: run `make golden`"
+
+
+def test_every_panel_is_on_the_dashboard_with_its_unit_and_question() -> None:
+    built = {panel["title"]: panel for panel in json.loads(JSON_FILES[0].read_text(encoding="utf-8"))["panels"]}
+    for panel in PANELS:
+        drawn = built[panel.title]
+        assert drawn["description"] == panel.question
+        assert len(drawn["targets"]) == len(panel.curves)
+        assert drawn["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert len({panel["id"] for panel in built.values()}) == len(built)

@@ -1,0 +1,198 @@
+"""Sources over canned answers: what is decoded, what is asked, and what is said when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.model import Scope, Span
+from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+
+NOW = 1_790_000_100.0
+RUN: dict[str, Any] = {
+    "run": "node-17-4711-88123", "rank": 0, "name": "resnet50-a", "job": "", "host": "node-17", "pid": 4711,
+    "user": "alice", "status": "running", "world_size": 1, "timeline": "host", "device": "cpu",
+    "started_s": 1790000000.0, "watermark_s": 1790000100.0, "last_message_s": 1790000100.2,
+    "steps": 812, "samples": 51968, "records_lost": 0, "activity": "step",
+    "states": {"startup": 1.2, "input_wait": 61.0, "compute": 37.8},
+    "recent": {"duration_s": 60.0, "states": {"input_wait": 37.2}, "step_s_p50": 0.10, "step_s_p95": 0.13,
+               "data_wait_s_p50": 0.06, "steps_per_s": 9.7, "samples_per_s": 622.0},
+    "verdict": {"state": "input", "ratio": 0.62, "sentence": "input-bound: 62% of the time training waited for data"},
+    "findings": [{"cause": "input_single_process", "severity": "warning", "title": "t", "ratio": 0.62,
+                  "evidence": [{"what": "w", "value": 0.62, "unit": "ratio", "text": "data wait 62%"}],
+                  "advice": "num_workers 0 → 8", "predicted_speedup": 2.6, "since_s": 1790000010.0, "gpu": None}],
+    "loader": {"num_workers": 0, "prefetch_factor": None, "batch_size": 64, "pin_memory": False}, "tags": {},
+}  # fmt: skip
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def agent(handler: Handler) -> AgentSource:
+    return AgentSource("http://node-17:9478/", httpx.MockTransport(handler))
+
+
+def answering(body: Any, status: int = 200) -> Handler:
+    return lambda request: httpx.Response(status, content=body if isinstance(body, bytes) else json.dumps(body))
+
+
+def test_agent_runs() -> None:
+    [run] = agent(answering({"runs": [RUN]})).runs()
+    assert (run.run, run.name, run.status, run.steps) == ("node-17-4711-88123", "resnet50-a", "running", 812)
+    assert run.states == {"startup": 1.2, "input_wait": 61.0, "compute": 37.8}
+    assert run.recent is not None and run.recent.step_s_p95 == 0.13
+    assert run.verdict is not None and run.verdict.ratio == 0.62
+    assert run.findings[0].evidence[0].text == "data wait 62%"
+    assert run.loader is not None and run.loader.num_workers == 0
+
+
+def test_agent_run_that_has_nothing_to_say_yet() -> None:
+    young = {**RUN, "recent": None, "verdict": None, "findings": [], "samples": None, "loader": None, "states": {}}
+    [run] = agent(answering({"runs": [young]})).runs()
+    assert run.recent is None and run.verdict is None and run.findings == ()
+
+
+def test_agent_status() -> None:
+    status = {
+        "version": "0.1.0", "host": "node-17", "time_s": NOW, "started_s": 0.0, "listen": [], "gpus": [],
+        "collectors": [{"name": "gpu", "success": None, "duration_s": 0.1, "message": "no NVIDIA driver"}],
+        "history": {"path": "/h", "bytes": 1, "failures": 2},
+    }  # fmt: skip
+    node = agent(answering(status)).node(None)
+    assert (node.host, node.gpus, node.history_failures) == ("node-17", (), 2)
+    assert node.collectors[0].success is None
+
+
+def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count() -> None:
+    asked: list[dict[str, str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        labels = {"mode": "user"} if "cpu" in request.url.params["metric"] else {"state": "compute"}
+        points = [[NOW - 2, 0.0], [NOW - 1, 0.5], [NOW, 1.0]]
+        return httpx.Response(200, json={"metric": "m", "kind": "counter", "unit": "seconds",
+                                         "series": [{"labels": labels, "points": points}]})  # fmt: skip
+
+    queries = [curve.query for key in ("ledger", "cpu") for curve in BY_KEY[key].curves]
+    traces = agent(handler).evaluate(queries, Scope("r", "0"), Span(NOW - 60, NOW, 30))
+    assert [a["metric"] for a in asked] == ["gpuwatch_run_seconds_total", "gpuwatch_cpu_seconds_total"]
+    assert asked[0]["run"] == "r" and asked[0]["rank"] == "0" and "run" not in asked[1]
+    assert asked[0]["points"] == "30"
+    assert [[t.last for t in of_query] for of_query in traces] == [[1.0], [1.0], []]
+
+
+def test_away_names_the_url_and_the_remedy() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(SourceError) as caught:
+        agent(refuse).runs()
+    assert str(caught.value) == (
+        "the agent at http://node-17:9478 does not answer: start it with `gpuwatch up` or `gpuwatch agent`"
+    )
+    assert caught.value.where == "http://node-17:9478"
+
+
+def test_slow_says_how_long() -> None:
+    def slow(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("slow")
+
+    with pytest.raises(SourceError, match="did not answer within 3 s"):
+        agent(slow).runs()
+
+
+def test_refusal_gives_the_servers_reason() -> None:
+    with pytest.raises(SourceError, match="status 503: history is closed"):
+        agent(answering({"error": "history is closed"}, 503)).runs()
+
+
+@pytest.mark.parametrize("body", [b"<html>", {"runs": [{"run": 1}]}, {"something": []}])
+def test_other_server_on_that_port(body: Any) -> None:
+    with pytest.raises(SourceError, match="something else than expected"):
+        agent(answering(body)).runs()
+
+
+def test_unusable_url() -> None:
+    with pytest.raises(SourceError, match="does not answer"):
+        AgentSource("nonsense").runs()
+
+
+WHO = {"run": "r1", "rank": "0"}
+VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
+    "last_over_time(gpuwatch_run_info": [
+        ({**WHO, "name": "resnet50-a", "user": "alice", "timeline": "host", "device": "cpu", "world_size": "2",
+          "instance": "node-17:9478"}, 1),
+    ],
+    "gpuwatch_run_up": [(WHO, 1)],
+    "last_over_time(gpuwatch_steps_total": [(WHO, 812)],
+    "last_over_time(gpuwatch_ledger_watermark": [(WHO, NOW)],
+    "last_over_time(gpuwatch_run_seconds_total": [({**WHO, "state": "input_wait"}, 61), ({**WHO, "state": "compute"}, 39)],
+    "increase(gpuwatch_run_seconds_total": [({**WHO, "state": "input_wait"}, 37.2), ({**WHO, "state": "compute"}, 22.8)],
+    "increase(gpuwatch_step_phase_seconds_total": [({**WHO, "phase": "data_wait"}, 37.2)],
+    "rate(gpuwatch_steps_total": [(WHO, 9.7)],
+    "histogram_quantile(0.5,": [(WHO, 0.1)],
+    "histogram_quantile(0.95,": [(WHO, float("nan"))],
+    "gpuwatch_last_step_timestamp_seconds": [(WHO, NOW - 42)],
+    "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
+    "gpuwatch_finding_active == 1": [({"run": "r1", "cause": "input_single_process"}, 1)],
+}  # fmt: skip
+
+
+def prometheus(vectors: dict[str, list[tuple[dict[str, str], float]]]) -> PrometheusSource:
+    def handler(request: httpx.Request) -> httpx.Response:
+        expr = request.url.params["query"]
+        found = next((vector for start, vector in vectors.items() if expr.startswith(start)), [])
+        result = [{"metric": labels, "value": [NOW, str(value)]} for labels, value in found]
+        return httpx.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}})
+
+    return PrometheusSource("http://prom:9090", httpx.MockTransport(handler), now=lambda: NOW)
+
+
+def test_prometheus_runs() -> None:
+    [run] = prometheus(VECTORS).runs()
+    assert (run.run, run.rank, run.name, run.status, run.world_size) == ("r1", 0, "resnet50-a", "running", 2)
+    assert run.instance == "node-17:9478"
+    assert run.started_s == NOW - 100
+    assert run.recent is not None and (run.recent.step_s_p50, run.recent.step_s_p95) == (0.1, None)
+    assert run.verdict is not None
+    assert run.verdict.state == "input" and run.verdict.ratio == pytest.approx(0.62)
+    assert "62%" in run.verdict.sentence
+    [finding] = run.findings
+    assert (finding.cause, finding.ratio, finding.evidence) == ("input_single_process", 0.62, ())
+    assert "gpuwatch dashboard" in finding.advice
+
+
+def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
+    gone = {k: v for k, v in VECTORS.items() if not k.startswith(("increase", "gpuwatch_run_up", "gpuwatch_finding"))}
+    [run] = prometheus(gone).runs()
+    assert run.status == "gone"
+    assert run.verdict is not None and run.verdict.ratio == pytest.approx(0.61)
+
+
+def test_prometheus_stalled_run_says_for_how_long() -> None:
+    stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 1)]
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_active == 1": stalled}).runs()
+    assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
+
+
+def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        values = [[NOW - 60, "0.5"], [NOW - 45, "0.5"], [NOW - 30, "NaN"], [NOW, "0.7"]]
+        result = [{"metric": {"state": "compute"}, "values": values}]
+        return httpx.Response(200, json={"data": {"resultType": "matrix", "result": result}})
+
+    source = PrometheusSource("http://prom:9090", httpx.MockTransport(handler))
+    [[trace]] = source.evaluate([BY_KEY["ledger"].curves[0].query], Scope("r1", "0"), Span(NOW - 60, NOW))
+    assert trace.labels == {"state": "compute"}
+    assert [value for _, value in trace.points] == [0.5, 0.5, None, 0.7]
+
+
+def test_prometheus_refusal_gives_its_reason() -> None:
+    refusal = answering({"status": "error", "errorType": "bad_data", "error": "invalid parameter"}, 400)
+    with pytest.raises(SourceError, match=r"Prometheus at http://prom:9090 answered .* invalid parameter"):
+        PrometheusSource("http://prom:9090", httpx.MockTransport(refusal)).runs()
