@@ -1,0 +1,46 @@
+# `make help` lists what there is. Everything runs in .venv, which is made on first use.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check golden format test-tools clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml requirements-test.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck eval --keep')
+	$(BIN)/gpuwatch demo $(DEMO)
+
+test-tools: ## install what the tests need beside Python (as root, with apt; elsewhere says what is missing)
+	@bash scripts/install-test-tools.sh
+
+test: $(STAMP) test-tools ## run all tests (TESTS='-k hook' for some)
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMP) ## format, lint and types, nothing changed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test ## all that CI runs: lint and tests
+
+golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, golden pages
+	$(BIN)/python -m gpuwatch_dashboards.grafana --write
+	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k golden
+
+format: $(STAMP) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

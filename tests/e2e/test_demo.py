@@ -1,0 +1,41 @@
+"""`gpuwatch demo` for each bottleneck: the verdict names it, and the command ends with status 0."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
+    command = [sys.executable, "-m", "gpuwatch", "demo", "--bottleneck", bottleneck, "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "sentence", "advice"),
+    [
+        ("input", r"input-bound: (\d+)% of the time", "num_workers="),
+        ("epoch-start", r"input-bound: (\d+)% of the time", "persistent_workers=True"),
+        ("eval", r"evaluation takes (\d+)% of the time", "evaluate half as often"),
+        ("none", r"healthy: (\d+)% of the time is compute", "stop tuning the loader"),
+    ],
+)
+def test_the_verdict_names_the_bottleneck_that_was_chosen(bottleneck: str, sentence: str, advice: str) -> None:
+    out, err = demo(bottleneck, 12)
+    final = err[err.rindex("gpuwatch · ") :]  # the whole run's, printed last
+    assert re.search(sentence, final), final
+    assert advice in " ".join(final.split())
+    live = re.findall(r"^ +\d+ s  (.+)$", out, re.MULTILINE)
+    assert live and re.search(sentence, live[-1])
+    assert "gpuwatch demo --bottleneck" in out  # what to try next
+
+
+def test_a_dev_shm_that_will_be_full_is_said_before_it_is() -> None:
+    _, err = demo("shm", 10)
+    assert "/dev/shm is nearly full" in err
+    assert "--shm-size=" in err

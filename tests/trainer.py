@@ -1,0 +1,61 @@
+"""A training whose truth is known: it keeps its own clock around everything that it makes slow.
+
+Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`. The last line on stdout is the truth as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import gpuwatch
+
+SPENT = {"input_wait": 0.0, "compute": 0.0}
+
+
+def spend(state: str, seconds: float) -> None:
+    begin = time.perf_counter()
+    time.sleep(seconds)
+    SPENT[state] += time.perf_counter() - begin
+
+
+class Slow(Dataset):  # type: ignore[type-arg]
+    """A dataset whose batches take a known time, in the training process."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        spend("input_wait", self.wait_s)
+        return torch.full((8,), float(index))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--wait-ms", type=float, default=30)
+    parser.add_argument("--compute-ms", type=float, default=20)
+    arguments = parser.parse_args()
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    begin, steps = time.perf_counter(), 0
+    for batch in gpuwatch.watch(DataLoader(Slow(arguments.wait_ms / 1e3), batch_size=1)):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        spend("compute", arguments.compute_ms / 1e3)
+        steps += 1
+        if time.perf_counter() - begin > arguments.seconds:
+            break
+    print(json.dumps({**SPENT, "wall": time.perf_counter() - begin, "steps": steps}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The other rules: each fires on its cause, stays quiet without it, abstains when its signal was not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwatch.diagnosis import diagnose
+from gpuwatch.rules import CAUSES, FALLBACK_RULES, RULES
+from gpuwatch.rules.checkpoint_stall import checkpoint_stall
+from gpuwatch.rules.compute_bound import compute_bound
+from gpuwatch.rules.epoch_start_pause import epoch_start_pause
+from gpuwatch.rules.eval_share import eval_share
+from gpuwatch.rules.gpu_saturated import gpu_saturated
+from gpuwatch.rules.held_idle import held_idle
+from gpuwatch.rules.shm_exhaustion import shm_exhaustion
+from gpuwatch.rules.stalled import stalled
+from gpuwatch.rules.transfer_pageable import transfer_pageable
+from gpuwatch.window import GpuFacts, HostFacts, Window
+from gpuwatch.wire import Loader
+from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
+
+
+def paused(first_wait_s: float) -> Window:
+    """Three passes of 20 steps whose first batches take so long."""
+    columns = steps(60, 0.001, 0.040, firsts=(0, 20, 40))
+    waits = tuple(first_wait_s if first else 0.001 for first in columns.epoch_start)
+    return window(replace(columns, data_wait_s=waits), loader=Loader(num_workers=2, persistent_workers=False))
+
+
+def test_epoch_start_pause_names_persistent_workers() -> None:
+    finding = epoch_start_pause(paused(1.6))
+    assert finding is not None
+    lost, whole = 3 * 1.599, 3 * 1.6 + 57 * 0.001 + 60 * 0.040
+    assert finding.ratio == pytest.approx(lost / whole)
+    assert finding.predicted_speedup == pytest.approx(1 / (1 - lost / whole), abs=0.01)
+    assert finding.advice.startswith("persistent_workers=True")
+
+
+def test_epoch_start_pause_does_not_advise_what_is_set_already() -> None:
+    finding = epoch_start_pause(replace(paused(1.6), loader=Loader(num_workers=2, persistent_workers=True)))
+    assert finding is not None and "persistent_workers=True" not in finding.advice
+
+
+def test_epoch_start_pause_is_quiet_for_short_first_batches_and_a_single_pass() -> None:
+    assert epoch_start_pause(paused(0.005)) is None
+    one = steps(20, 0.001, 0.040, firsts=(0,))
+    assert epoch_start_pause(window(replace(one, data_wait_s=(1.6, *one.data_wait_s[1:])))) is None
+
+
+def test_epoch_start_pause_abstains_without_steps() -> None:
+    assert epoch_start_pause(window(steps(0, 0, 0), states_s={"eval": 10.0})) is None
+
+
+def test_transfer_from_pageable_memory() -> None:
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), device="cuda")
+    finding = transfer_pageable(copying)
+    assert finding is not None
+    assert finding.ratio == pytest.approx(0.39)
+    assert "pin_memory=True" in finding.advice
+    assert finding.evidence[2].value == pytest.approx((6 << 20) / 0.039)
+
+
+def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() -> None:
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039))
+    assert transfer_pageable(replace(copying, loader=Loader(pin_memory=True))) is None
+    assert transfer_pageable(HEALTHY) is None
+    assert transfer_pageable(replace(copying, loader=None)) is None
+    assert transfer_pageable(replace(copying, loader=Loader())) is None
+
+
+@pytest.mark.parametrize(("rule", "state"), [(eval_share, "eval"), (checkpoint_stall, "checkpoint")])
+def test_a_phase_that_takes_a_large_part(rule, state) -> None:  # type: ignore[no-untyped-def]
+    columns = steps(100, 0.001, 0.099)
+    finding = rule(window(columns, states_s=states(columns, **{state: 10.0})))
+    assert finding is not None and finding.ratio == pytest.approx(0.5)
+    assert rule(window(columns, states_s=states(columns, **{state: 1.0}))) is None
+    assert rule(Window(duration_s=0.0)) is None
+
+
+def test_stalled_says_for_how_long_and_where() -> None:
+    finding = stalled(replace(HEALTHY, stalled_s=95.0, activity="data_wait"))
+    assert finding is not None and finding.severity == "critical"
+    assert finding.evidence[0].text == "no step for 1m 35s"
+    assert "waits for the loader" in finding.evidence[1].text
+    assert stalled(HEALTHY) is None
+
+
+def test_shm_that_will_be_full_is_said_before_it_is_with_the_size_to_give() -> None:
+    small = HostFacts(shm_size_bytes=64 << 20, shm_used_bytes=8 << 20)
+    # 4 workers × 2 prefetched × 6 MiB = 48 MiB of 64: 75%, fine; 7 MiB a batch: 56 MiB, 87.5%
+    assert shm_exhaustion(replace(HEALTHY, host=small)) is None
+    loader = Loader(num_workers=4, prefetch_factor=2, batch_bytes=7 << 20)
+    finding = shm_exhaustion(replace(HEALTHY, host=small, loader=loader))
+    assert finding is not None and finding.severity == "warning"
+    assert finding.ratio == pytest.approx(0.875)
+    assert "--shm-size=70m" in finding.advice  # a quarter more than the 56 MiB
+
+
+def test_shm_that_is_full_is_critical_even_when_the_loader_is_not_known() -> None:
+    full = HostFacts(shm_size_bytes=64 << 20, shm_used_bytes=62 << 20)
+    finding = shm_exhaustion(replace(HEALTHY, host=full, loader=None))
+    assert finding is not None and finding.severity == "critical"
+    assert finding.ratio == pytest.approx(62 / 64)
+
+
+def test_shm_abstains_where_it_was_not_measured() -> None:
+    assert shm_exhaustion(replace(HEALTHY, host=None)) is None
+    assert shm_exhaustion(replace(HEALTHY, host=HostFacts())) is None
+
+
+def test_held_idle_names_the_gpu_idle_for_longest_and_its_owner() -> None:
+    gpus = (
+        GpuFacts("0", "GPU-a", 0.0, idle_s=400.0, owner="alice, pid 7 (python)"),
+        GpuFacts("1", "GPU-b", 0.0, idle_s=900.0, owner="bob, pid 8 (python)"),
+        GpuFacts("2", "GPU-c", 0.0, idle_s=10.0),
+    )
+    finding = held_idle(Window(duration_s=16.0, gpus=gpus))
+    assert finding is not None
+    assert finding.gpu == "GPU-b" and "bob" in finding.evidence[1].text
+    assert held_idle(Window(duration_s=16.0, gpus=gpus[2:])) is None
+    assert held_idle(Window(duration_s=16.0, gpus=(GpuFacts("3", "GPU-d"),))) is None
+
+
+def test_gpu_saturated_needs_both_clocks_and_the_driver() -> None:
+    busy = (GpuFacts("0", "GPU-a", 0.98),)
+    assert gpu_saturated(replace(HEALTHY, gpus=busy)) is not None
+    assert gpu_saturated(replace(HEALTHY, gpus=(GpuFacts("0", "GPU-a", 0.5),))) is None
+    assert gpu_saturated(replace(STARVED, gpus=busy)) is None
+    assert gpu_saturated(replace(HEALTHY, gpus=(GpuFacts("0", "GPU-a", None),))) is None
+
+
+def test_compute_bound_speaks_of_cpus_only() -> None:
+    assert compute_bound(HEALTHY) is not None
+    assert compute_bound(replace(HEALTHY, device="cuda")) is None
+    assert compute_bound(STARVED) is None
+
+
+def test_a_cause_is_called_what_its_rule_is_called() -> None:
+    assert len(set(CAUSES)) == len(RULES) + len(FALLBACK_RULES)
+    found = diagnose(replace(STARVED, stalled_s=60.0, worker_cpu_ratios=(0.99,) * 4))
+    assert [finding.cause for finding in found] == ["input_cpu", "stalled"]
+    assert {finding.cause for finding in found} <= set(CAUSES)
+
+
+def test_findings_come_most_severe_first_then_by_what_is_at_stake() -> None:
+    columns = steps(100, 0.020, 0.080)
+    mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
+    assert [finding.cause for finding in diagnose(mixed)] == ["stalled", "eval_share", "input_cpu"]

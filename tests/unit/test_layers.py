@@ -1,0 +1,94 @@
+"""Who may import whom: read from the source, so that a forbidden import is found even where it never runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "gpuwatch": ROOT / "gpuwatch",
+    "gpuwatch_agent": ROOT / "agent/gpuwatch_agent",
+    "gpuwatch_dashboards": ROOT / "dashboards/gpuwatch_dashboards",
+}
+PURE = ["wire", "metrics", "ledger", "timeline", "window", "diagnosis", "verdict", "thresholds", "units", "alert_rules"]
+IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}
+TRAINING_SIDE_MAY_USE = {"msgspec", "zmq"}
+
+
+def imports(path: Path, at_top_only: bool = False) -> Iterator[str]:
+    """Yield the dotted names that a file imports."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def sources(package: str) -> list[Path]:
+    return sorted(PACKAGES[package].rglob("*.py"))
+
+
+def test_agent_and_dashboards_do_not_know_each_other() -> None:
+    for package, other in (("gpuwatch_agent", "gpuwatch_dashboards"), ("gpuwatch_dashboards", "gpuwatch_agent")):
+        guilty = [path.name for path in sources(package) if any(name.split(".")[0] == other for name in imports(path))]
+        assert guilty == []
+        assert len(sources(package)) > 5
+
+
+def test_gpuwatch_reaches_agent_and_dashboards_in_its_commands_only() -> None:
+    guilty = [
+        str(path.relative_to(ROOT))
+        for path in sources("gpuwatch")
+        if path.parent.name != "commands"
+        and any(name.split(".")[0] in ("gpuwatch_agent", "gpuwatch_dashboards") for name in imports(path))
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("module", [*PURE, "rules"])
+def test_pure_modules_do_no_io_and_read_no_clock(module: str) -> None:
+    place = PACKAGES["gpuwatch"] / module
+    paths = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    assert paths
+    for path in paths:
+        assert {name.split(".")[0] for name in imports(path)} & IO_AND_CLOCKS == set(), path.name
+
+
+def test_what_a_training_process_imports_needs_msgspec_and_zmq_alone() -> None:
+    import sys
+
+    seen: set[str] = set()
+    todo = ["gpuwatch"]
+    third_party: set[str] = set()
+    while todo:
+        module = todo.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        path = ROOT / Path(*module.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for name in imports(file, at_top_only=True):
+            if name.split(".")[0] == "gpuwatch":
+                todo.append(name)
+            elif name.split(".")[0] not in sys.stdlib_module_names:
+                third_party.add(name.split(".")[0])
+    assert third_party == TRAINING_SIDE_MAY_USE
+    assert "gpuwatch.hook" in seen and "gpuwatch.commands" not in seen
+
+
+def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:
+    import re
+
+    from gpuwatch.metrics import BY_NAME
+
+    pattern = re.compile(r"\"(gpuwatch_[a-z0-9_]+_(?:total|seconds|bytes|ratio|info|watts|celsius|active|up))\"")
+    for path in [*sources("gpuwatch"), *sources("gpuwatch_agent"), *sources("gpuwatch_dashboards")]:
+        if path.name in ("metrics.py",):
+            continue
+        unknown = {name for name in pattern.findall(path.read_text()) if name not in BY_NAME}
+        assert unknown == set(), path.name
