@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from math import nan
 from typing import Any
 
@@ -54,20 +53,13 @@ def drawn_lines(panel: Panel, traces: Sequence[Sequence[Trace]]) -> list[DrawnLi
     return lines
 
 
-def figure(
-    panel: Panel, lines: Sequence[DrawnLine], span: Span, utc_offset: timedelta, height_px: int
-) -> dict[str, Any]:
-    """Return the Plotly figure as plain data. Times are shown at the reader's offset from UTC.
+def figure(panel: Panel, lines: Sequence[DrawnLine], span: Span, height_px: int) -> dict[str, Any]:
+    """Return the Plotly figure as plain data. Times are Unix ms, which Plotly shows in the reader's own time.
 
     Points are arrays: lists of numbers cost Plotly twice the time.
     """
     peak = _peak(panel, lines)
     scale = scale_for(panel.unit, peak)
-    offset_s = utc_offset.total_seconds()
-
-    def moment(time_s: float) -> int:
-        """Return the time as Plotly's date axes count it, in ms; they know no time zones."""
-        return round((time_s + offset_s) * 1e3)
 
     data: list[dict[str, Any]] = []
     for line in lines:
@@ -76,7 +68,7 @@ def figure(
                 "type": "scatter",
                 "mode": "lines",
                 "name": line.name,
-                "x": np.array([moment(time_s) for time_s, _ in segment], dtype=float),
+                "x": np.array([1e3 * time_s for time_s, _ in segment], dtype=float),
                 "y": np.array([nan if value is None else value for _, value in segment]) * scale.factor,
                 "line": {"color": line.colour, "width": 0.5 if panel.stacked else 2, "dash": line.dash},
                 "hovertemplate": "%{y:.3~r}" + scale.suffix,
@@ -98,7 +90,7 @@ def figure(
         "dragmode": False,
         "uirevision": panel.key,
         "xaxis": {
-            "range": [moment(span.start_s), moment(span.end_s)],
+            "range": [1e3 * span.start_s, 1e3 * span.end_s],
             "type": "date",
             "fixedrange": True,
             "nticks": 5,

@@ -137,3 +137,20 @@ def test_log_of_the_page_is_quiet(page: Any, agent: FakeAgent, browser: Any, tmp
         page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)
     text = log.read_text()
     assert "Traceback" not in text and "deprecated" not in text.lower()
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/St_Johns"])
+def test_charts_and_text_show_the_reader_s_own_time(browser: Any, agent: FakeAgent, url: str, zone: str) -> None:
+    agent.runs, agent.gpus = [a_run()], False
+    context = browser.new_context(viewport=DESKTOP, timezone_id=zone)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector(".st-key-panel-ledger .xtick text", timeout=WAIT_MS)
+    ticks = page.locator(".st-key-panel-ledger .xtick text").all_text_contents()
+    now = page.evaluate("new Date().getHours() * 60 + new Date().getMinutes()")
+    foot = re.search(r"updated (\d+):(\d+)", page.locator(".gw-foot").inner_text())
+    context.close()
+    assert foot is not None
+    assert abs(int(foot[1]) * 60 + int(foot[2]) - now) <= 1
+    hours, minutes = ticks[-1].split()[0].split(":")[:2]
+    assert 0 <= now - (int(hours) * 60 + int(minutes)) <= 15, ticks

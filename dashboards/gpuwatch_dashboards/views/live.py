@@ -120,7 +120,7 @@ def _panel(panel: Panel, traces: Sequence[Sequence[Trace]], span: Span, node: No
     with st.container(key=f"panel-{panel.key}"):
         st.html(markup.panel_head(panel.title, panel.question, legend_values(panel, lines)))
         if any(len(line.points) > 1 for line in lines):
-            drawn = figure(panel, lines, span, _utc_offset(), height_px)
+            drawn = figure(panel, lines, span, height_px)
             st.plotly_chart(drawn, key=f"chart-{panel.key}", config=CONFIG)
         elif panel in GPU_PANELS and node.gpus:
             st.html(markup.nothing("This GPU does not report it."))
