@@ -23,6 +23,7 @@ from gpuwatch_agent.snapshot import Snapshot
 STALE_S = 5.0
 _MAX_POINTS = 2000
 _MAX_STEPS = 200_000
+_MOST = 1e15
 _encode = msgspec.json.Encoder().encode
 
 
@@ -90,6 +91,8 @@ def make_app(
         end_s = _number(query, "end", time.time())
         start_s = _number(query, "start", end_s - 900)
         points = int(_number(query, "points", 300))
+        if start_s > end_s:
+            raise BadRequest(f"start={start_s} is after end={end_s}")
         if not 0 < points <= _MAX_POINTS:
             raise BadRequest(f"points={points}: give 1 to {_MAX_POINTS}")
         unknown = query.keys() - set(BY_NAME[metric].labels)
@@ -97,7 +100,7 @@ def make_app(
             raise BadRequest(
                 f"{metric} has no label {sorted(unknown)[0]!r}; it has {', '.join(BY_NAME[metric].labels) or 'none'}"
             )
-        found = await run_in_threadpool(history.series, metric, query, start_s, end_s, points)
+        found = await run_in_threadpool(history.reader.series, metric, query, start_s, end_s, points)
         return _json(
             {
                 "metric": metric,
@@ -112,7 +115,7 @@ def make_app(
         run, rank, last = request.path_params["run"], int(_number(query, "rank", 0)), int(_number(query, "last", 600))
         if not 0 < last <= _MAX_STEPS:
             raise BadRequest(f"last={last}: give 1 to {_MAX_STEPS}")
-        first, columns = await run_in_threadpool(history.steps, run, rank, last)
+        first, columns = await run_in_threadpool(history.reader.steps, run, rank, last)
         if not columns["time_s"]:
             return _json({"error": f"no steps of run {run!r} rank {rank} are kept; /api/v1/runs lists the runs"}, 404)
         return _json({"run": run, "rank": rank, "first_step": first, **columns})
@@ -126,6 +129,9 @@ def make_app(
     async def not_found(request: Request, error: Exception) -> Response:
         return _json({"error": f"{request.url.path} is not here; the paths are in docs/api.md"}, 404)
 
+    async def not_allowed(request: Request, error: Exception) -> Response:
+        return _json({"error": f"{request.method} is not for {request.url.path}; use GET"}, 405)
+
     return Starlette(
         routes=[
             Route("/healthz", healthz),
@@ -137,7 +143,7 @@ def make_app(
             Route("/api/v1/series", series),
             Route("/api/v1/runs/{run:path}/steps", steps),
         ],
-        exception_handlers={BadRequest: bad_request, sqlite3.Error: no_history, 404: not_found},
+        exception_handlers={BadRequest: bad_request, sqlite3.Error: no_history, 404: not_found, 405: not_allowed},
     )
 
 
@@ -146,9 +152,12 @@ def _number(query: dict[str, str], name: str, default: float) -> float:
     if text is None:
         return default
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise BadRequest(f"{name}={text!r} is not a number") from None
+    if not abs(number) < _MOST:  # nor is nan
+        raise BadRequest(f"{name}={text!r} is beyond all measure")
+    return number
 
 
 def _json(content: Any, status: int = 200) -> Response:

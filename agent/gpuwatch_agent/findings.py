@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from gpuwatch.diagnosis import Finding
 
-BEGIN_AFTER_S = 3.0
-END_AFTER_S = 10.0
+BEGIN_AFTER_NS = 3_000_000_000
+END_AFTER_NS = 10_000_000_000
 
 
 @dataclass
@@ -19,6 +19,9 @@ class ActiveFinding:
     since_s: float
     """Unix time of the first sign."""
     seen_s: float
+    since_ns: int
+    seen_ns: int
+    """The same on the agent's monotonic clock: the wall clock may be set."""
     active: bool = False
 
 
@@ -30,20 +33,20 @@ class FindingBook:
     causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     """Causes that were ever active, so that their series can say 0 when they have gone."""
 
-    def update(self, run: str, rank: int, findings: Sequence[Finding], now_s: float) -> None:
+    def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
         """Take this moment's findings of one run."""
         for finding in findings:
             key = (run, rank, finding.cause, finding.gpu or "")
             entry = self.entries.get(key)
             if entry is None:
-                entry = self.entries[key] = ActiveFinding(finding, now_s, now_s)
-            entry.finding, entry.seen_s = finding, now_s
-            if now_s - entry.since_s >= BEGIN_AFTER_S:
+                entry = self.entries[key] = ActiveFinding(finding, now_s, now_s, now_ns, now_ns)
+            entry.finding, entry.seen_s, entry.seen_ns = finding, now_s, now_ns
+            if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
                 self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
         for key, entry in list(self.entries.items()):
-            gone_s = now_s - entry.seen_s
-            if key[:2] == (run, rank) and gone_s > (END_AFTER_S if entry.active else BEGIN_AFTER_S):
+            gone_ns = now_ns - entry.seen_ns
+            if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
                 del self.entries[key]
 
     def end_run(self, run: str, rank: int) -> None:
@@ -51,9 +54,12 @@ class FindingBook:
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
 
-    def forget_run(self, run: str, rank: int) -> None:
-        self.end_run(run, rank)
-        self.causes_seen.pop((run, rank), None)
+    def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+        """Forget every run but these, and but the node itself."""
+        for run, rank in {key[:2] for key in self.entries} | self.causes_seen.keys():
+            if run and (run, rank) not in runs:
+                self.end_run(run, rank)
+                self.causes_seen.pop((run, rank), None)
 
     def active(self, run: str, rank: int) -> list[ActiveFinding]:
         """Return the run's active findings in the diagnosis's order of the last moment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,8 +73,19 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         host, port = server_socket.getsockname()[:2]
         logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(receiver.endpoints))
         ready(f"http://{host}:{port}")
+        _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
+
+
+def _end_on_signals(server: uvicorn.Server) -> None:
+    """Let SIGINT and SIGTERM end the server only: it raises them again when it has ended, and what follows must still run."""
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def bind_http(address: str) -> socket.socket:

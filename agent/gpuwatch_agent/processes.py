@@ -9,6 +9,9 @@ from gpuwatch import procfs as proc
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 
+_SEARCH_EVERY_TURNS = 5
+_MOST_KNOWN = 4096
+
 
 def pid_namespace(procfs: Path) -> int:
     """Return the inode of the pid namespace whose pids `procfs` shows; 0 where not known."""
@@ -27,17 +30,37 @@ class ProcessTable:
         self._procfs = procfs
         self._namespace = pid_namespace(procfs)
         self._host_pids: dict[tuple[int, int, int], int] = {}
+        self._looked_up: dict[tuple[int, int, int], int | None] = {}
+        """What `host_pid` found in this turn."""
+        self._unfound: dict[tuple[int, int, int], int] = {}
+        """Turns to go before a container's process is searched for again."""
+        self._seen: set[int] = set()
+
+    def begin_turn(self) -> None:
+        """Look at everything anew: what was found is good for one turn."""
+        self._looked_up.clear()
+        self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
+        if len(self._host_pids) > _MOST_KNOWN:
+            self._host_pids.clear()
 
     def host_pid(self, hello: wire.Hello) -> int | None:
         """Return the training process's pid as this /proc numbers it; None where it cannot be found or has ended."""
         key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
+        if key not in self._looked_up:
+            self._looked_up[key] = self._look_up(key, hello)
+        return self._looked_up[key]
+
+    def _look_up(self, key: tuple[int, int, int], hello: wire.Hello) -> int | None:
         pid = self._host_pids.get(key)
-        if pid is None:
-            pid = hello.pid if hello.pid_namespace in (0, self._namespace) else self._search(hello)
+        if pid is None and hello.pid_namespace in (0, self._namespace):
+            pid = hello.pid
+        elif pid is None and key not in self._unfound:
+            pid = self._search(hello)
             if pid is None:
-                return None
-            self._host_pids[key] = pid
-        return pid if self._is(pid, hello) else None
+                self._unfound[key] = _SEARCH_EVERY_TURNS
+            else:
+                self._host_pids[key] = pid
+        return pid if pid is not None and self._is(pid, hello) else None
 
     def alive(self, hello: wire.Hello | None) -> bool | None:
         """Return whether the training process lives; None where that cannot be seen."""
@@ -88,11 +111,26 @@ class ProcessTable:
         except OSError:
             return True
 
+    def ended(self, pids: set[int]) -> set[int]:
+        """Return those that have ended since they were first asked for: a GPU's process list is up to 10 s old.
+
+        One that was never to be seen (of another pid namespace, without `pid: host`) is not among them.
+        """
+        alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
+        self._seen = (self._seen & pids) | alive
+        return self._seen - alive
+
     def _is(self, pid: int, hello: wire.Hello) -> bool:
+        """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""
+        fields = self._fields(pid)
+        return len(fields) > 19 and fields[19] == str(hello.process_start_ticks) and fields[0] not in ("Z", "X")
+
+    def _fields(self, pid: int) -> list[str]:
+        """Return /proc/PID/stat from the state on, [] for a process that is gone. Source: proc(5)."""
         try:
-            return proc.start_ticks(pid, self._procfs) == hello.process_start_ticks
-        except NoData:
-            return False
+            return (self._procfs / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""

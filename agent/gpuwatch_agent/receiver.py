@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT = 100_000
 _POLL_MS = 200
+_CLOCK_SLACK_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,33 @@ class Receiver:
         """Take one frame, or reject it: counted by reason, and each reason said once."""
         try:
             message = wire.decode(frame)
+            check_times(message)
+            if len(self._arrived) >= _KEPT:
+                raise ProtocolError(f"more than {_KEPT} messages wait: the agent cannot keep up", "overload")
         except ProtocolError as error:
-            if not self.rejected[error.reason]:
-                logger.warning("a hook's message is not used (%s): %s", error.reason, error)
-            self.rejected[error.reason] += 1
+            self._reject(error.reason, error)
             return
-        if len(self._arrived) >= _KEPT:
-            self.rejected["overload"] += 1
+        except (
+            Exception
+        ) as error:  # whatever a frame does to the decoder (a million nested lists), the next one is read
+            self._reject("malformed", error)
             return
         self.received += 1
         self._arrived.append(Arrival(message, time.monotonic_ns(), time.time()))
+
+    def _reject(self, reason: str, error: Exception) -> None:
+        if not self.rejected[reason]:
+            logger.warning("a hook's message is not used (%s): %.300s", reason, error)
+        self.rejected[reason] += 1
+
+
+def check_times(message: wire.Message) -> None:
+    """Check what a sender says of times against itself.
+
+    Raises: ProtocolError for a ledger that reaches into the future, or that ends before it began.
+    """
+    if isinstance(message, wire.Hello):
+        return
+    totals, origin = message.totals, message.origin
+    if not totals.start_ns <= totals.watermark_ns <= origin.monotonic_ns + _CLOCK_SLACK_NS:
+        raise ProtocolError("totals of a time that has not been", "impossible")

@@ -16,11 +16,13 @@ from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import GpuCollector, Roots, build
 from gpuwatch_agent.exporter import Page
 from gpuwatch_agent.findings import FindingBook
-from gpuwatch_agent.gpu_ledger import GpuAccount, GpuBook, GpuReading
+from gpuwatch_agent.gpu_ledger import GpuBook
+from gpuwatch_agent.gpus import gpu_readings, gpu_view, owner_text
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.runs import RUNNING, Run, RunBook
+from gpuwatch_agent.run_book import RunBook
+from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
 from gpuwatch_agent.views import finding_json, finding_view, run_view
@@ -50,7 +52,7 @@ class Sampler:
         self._workers = WorkerWatch(self._table)
         self._node = NodeMemory()
         self._findings = FindingBook()
-        self._views: list[dict[str, Any]] = []
+        self._views: dict[tuple[str, int], dict[str, Any]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: Snapshot | None = None
@@ -58,8 +60,8 @@ class Sampler:
     def start(self) -> None:
         """Take up what a former agent kept, and begin."""
         now_ns, now_s = time.monotonic_ns(), time.time()
-        self._runs.restore(self._history.runs(), now_ns, now_s)
-        self._gpus.restore(self._history.gpus(), self._boot_id, now_ns)
+        self._runs.restore(self._history.reader.runs(), now_ns, now_s)
+        self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         self._thread.start()
 
     def stop(self) -> None:
@@ -85,41 +87,28 @@ class Sampler:
             self._stop.wait(max(0.0, due - time.monotonic()))
 
     def _turn(self) -> None:
+        self._runs.excuse_pause(time.monotonic_ns())
+        self._table.begin_turn()
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
-        for arrival in arrivals:
-            self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s)
+        with_steps = [
+            arrival for arrival in arrivals if self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s)
+        ]
+        self._runs.forget_ended(now_s)
+        self._findings.keep_only(self._runs.runs.keys())
         runs = list(self._runs.runs.values())
         for run in runs:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
-        self._forget(now_s)
         node_samples = self._collecting.turn()
         self._node.remember(node_samples, now_ns)
         self._workers.look(runs, now_ns)
-        self._gpus.advance(self._gpu_readings(), self._runs_by_pid(runs), now_ns)
+        readings = gpu_readings(self._gpu_collector, self._node, self._table)
+        self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
         self._diagnose(runs, now_ns, now_s)
         samples = [*self._samples(runs, now_ns, now_s), *node_samples]
-        self._commit(samples, runs, arrivals, now_s)
+        self._commit(samples, runs, with_steps, now_s)
         self._publish(samples, runs, now_ns, now_s)
-
-    def _forget(self, now_s: float) -> None:
-        before = set(self._runs.runs)
-        self._runs.forget_ended(now_s)
-        for run, rank in before - set(self._runs.runs):
-            self._findings.forget_run(run, rank)
-
-    def _gpu_readings(self) -> list[GpuReading]:
-        if self._gpu_collector is None:
-            return []
-        held = self._gpu_collector.processes()
-        readings = []
-        for device in self._gpu_collector.devices():
-            processes = held.get(device.uuid)
-            pids = None if processes is None else tuple(process.pid for process in processes)
-            utilization = self._node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
-            readings.append(GpuReading(str(device.index), device.uuid, pids, utilization))
-        return readings
 
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
@@ -127,35 +116,38 @@ class Sampler:
             pid = self._table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
             if pid is not None:
                 found[pid] = run
+                run.user = self._table.user(pid)
         return found
 
     def _diagnose(self, runs: Sequence[Run], now_ns: int, now_s: float) -> None:
         accounts = list(self._gpus.accounts.values())
-        self._views = []
+        views: dict[tuple[str, int], dict[str, Any]] = {}
         for run in runs:
+            key = (run.run, run.rank)
+            seen = self._views.get(key)
+            unchanged = seen is not None and seen["last_message_s"] == run.last_message_s
+            if seen is not None and unchanged and run.status == seen["status"] != RUNNING:
+                views[key] = seen  # it has ended, and stays as it was
+                continue
             window = run_window(run, self._node, self._workers, self._table, accounts, now_ns)
             if run.status == RUNNING:
-                self._findings.update(run.run, run.rank, diagnose(window), now_s)
-            active = self._findings.active(run.run, run.rank)
+                self._findings.update(*key, diagnose(window), now_ns, now_s)
+            active = self._findings.active(*key)
             verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
-            pid = self._table.host_pid(run.hello) if run.hello is not None else None
-            user = self._table.user(pid) if pid is not None else ""
-            self._views.append(run_view(run, user, verdict, window, active, _wall_offset_ns(now_ns, now_s)))
-        owners = {account.uuid: self._owner_text(account) for account in accounts}
+            if run.status != RUNNING:
+                self._findings.end_run(*key)
+                active = []
+            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s))
+        self._views = views
+        owners = {account.uuid: owner_text(account, self._table) for account in accounts}
         node_findings = diagnose(node_window(self._node, accounts, owners, now_ns)) if accounts else []
-        self._findings.update("", 0, [finding for finding in node_findings if finding.gpu is not None], now_s)
-
-    def _owner_text(self, account: GpuAccount) -> str:
-        texts = [
-            f"{self._table.user(pid) or '?'}, pid {pid} ({self._table.name(pid) or '?'})" for pid in account.pids[:3]
-        ]
-        return "; ".join(texts)
+        self._findings.update("", 0, [finding for finding in node_findings if finding.gpu is not None], now_ns, now_s)
 
     def _samples(self, runs: Sequence[Run], now_ns: int, now_s: float) -> list[AnySample]:
         offset_ns = _wall_offset_ns(now_ns, now_s)
         samples: list[AnySample] = []
         for run in runs:
-            samples += run_samples(run, self._table, self._workers, offset_ns)
+            samples += run_samples(run, self._workers, offset_ns)
             pid = self._table.host_pid(run.hello) if run.hello is not None else None
             shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
             samples += shm_samples(run, self._table, shares)
@@ -175,7 +167,7 @@ class Sampler:
     def _rejected(self) -> dict[str, int]:
         """Return rejected messages by reason; those that can be expected are there from the start, at 0."""
         refused = {"too_many_runs": self._runs.refused}
-        return {"malformed": 0, "version": 0, "too_large": 0, **self._receiver.rejected, **refused}
+        return {"malformed": 0, "version": 0, "too_large": 0, "impossible": 0, **self._receiver.rejected, **refused}
 
     def _commit(
         self, samples: Sequence[AnySample], runs: Sequence[Run], arrivals: Sequence[Arrival], now_s: float
@@ -198,7 +190,7 @@ class Sampler:
                 run.changed = False
 
     def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
-        views = sorted(self._views, key=lambda view: -view["last_message_s"])
+        views = sorted(self._views.values(), key=lambda view: -view["last_message_s"])
         found = [
             {"run": view["run"], "rank": view["rank"], "name": view["name"], **finding}
             for view in views
@@ -211,31 +203,15 @@ class Sampler:
             page=Page(samples),
             runs=views,
             findings=found,
-            gpus=[self._gpu_view(account) for account in self._gpus.accounts.values()],
+            gpus=[
+                gpu_view(account, self._gpu_collector, self._node, self._table)
+                for account in self._gpus.accounts.values()
+            ],
             collectors=[
                 {"name": o.name, "success": o.success, "duration_s": o.duration_s, "message": o.message}
                 for o in self._collecting.outcomes
             ],
         )
-
-    def _gpu_view(self, account: GpuAccount) -> dict[str, Any]:
-        devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
-
-        def latest(metric: str) -> float | None:
-            return self._node.latest(metric, account.gpu, account.uuid)
-
-        return {
-            "gpu": account.gpu,
-            "uuid": account.uuid,
-            "name": next((device.name for device in devices if device.uuid == account.uuid), None),
-            "state": account.state,
-            "utilization_ratio": latest("gpuwatch_gpu_utilization_ratio"),
-            "memory_used_bytes": latest("gpuwatch_gpu_memory_used_bytes"),
-            "memory_total_bytes": latest("gpuwatch_gpu_memory_total_bytes"),
-            "power_watts": latest("gpuwatch_gpu_power_watts"),
-            "run": account.owner or None,
-            "owner": self._owner_text(account) or None,
-        }
 
 
 def _wall_offset_ns(now_ns: int, now_s: float) -> int:

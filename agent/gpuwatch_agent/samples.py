@@ -16,7 +16,7 @@ from gpuwatch_agent.workers import WorkerWatch
 AnySample = Sample | HistogramSample
 
 
-def run_samples(run: Run, table: ProcessTable, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
+def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
     """Yield all series of one run. `wall_offset_ns` turns the agent's monotonic clock into Unix time."""
     if run.ledger is None:
         return
@@ -44,12 +44,11 @@ def run_samples(run: Run, table: ProcessTable, workers: WorkerWatch, wall_offset
     hello = run.hello
     if hello is None:
         return
-    pid = table.host_pid(hello)
     loader_workers = hello.loader.num_workers if hello.loader is not None else None
     info = (
         hello.name,
         hello.job,
-        table.user(pid) if pid is not None else "",
+        run.user,
         hello.timeline,
         hello.device,
         str(hello.world_size),

@@ -17,7 +17,7 @@ View = dict[str, Any]
 
 
 def run_view(
-    run: Run, user: str, verdict: Verdict | None, window: Window, findings: Sequence[ActiveFinding], wall_offset_ns: int
+    run: Run, verdict: Verdict | None, window: Window, findings: Sequence[ActiveFinding], wall_offset_ns: int
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
@@ -29,7 +29,7 @@ def run_view(
         "job": hello.job if hello is not None else "",
         "host": hello.host if hello is not None else "",
         "pid": hello.pid if hello is not None else None,
-        "user": user,
+        "user": run.user,
         "status": run.status,
         "world_size": hello.world_size if hello is not None else None,
         "timeline": hello.timeline if hello is not None else "host",

@@ -8,6 +8,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
 
 _WINDOW_NS = 15_000_000_000
+_MOST_WORKERS = 256
 
 
 class WorkerWatch:
@@ -23,12 +24,17 @@ class WorkerWatch:
         for gone in self._cpu_s.keys() - pids:
             del self._cpu_s[gone]
         for run in runs:
+            if run.status == RUNNING:
+                known = run.worker_seen_s
+                run.worker_seen_s = {pid: known[pid] for pid in self._pids(run) if pid in known}
             for pid in self._pids(run):
                 cpu_s = self._table.cpu_s(pid)
                 if cpu_s is None:
+                    self._cpu_s.pop(pid, None)
                     continue
                 seen = self._cpu_s.setdefault(pid, deque())
-                run.worker_cpu_s += max(0.0, cpu_s - seen[-1][1]) if seen else cpu_s
+                run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
+                run.worker_seen_s[pid] = cpu_s
                 seen.append((now_ns, cpu_s))
                 while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
                     seen.popleft()
@@ -51,4 +57,4 @@ class WorkerWatch:
         if run.status != RUNNING or hello is None or hello.loader is None:
             return ()
         # The workers' numbers are the container's own: they can be read only where they are this /proc's as well.
-        return hello.loader.worker_pids if self._table.host_pid(hello) == hello.pid else ()
+        return hello.loader.worker_pids[:_MOST_WORKERS] if self._table.host_pid(hello) == hello.pid else ()

@@ -1,0 +1,99 @@
+"""What the agent keeps of a run: plain records, written to the history and read back by a later agent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuwatch import wire
+
+PHASES = ("data_wait", "transfer", "compute")
+_OLDEST_MESSAGE_NS = 3_600_000_000_000
+"""A message can have waited for the agent, but no longer than this."""
+_CLOCK_SLACK_NS = 1_000_000_000
+
+
+class Counts(msgspec.Struct):
+    """What a run has done, cumulative over its processes so far."""
+
+    steps: int = 0
+    samples: int = -1
+    """-1 while no batch told its size."""
+    phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
+    overhead_ns: int = 0
+
+    def plus(self, totals: wire.Totals | None) -> Counts:
+        """Return these counts and a process's own."""
+        if totals is None:
+            return self
+        samples = -1 if self.samples < 0 and totals.samples < 0 else max(0, self.samples) + max(0, totals.samples)
+        return Counts(
+            steps=self.steps + totals.steps,
+            samples=samples,
+            phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
+            histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
+            overhead_ns=self.overhead_ns + totals.overhead_ns,
+        )
+
+
+class Speaker(msgspec.Struct):
+    """One process that speaks for a run."""
+
+    sender: str
+    offset_ns: int
+    """The agent's clock minus the process's."""
+    sent: wire.Totals | None = None
+    """The last totals that it told."""
+    next_step: int = 0
+    """Index of the step record that is expected next."""
+    said_bye: bool = False
+
+
+class RunRecord(msgspec.Struct):
+    """All of a run that outlives the agent: kept in the history, in one transaction with what is served."""
+
+    run: str
+    rank: int
+    boot_id: str
+    start_ns: int
+    watermark_ns: int
+    states_ns: dict[str, int]
+    status: str
+    started_s: float
+    last_message_s: float
+    hello: wire.Hello | None
+    speakers: list[Speaker]
+    before: Counts
+    lost: int
+    last_step_s: float | None
+    worker_cpu_s: float = 0.0
+    worker_seen_s: dict[int, float] = msgspec.field(default_factory=dict)
+    """CPU time of each worker as far as it is in `worker_cpu_s`."""
+    user: str = ""
+    ended_s: float | None = None
+
+
+def went_back(new: wire.Totals, old: wire.Totals) -> bool:
+    """Return whether totals, which only grow, are older than others of the same process (or not to be believed)."""
+    return (
+        new.watermark_ns < old.watermark_ns
+        or new.steps < old.steps
+        or new.samples < old.samples
+        or new.overhead_ns < old.overhead_ns
+        or any(a < b for a, b in zip(new.step_histogram, old.step_histogram, strict=True))
+        or any(new.phases_ns.get(name, 0) < ns for name, ns in old.phases_ns.items())
+        or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())
+    )
+
+
+def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
+    """Return what turns a sender's monotonic clock into the agent's: 0 for the same one.
+
+    Another clock (a virtual machine's, a time namespace's) is placed by the two wall clocks where they agree with the
+    message's arrival, else by its arrival alone.
+    """
+    arrival_ns = now_ns - origin.monotonic_ns
+    if origin.boot_id == boot_id and -_CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
+        return 0
+    wall_ns = origin.time_ns - origin.monotonic_ns - (int(now_s * 1e9) - now_ns)
+    return wall_ns if 0 <= arrival_ns - wall_ns <= _OLDEST_MESSAGE_NS else arrival_ns

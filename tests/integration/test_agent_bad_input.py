@@ -1,0 +1,159 @@
+"""Bad options, bad files and bad messages: each named with its remedy, none of them the end of the agent."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from gpuwatch import wire
+from tests.integration.agent_process import Agent, Trainer
+from tests.servers import wait_for
+from tests.unit.agent.hooks import FakeHook
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with Agent(tmp_path_factory.mktemp("agent")) as agent:
+        yield agent
+
+
+@pytest.fixture
+def push(agent: Agent) -> Iterator[zmq.Socket[bytes]]:
+    context = zmq.Context()
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.connect(agent.endpoint)
+    yield socket
+    socket.close()
+    context.term()
+
+
+def hook(**names: str) -> FakeHook:
+    import time
+
+    return FakeHook(time.monotonic_ns(), wall_offset_ns=time.time_ns() - time.monotonic_ns(), **names)
+
+
+def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.Socket[bytes]) -> None:
+    good = hook(run="good").tell()
+    bad = {
+        "malformed": [b"", b"\x91" * 1_000_000, b"rubbish", wire.encode(msgspec.structs.replace(good, run=""))],
+        "version": [wire.encode(msgspec.structs.replace(good, origin=msgspec.structs.replace(good.origin, version=9)))],
+        "text_too_long": [wire.encode(msgspec.structs.replace(good, run="r" * 300))],
+        "unbalanced": [
+            wire.encode(
+                msgspec.structs.replace(good, totals=msgspec.structs.replace(good.totals, states_ns={"compute": 5}))
+            )
+        ],
+        "impossible": [
+            wire.encode(
+                msgspec.structs.replace(
+                    good,
+                    totals=msgspec.structs.replace(
+                        good.totals, watermark_ns=good.totals.watermark_ns + 10**12, states_ns={"compute": 10**12}
+                    ),
+                )
+            )
+        ],
+    }
+    for frames in bad.values():
+        for frame in frames * 3:
+            push.send(frame)
+    push.send(bytes(wire.MAX_MESSAGE_BYTES + 1))  # ZeroMQ itself ends that connection, and makes a new one
+    wait_for("the good one", lambda: push.send(wire.encode(good)) or agent.run("good"), 5, 0.2)
+    page = agent.metrics()
+    counted = {key[1]: value for key, value in page.items() if key[0] == "gpuwatch_messages_rejected_total"}
+    assert {reason: counted[reason] for reason in bad} == {reason: 3 * len(frames) for reason, frames in bad.items()}
+    log = agent.log.read_text()
+    for reason in bad:
+        assert log.count(f"a hook's message is not used ({reason})") == 1
+    assert "Traceback" not in log
+
+
+def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
+    for number in range(10_000):
+        push.send(wire.encode(hook(run=f"run-{number}").tell()))
+    refused = ("gpuwatch_messages_rejected_total", "too_many_runs")
+    wait_for("all are taken", lambda: agent.metrics()[refused] >= 9_480, 30, 1.0)
+    page = agent.metrics()
+    runs = {key[1] for key in page if key[0] == "gpuwatch_steps_total"}
+    assert len(runs) <= 512
+    assert len(runs) + page[refused] >= 10_000
+    assert agent.log.read_text().count("further ones are refused") == 1
+    assert agent.get_text("/readyz") == "ok\n"
+
+
+def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> None:
+    other = Agent(tmp_path)
+    other.port = agent.port
+    assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()
+    other = Agent(tmp_path)
+    said = other.refused("--listen", agent.endpoint)
+    assert f"--listen {agent.endpoint}: another agent listens there already" in said
+    said = other.refused("--history", str(agent.history))
+    assert f"--history {agent.history}: another agent writes it" in said
+    assert agent.get_text("/healthz") == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--http", "9478"], "--http 9478: give HOST:PORT"),
+        (["--http", "127.0.0.1:99999"], "give HOST:PORT"),
+        (["--http", "no.such.host.invalid:0"], "--http no.such.host.invalid:0: "),
+        (["--listen", "tcp://0.0.0.0:9479"], "only loopback addresses"),
+        (["--listen", "ipc://relative"], "give ipc:///absolute/path.sock"),
+        (["--history", "/proc/history.db"], "--history /proc/history.db: "),
+        (["--history", "/"], "--history / is a folder; name a file in it"),
+        (["--histroy", "x"], "No such option"),
+    ],
+)
+def test_wrong_options_are_named_with_the_remedy(tmp_path: Path, options: list[str], says: str) -> None:
+    assert says in Agent(tmp_path).refused(*options)
+
+
+def test_newer_history_is_refused_and_a_damaged_one_set_aside(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    with sqlite3.connect(agent.history) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    assert "newer gpuwatch" in agent.refused() and "update gpuwatch, or choose another file" in agent.refused()
+    agent.history.write_bytes(b"\x00garbage" * 4096)
+    with agent, Trainer(agent, run="after", seconds=30):
+        agent.wait_run("after")
+        assert "is damaged" in agent.log.read_text() and "a new one is begun" in agent.log.read_text()
+        assert agent.get("/api/v1/status")["history"]["failures"] == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 kB, by root only."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can be mounted by root only, outside of most containers")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_full_disk_is_counted_and_the_agent_goes_on(tmp_path: Path, small_disk: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.history = small_disk / "history.db"
+    with agent, Trainer(agent, run="full", data_s=0.0, compute_s=0.001):
+        before = agent.wait_run("full")["steps"]
+        failures = ("gpuwatch_history_failures_total",)
+        wait_for("the disk is full", lambda: agent.metrics()[failures] >= 2, 20)
+        page = agent.metrics()
+        assert page["gpuwatch_steps_total", "full", "0"] > before
+        assert agent.log.read_text().count("database or disk is full") == 1
+        wait_for("it goes on", lambda: agent.metrics()["gpuwatch_steps_total", "full", "0"] > before + 2, 5)
+        assert agent.get_text("/readyz") == "ok\n"

@@ -1,0 +1,146 @@
+"""The GPU ledger of a real agent: a scripted NVML, and real processes with and without a hook on its GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.ledger import GPU_STATES
+from tests.integration.agent_process import Agent, Trainer
+from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.servers import wait_for
+
+POLLED_S = 12
+"""The agent asks for process lists every 10 s."""
+
+
+def gpu(number: int, *pids: int, busy: int = 0, **more: object) -> FakeGpu:
+    processes = tuple((pid, 1 << 30) for pid in pids)
+    return FakeGpu(uuid=f"GPU-{number}", utilization_percent=busy, processes=processes, **more)  # type: ignore[arg-type]
+
+
+class Ledgers:
+    """The GPUs' ledgers as they are served; every look checks what holds always."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self._last: dict[tuple[str, ...], float] = {}
+        self._starts: dict[str, float] = {}
+
+    def look(self, number: int) -> dict[str, float]:
+        """Return a GPU's seconds by state, those at 0 left out."""
+        page = self.agent.metrics()
+        counters = {key: value for key, value in page.items() if key[0] == "gpuwatch_gpu_seconds_total"}
+        fallen = {key for key, value in self._last.items() if counters[key] < value}
+        assert not fallen
+        self._last = counters
+        for uuid in {key[2] for key in counters}:
+            states = {key[3]: value for key, value in counters.items() if key[2] == uuid}
+            assert set(states) == set(GPU_STATES)
+            (watermark_s,) = (
+                v for k, v in page.items() if k[0].endswith("gpu_ledger_watermark_timestamp_seconds") and k[2] == uuid
+            )
+            start_s = watermark_s - sum(states.values())
+            assert self._starts.setdefault(uuid, start_s) == pytest.approx(start_s, abs=0.05)
+            assert sum(key[0] == "gpuwatch_gpu_owner_info" and key[2] == uuid for key in page) == 1
+        return {key[3]: value for key, value in counters.items() if key[2] == f"GPU-{number}" and value}
+
+    def state(self, number: int) -> str:
+        status = self.agent.get("/api/v1/status")
+        return next(each["state"] for each in status["gpus"] if each["uuid"] == f"GPU-{number}")
+
+    def owner(self, number: int) -> tuple[str, ...]:
+        """Return run, rank and job of a GPU's owner."""
+        return next(
+            key[3:5]
+            for key in self.agent.metrics()
+            if key[0] == "gpuwatch_gpu_owner_info" and key[2] == f"GPU-{number}"
+        )
+
+
+def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path)
+    idler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    nvml.write([gpu(0), gpu(1, idler.pid), gpu(2)])
+    agent = Agent(tmp_path, environment=nvml.environment())
+    try:
+        with agent:
+            ledgers = Ledgers(agent)
+            assert [ledgers.state(number) for number in range(3)] == ["unallocated", "held_idle", "unallocated"]
+            assert ledgers.owner(1) == ("", "")
+            wait_for("GPU 1 is idle", lambda: ledgers.look(1).get("held_idle"), 3)
+            with (
+                Trainer(agent, run="alone", data_s=0.02, compute_s=0.02) as alone,
+                Trainer(agent, run="one", data_s=0.02, compute_s=0.02) as one,
+                Trainer(agent, run="two", data_s=0.02, compute_s=0.02) as two,
+            ):
+                nvml.write([gpu(0, alone.pid, busy=90), gpu(1, idler.pid, busy=90), gpu(2, one.pid, two.pid, busy=90)])
+                wait_for("the processes are listed", lambda: ledgers.owner(0) == ("alone", "0"), POLLED_S, 0.3)
+                assert ledgers.owner(2) == ("shared", "")
+                run = agent.wait_run("alone")
+                seconds = ledgers.look(0)
+                # from the run's begin on, although its process was listed seconds later
+                assert set(seconds) <= {"unallocated", "busy_unattributed", "startup", "input_wait", "compute", "other"}
+                nobodys_s = seconds.get("busy_unattributed", 0)  # busy before its hook was there
+                assert nobodys_s < 2
+                trained_s = seconds["input_wait"] + seconds["compute"]
+                assert trained_s == pytest.approx(run["states"]["input_wait"] + run["states"]["compute"], abs=2.5)
+                held = ledgers.look(1)
+                assert held["held_idle"] > 0 and held["busy_unattributed"] > 3
+
+                agent.kill()
+                time.sleep(1.5)
+                agent.start()
+                wait_for("the run is heard", lambda: ledgers.owner(0) == ("alone", "0"), 3, 0.1)
+                time.sleep(2.5)
+                again = ledgers.look(0)
+                assert "unknown" not in again and again.get("busy_unattributed", 0) == nobodys_s
+                assert again["input_wait"] + again["compute"] > trained_s + 3
+
+                nvml.write(
+                    [gpu(0, alone.pid, busy=90), gpu(1, idler.pid, busy=90, lost=True), gpu(2, one.pid, busy=90)]
+                )
+                wait_for("GPU 1 is lost", lambda: ledgers.state(1) == "unknown", 4, 0.2)
+
+                nvml.write([gpu(0, busy=0), gpu(1, idler.pid, busy=0), gpu(2, one.pid, busy=90)])
+                alone.process.kill()
+                alone.process.wait(10)
+                # its process is gone before the driver is asked again, and before its run is given up
+                wait_for("GPU 0 is free", lambda: ledgers.state(0) == "unallocated", 4, 0.2)
+                assert ledgers.owner(0) == ("", "")
+                wait_for("GPU 2 has one run", lambda: ledgers.owner(2) == ("one", "0"), POLLED_S, 0.3)
+                wait_for("GPU 1 is back", lambda: ledgers.state(1) == "held_idle", POLLED_S, 0.3)
+                assert ledgers.look(1)["unknown"] > 0
+                assert ledgers.look(2)["busy_unattributed"] > 3
+    finally:
+        idler.kill()
+        idler.wait(10)
+
+
+def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(0, busy=0)])
+    with Agent(tmp_path, environment=nvml.environment()) as agent, Trainer(agent, run="goes-on") as trainer:
+        ledgers = Ledgers(agent)
+        agent.wait_run(trainer.run, activity="data_wait")
+        nvml.write([gpu(0, busy=0, hangs_s={"nvmlDeviceGetUtilizationRates": 600})])
+        success = ("gpuwatch_collector_success", "gpu")
+        wait_for("it is said", lambda: agent.metrics()[success] == 0, 6, 0.1)
+        stamps = []
+        for _ in range(5):
+            asked = time.monotonic()
+            page = agent.metrics()
+            assert time.monotonic() - asked < 1
+            stamps.append(page["gpuwatch_sample_timestamp_seconds",])
+            assert abs(time.time() - stamps[-1]) < 3
+            time.sleep(0.7)
+        assert stamps[-1] - stamps[0] > 1.5
+        wait_for("its GPU is unknown", lambda: ledgers.state(0) == "unknown", 2)
+        assert agent.log.read_text().count("NVML did not answer within 2 s") == 1
+        nvml.write([gpu(0, busy=0)])
+        wait_for("it is over", lambda: agent.metrics()[success] == 1, 10, 0.2)
+        assert ledgers.look(0)["unknown"] > 1

@@ -1,0 +1,259 @@
+"""A GPU's wall clock, second by second, from what the driver and the hooks say."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading, GpuRecord
+from gpuwatch_agent.runs import Run
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+
+UUID = "GPU-1"
+
+
+class Node:
+    """One GPU and a clock of whole seconds."""
+
+    def __init__(self) -> None:
+        self.book = GpuBook()
+        self.now_ns = 1000 * S
+        self.runs: dict[int, Run] = {}
+
+    def second(self, pids: tuple[int, ...] | None = (), busy: float | None = 0.0, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.now_ns += S
+            self.turn(pids, busy)
+
+    def turn(self, pids: tuple[int, ...] | None, busy: float | None) -> None:
+        self.book.advance([GpuReading("0", UUID, pids, busy)], self.runs, self.now_ns)
+        self.check()
+
+    def lost(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_ns += S
+            self.book.advance([], self.runs, self.now_ns)
+            self.check()
+
+    def check(self) -> None:
+        for account in self.book.accounts.values():
+            assert account.ledger.sum_ns == account.ledger.watermark_ns - account.ledger.start_ns
+
+    def hear(self, hook: FakeHook) -> None:
+        run = self.runs.setdefault(hook.pid, Run(hook.run, hook.rank, BOOT))
+        run.apply(hook.tell(), self.now_ns, wall_s(self.now_ns))
+
+    def restart_agent(self) -> None:
+        records = [account.record(BOOT) for account in self.book.accounts.values()]
+        kept = [msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=GpuRecord) for record in records]
+        self.book = GpuBook()
+        self.book.restore(kept, BOOT, self.now_ns)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {s: ns / 1e9 for s, ns in self.book.accounts[UUID].ledger.totals_ns.items() if ns}
+
+
+def train(node: Node, hook: FakeHook, seconds: int, state: str = "compute", busy: float = 0.9) -> None:
+    for _ in range(seconds):
+        hook.spend(state, S)
+        node.now_ns = hook.at_ns
+        node.hear(hook)
+        node.turn((hook.pid,), busy)
+
+
+def test_free_gpu_is_unallocated_once_no_process_can_have_been_missed() -> None:
+    node = Node()
+    node.turn((), 0.0)
+    node.second(seconds=30)
+    assert node.seconds == {"unallocated": 19.0}
+    assert node.book.accounts[UUID].state == "unallocated"
+
+
+def test_held_gpu_is_idle_or_busy_by_its_utilisation() -> None:
+    node = Node()
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0, seconds=5)
+    node.second((9,), 0.6, seconds=3)
+    node.second((9,), None, seconds=2)
+    assert node.seconds == {"held_idle": 5.0, "busy_unattributed": 3.0, "unknown": 2.0}
+
+
+def test_idle_since_is_told_while_it_lasts() -> None:
+    node = Node()
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0, seconds=5)
+    assert node.book.accounts[UUID].idle_since_ns == 1000 * S
+    node.second((9,), 0.5)
+    assert node.book.accounts[UUID].idle_since_ns is None
+
+
+def test_process_that_the_list_named_late_is_booked_from_its_own_start() -> None:
+    """The driver is asked for processes every 10 s: what the hook knows of the time before is not lost to "free"."""
+    node = Node()
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=20)
+    hook = FakeHook(node.now_ns)
+    for second in range(8):  # it trains, and the list is from before
+        hook.spend("startup" if second < 3 else "compute", S)
+        node.now_ns = hook.at_ns
+        node.hear(hook)
+        node.turn((), 0.0 if second < 3 else 0.9)
+    train(node, hook, 2)
+    assert node.seconds == {"unallocated": 20.0, "startup": 3.0, "compute": 7.0}
+
+
+def test_run_to_its_last_nanosecond_and_then_nobody() -> None:
+    node = Node()
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=20)
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 5)
+    hook.spend("checkpoint", 700 * MS)
+    node.runs[hook.pid].apply(hook.bye(), node.now_ns + S, 0.0)
+    node.second((), 0.0, seconds=20)
+    assert node.seconds["compute"] == 5.0
+    assert node.seconds["checkpoint"] == 0.7
+    assert node.seconds["unallocated"] == 28.3  # 20 s before, and all but the 0.7 s and the last 11 s after
+
+
+def test_process_without_a_hook_after_one_with_it() -> None:
+    node = Node()
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0, seconds=3)
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 4)
+    node.runs[hook.pid].apply(hook.bye(), node.now_ns, 0.0)
+    node.second((9,), 0.0, seconds=3)
+    assert node.seconds == {"held_idle": 6.0, "compute": 4.0}
+
+
+def test_busy_gpu_whose_process_is_never_listed_is_nobodys() -> None:
+    """A container without `pid: host`: the driver lists nothing, and says that something runs."""
+    node = Node()
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=5)
+    node.second((), 0.8, seconds=20)
+    assert node.seconds == {"unallocated": 5.0, "busy_unattributed": 9.0}
+    node.second((), 0.0, seconds=20)
+    assert node.seconds == {"unallocated": 5.0 + 8.0, "busy_unattributed": 21.0}  # busy until it is seen not to be
+
+
+def test_two_runs_on_one_gpu_have_one_owner_called_shared() -> None:
+    node = Node()
+    one, two = FakeHook(node.now_ns, pid=1), FakeHook(node.now_ns, run="run-b", sender="b", pid=2)
+    node.turn((1, 2), 0.9)
+    for _ in range(5):
+        for hook in (one, two):
+            hook.spend("compute", S)
+            node.now_ns = hook.at_ns
+            node.hear(hook)
+        node.turn((1, 2), 0.9)
+    assert node.book.accounts[UUID].owner == "shared"
+    assert node.seconds == {"busy_unattributed": 5.0}
+    node.runs[2].apply(two.bye(), node.now_ns, 0.0)
+    train(node, one, 3)
+    assert node.book.accounts[UUID].owner == "run-a"
+    assert node.seconds == {"busy_unattributed": 5.0, "compute": 3.0}
+
+
+def test_lost_gpu_is_unknown_and_its_run_goes_on_when_it_is_back() -> None:
+    node = Node()
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 5)
+    hook.spend("other", 10 * S)
+    node.lost(seconds=10)
+    node.hear(hook)
+    train(node, hook, 5)
+    assert node.seconds == {"compute": 4.0 + 5.0, "unknown": 10.0}  # its first second began the account
+
+
+def test_restarted_agent_leaves_its_absence_to_the_run() -> None:
+    node = Node()
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 5)
+    hook.spend("eval", 30 * S)
+    node.now_ns = hook.at_ns
+    node.restart_agent()
+    node.book.advance([], node.runs, node.now_ns)  # the driver has not answered yet
+    train(node, hook, 2)
+    assert node.seconds == {"compute": 4.0 + 2.0, "eval": 30.0}
+
+
+def test_restarted_agent_that_finds_nobody_has_an_unknown_absence() -> None:
+    node = Node()
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 5)
+    node.now_ns += 30 * S
+    node.restart_agent()
+    del node.runs[hook.pid]
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=12)
+    assert node.seconds == {"compute": 4.0, "unknown": 30.0, "unallocated": 1.0}
+
+
+def test_restarted_agent_without_a_driver_waits_ten_seconds_and_gives_up() -> None:
+    node = Node()
+    hook = FakeHook(node.now_ns)
+    train(node, hook, 5)
+    node.restart_agent()
+    node.lost(seconds=9)
+    assert node.seconds == {"compute": 4.0}
+    node.lost(seconds=2)
+    assert node.seconds == {"compute": 4.0, "unknown": 11.0}
+
+
+def test_free_gpu_stays_free_up_to_the_restart() -> None:
+    node = Node()
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=15)
+    node.now_ns += 4 * S
+    node.restart_agent()
+    node.turn((), 0.0)
+    assert node.seconds == {"unallocated": 15.0, "unknown": 4.0}
+
+
+def test_ledger_of_another_boot_is_not_taken_up() -> None:
+    node = Node()
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0)
+    book = GpuBook()
+    book.restore([node.book.accounts[UUID].record("boot-z")], BOOT, node.now_ns)
+    assert book.accounts == {}
+
+
+SECOND = st.tuples(
+    st.sampled_from(["free", "held", "hook", "both", "lost", "wedged", "restart", "bye"]),
+    st.sampled_from([None, 0.0, 0.9]),
+    st.integers(1, 12),
+)
+
+
+@given(st.lists(SECOND, max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_sum_is_time_and_nothing_goes_back(seconds) -> None:
+    node = Node()
+    hooks = [FakeHook(node.now_ns, pid=1), FakeHook(node.now_ns, run="run-b", sender="b", pid=2)]
+    floor: dict[str, int] = {}
+    node.turn((), 0.0)
+    for kind, busy, count in seconds:
+        for _ in range(count):
+            node.now_ns += S
+            for hook in hooks:
+                hook.spend("compute", node.now_ns - hook.at_ns)
+                if kind in ("hook", "both"):
+                    node.hear(hook)
+            pids = {"free": (), "held": (9,), "hook": (1,), "both": (1, 2), "wedged": None}.get(kind, (1,))
+            node.book.advance([] if kind == "lost" else [GpuReading("0", UUID, pids, busy)], node.runs, node.now_ns)
+            node.check()
+            totals = dict(node.book.accounts[UUID].ledger.totals_ns)
+            assert all(totals[state] >= ns for state, ns in floor.items())
+            floor = totals
+        if kind == "restart":
+            node.restart_agent()
+        if kind == "bye" and 1 in node.runs:
+            node.runs[1].apply(hooks[0].bye(), node.now_ns, 0.0)
+            hooks[0] = FakeHook(node.now_ns, pid=1, sender=f"again-{node.now_ns}")
+    account = node.book.accounts[UUID]
+    assert account.ledger.watermark_ns <= node.now_ns

@@ -1,0 +1,129 @@
+"""/metrics from fixed books, compared with tests/golden/metrics.txt; UPDATE_GOLDEN=1 writes it anew."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpuwatch.ledger import GPU_STATES, RUN_STATES
+from gpuwatch.metrics import CATALOGUE, Sample
+from gpuwatch_agent.exporter import Page, content_type
+from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import Run
+from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples
+from gpuwatch_agent.workers import WorkerWatch
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+from tests.unit.agent.test_findings_book import FINDING
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> list[AnySample]:
+    """A GPU and the run on it, a finding, and one sample of everything else in the catalogue."""
+    table = ProcessTable(tmp_path)
+    hook = FakeHook()
+    run = Run("run-a", 0, BOOT)
+    run.user, run.worker_cpu_s = "alice", 12.5
+    hook.spend("startup", 1500 * MS)
+    gpus = GpuBook()
+    for _ in range(9):
+        hook.step()
+    hook.step(data_ns=400 * MS, compute_ns=100 * MS)
+    for message in (hook.hello(name='resnet "50"\nα'), hook.tell()):
+        run.apply(message, hook.at_ns, wall_s(hook.at_ns))
+    for at_ns in (hook.ledger.start_ns, hook.at_ns):
+        gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, at_ns)
+    hook.spend("eval", 250 * MS)
+    run.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+    gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, hook.at_ns)
+    findings = FindingBook()
+    for at_ns in (0, 4 * S):
+        findings.update("run-a", 0, [FINDING], at_ns, 0.0)
+    found: list[AnySample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
+    found += gpu_samples(gpus.accounts["GPU-1"], table, int(wall_s(0) * S))
+    found += finding_samples(findings, [run])
+    present = {sample.metric for sample in found}
+    for number, metric in enumerate(CATALOGUE):
+        if metric.name not in present:
+            value = 1.0 if metric.kind == "info" else number + 0.5
+            found.append(Sample(metric.name, value, tuple(f"{label}-x" for label in metric.labels)))
+    return found
+
+
+def test_page_is_as_it_was(samples: list[AnySample]) -> None:
+    text = Page(samples).body(False, False).decode()
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_page_is_the_catalogue_and_nothing_else(samples: list[AnySample]) -> None:
+    text = Page(samples).body(False, False).decode()
+    assert re.findall(r"^# TYPE (\S+) ", text, re.M) == [metric.name for metric in CATALOGUE]
+
+
+def test_both_formats_say_the_same(samples: list[AnySample]) -> None:
+    page = Page(samples)
+
+    def read(families) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+    text = read(parse_text(page.body(False, False).decode()))
+    assert text == read(parse_open_metrics(page.body(True, False).decode()))
+    assert len(text) == 93
+    assert text["gpuwatch_run_info", frozenset(_info_labels().items())] == 1
+
+
+def _info_labels() -> dict[str, str]:
+    labels = {"run": "run-a", "rank": "0", "name": 'resnet "50"\nα', "job_id": "job-7", "user": "alice"}
+    return labels | {"timeline": "host", "device": "cpu", "world_size": "1", "num_workers": "0", "version": "0.1.0"}
+
+
+@pytest.mark.parametrize("open_metrics", [False, True])
+def test_compressed_page_is_the_page(samples: list[AnySample], open_metrics: bool) -> None:
+    page = Page(samples)
+    assert gzip.decompress(page.body(open_metrics, True)) == page.body(open_metrics, False)
+    assert ("openmetrics" in content_type(open_metrics)) is open_metrics
+
+
+def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[AnySample]) -> None:
+    values = {(s.metric, s.labels): s.value for s in samples if isinstance(s, Sample)}
+    run = {state: values["gpuwatch_run_seconds_total", ("run-a", "0", state)] for state in RUN_STATES}
+    assert {state: value for state, value in run.items() if value} == {
+        "startup": 1.5,
+        "input_wait": 0.94,
+        "compute": 0.46,
+        "eval": 0.25,
+    }
+    gpu = {state: values["gpuwatch_gpu_seconds_total", ("0", "GPU-1", state)] for state in GPU_STATES}
+    assert set(gpu) == set(GPU_STATES)
+    assert sum(gpu.values()) == pytest.approx(3.15)
+
+
+def test_histogram_is_cumulative_and_counts_every_step(samples: list[AnySample]) -> None:
+    families = {family.name: family for family in parse_text(Page(samples).body(False, False).decode())}
+    rows = families["gpuwatch_step_seconds"].samples
+    buckets = [(row.labels["le"], row.value) for row in rows if row.name.endswith("_bucket")]
+    assert buckets == [
+        ("0.001", 0),
+        ("0.01", 0),
+        ("0.03", 0),
+        ("0.1", 9),
+        ("0.3", 9),
+        ("1.0", 10),
+        ("10.0", 10),
+        ("+Inf", 10),
+    ]
+    rest = {row.name: row.value for row in rows if not row.name.endswith("_bucket")}
+    assert rest == {"gpuwatch_step_seconds_count": 10, "gpuwatch_step_seconds_sum": pytest.approx(1.4)}
+    assert families["gpuwatch_steps"].samples[0].value == 10

@@ -1,0 +1,129 @@
+"""Processes as /proc shows them: alive, ended, zombies, other namespaces; loader workers' CPU time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuwatch.procfs import TICKS_PER_S
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.runs import Run
+from gpuwatch_agent.workers import WorkerWatch
+from tests.unit.agent.hooks import BOOT, FakeHook, S
+
+
+def put(procfs: Path, pid: int, *, start_ticks: int = 77, state: str = "S", cpu_s: float = 0.0) -> None:
+    """Show a process whose name has a bracket in it, as some do."""
+    (procfs / str(pid)).mkdir(parents=True, exist_ok=True)
+    fields = [state, *["0"] * 10, str(int(cpu_s * TICKS_PER_S)), "0", *["0"] * 6, str(start_ticks), "0"]
+    (procfs / str(pid) / "stat").write_text(f"{pid} (python) x) {' '.join(fields)}\n")
+
+
+def remove(procfs: Path, pid: int) -> None:
+    (procfs / str(pid) / "stat").unlink()
+    (procfs / str(pid)).rmdir()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ProcessTable:
+    return ProcessTable(tmp_path)
+
+
+def test_process_is_alive_until_it_is_gone(table: ProcessTable, tmp_path: Path) -> None:
+    hello = FakeHook().hello()
+    assert table.alive(hello) is False
+    table.begin_turn()
+    put(tmp_path, 4711)
+    assert table.alive(hello) is True
+    remove(tmp_path, 4711)
+    table.begin_turn()
+    assert table.alive(hello) is False
+
+
+def test_zombie_is_not_alive(table: ProcessTable, tmp_path: Path) -> None:
+    put(tmp_path, 4711, state="Z")
+    assert table.alive(FakeHook().hello()) is False
+
+
+def test_pid_that_was_given_to_another_process_is_not_the_run(table: ProcessTable, tmp_path: Path) -> None:
+    put(tmp_path, 4711, start_ticks=78)
+    assert table.alive(FakeHook().hello()) is False
+    assert table.host_pid(FakeHook().hello()) is None
+
+
+def test_process_of_another_namespace_is_not_known_to_be_dead(table: ProcessTable) -> None:
+    assert table.alive(msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)) is None
+    assert table.alive(None) is None
+
+
+def test_container_process_is_searched_for_once_in_five_turns(
+    table: ProcessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+    monkeypatch.setattr(table, "_search", searches.append)
+    hello = msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)
+    for _ in range(20):
+        table.begin_turn()
+        for _ in range(6):
+            assert table.host_pid(hello) is None
+    assert len(searches) == 4
+
+
+def test_gpu_process_that_has_ended_is_told_from_one_that_cannot_be_seen(table: ProcessTable, tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    put(tmp_path, 2)
+    assert table.ended({1, 2, 3}) == set()
+    remove(tmp_path, 1)
+    put(tmp_path, 2, state="Z")
+    assert table.ended({1, 2, 3}) == {1, 2}
+    assert table.ended({1, 2, 3}) == {1, 2}
+    assert table.ended({3}) == set()
+
+
+def workers_run(procfs: Path, pids: tuple[int, ...]) -> Run:
+    put(procfs, 4711)
+    hook = FakeHook()
+    run = Run("run-a", 0, BOOT)
+    run.apply(hook.hello(worker_pids=pids), hook.at_ns, 0.0)
+    run.apply(hook.tell(), hook.at_ns, 0.0)
+    return run
+
+
+def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: ProcessTable, tmp_path: Path) -> None:
+    run = workers_run(tmp_path, (21, 22))
+    put(tmp_path, 21, cpu_s=10.0)
+    put(tmp_path, 22, cpu_s=5.0)
+    WorkerWatch(table).look([run], S)
+    assert run.worker_cpu_s == 15.0
+    record = run.record()
+    assert record is not None
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
+    run = Run.restore(kept, BOOT, 2 * S, 0.0)
+    put(tmp_path, 21, cpu_s=13.0)
+    WorkerWatch(table).look([run], 3 * S)
+    assert run.worker_cpu_s == 18.0
+
+
+def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, tmp_path: Path) -> None:
+    run = workers_run(tmp_path, (21, 22))
+    put(tmp_path, 21, cpu_s=10.0)
+    put(tmp_path, 22, cpu_s=5.0)
+    watch = WorkerWatch(table)
+    watch.look([run], S)
+    remove(tmp_path, 21)
+    put(tmp_path, 22, cpu_s=6.0)
+    watch.look([run], 2 * S)
+    assert run.worker_cpu_s == 16.0
+    assert watch.count(run) == 1
+    assert watch.ratios(run) == (1.0,)
+
+
+def test_workers_that_a_sender_makes_up_cost_little(table: ProcessTable, tmp_path: Path) -> None:
+    run = workers_run(tmp_path, tuple(range(100_000, 200_000)))
+    asked = []
+    table.cpu_s = asked.append  # type: ignore[method-assign, assignment]
+    WorkerWatch(table).look([run], S)
+    assert len(asked) == 256
