@@ -8,19 +8,24 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 
 from gpuwatch.evidence import HostWatcher
-from gpuwatch.ledger import COMPUTE
-from gpuwatch.recorder import Recorder
+from gpuwatch.ledger import COMPUTE, OTHER, STARTUP, UNKNOWN
+from gpuwatch.recorder import IN_STEP, TRANSFERRING, Recorder
+from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.timeline import PhaseRecord, StepRecord, Timeline
 from gpuwatch.window import StepColumns, Window
 from gpuwatch.wire import Loader, Totals
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
+_STEPS_SHOWN = 20_000
+"""Rows of a window at most."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class Accounts:
         self.loader: Loader | None = None
         self.batch_bytes: int | None = None
         self.failures = 0
+        self.blind = False
+        """The hook has stopped recording: what comes after the watermark is unknown."""
+        self._first_batches = 0
+        self._first_waits_ns = 0
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
@@ -56,19 +65,25 @@ class Accounts:
             entries.append(log.popleft())
         steps, phases = self.timeline.fold(entries)
         for step in steps:
-            (self._epoch_starts if step.epoch_start else self._recent).append(step)
+            if step.epoch_start:
+                self._epoch_starts.append(step)
+                self._first_batches += 1
+                self._first_waits_ns += step.data_wait_ns
+            else:
+                self._recent.append(step)
         self._unsent[0].extend(steps)
         self._unsent[1].extend(phases)
-        self.timeline.book_certain(now_ns, self.recorder.in_step)
-        self.timeline.book_stall(now_ns)
+        if not self.blind:
+            self.timeline.book_certain(now_ns, self.recorder.in_step)
+            self.timeline.book_stall(now_ns)
 
-    def take_news(self, keep: int) -> News:
-        """Return what was folded since the last call, at most the newest `keep` steps. Call with the lock held."""
+    def take_news(self) -> News:
+        """Return what was folded since the last call. Call with the lock held."""
         steps, phases = self._unsent
         self._unsent = ([], [])
-        first = self._unsent_first + max(0, len(steps) - keep)
+        first = self._unsent_first
         self._unsent_first += len(steps)
-        return News(steps[-keep:], phases, first)
+        return News(steps, phases, first)
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
@@ -83,6 +98,8 @@ class Accounts:
             step_histogram=list(line.histogram),
             records_dropped=dropped,
             overhead_ns=overhead_ns,
+            hidden_ns=line.hidden_ns,
+            device_steps=line.device_steps,
         )
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
@@ -90,13 +107,20 @@ class Accounts:
         watermark = self.timeline.ledger.watermark_ns
         begin, parts = self.recorder.open_parts_ns(now_ns)
         open_ns = max(0, now_ns - watermark)
-        if not parts:
-            return {self.timeline.state_between(): open_ns} if open_ns else {}
-        if self.timeline.open_phase is not None:
-            return {self.timeline.state_between(): open_ns}
+        if self.blind:
+            return {UNKNOWN: open_ns} if open_ns else {}
         tail: dict[str, int] = {}
+        held, between = self.timeline.held_tail()
+        for state, until in held:
+            if until > watermark:
+                tail[state] = tail.get(state, 0) + min(until, now_ns) - watermark
+                watermark = min(until, now_ns)
+        if not parts or self.timeline.open_phase is not None or between not in (OTHER, STARTUP):
+            if now_ns > watermark:
+                tail[between] = tail.get(between, 0) + now_ns - watermark
+            return tail
         if begin > watermark:
-            tail[self.timeline.state_between()] = begin - watermark
+            tail[between] = tail.get(between, 0) + begin - watermark
         at = begin
         for state, part in parts.items():
             at += part
@@ -114,31 +138,53 @@ class Accounts:
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
-        steps = sorted((*self._epoch_starts, *self._recent), key=lambda step: step.start_ns)
         recorder = self.recorder
         stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
         window = Window(
             duration_s=(now_ns - self.timeline.start_ns) / 1e9,
             states_s={state: ns / 1e9 for state, ns in states.items()},
-            device=_device(),
-            steps=StepColumns(
-                data_wait_s=tuple(step.data_wait_ns / 1e9 for step in steps),
-                transfer_s=tuple(step.transfer_ns / 1e9 for step in steps),
-                compute_s=tuple(step.compute_ns / 1e9 for step in steps),
-                epoch_start=tuple(step.epoch_start for step in steps),
-            ),
+            timeline="device" if self.timeline.device_steps else "host",
+            device=device(),
+            steps=_columns(self._steps_in_proportion()),
             fetch_cpu_ratio=recorder.fetch_cpu_ns / recorder.fetch_wall_ns if recorder.fetch_wall_ns else None,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
             host=self.watcher.facts(),
-            activity=recorder.activity,
+            activity=activity(recorder),
             stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
         )
         return window, tail
 
+    def _steps_in_proportion(self) -> list[StepRecord]:
+        """Return steps as a diagnosis may sum them: first batches among later ones as often as in the whole run.
+
+        Far more passes than steps are kept (256 first batches, the last 2,048 others), so with long passes a pause of a
+        second an hour would look like a tenth of the time. First batches are therefore thinned out. Where passes are so long
+        that not two of them would stay, though the pauses matter, the later steps are repeated instead.
+        """
+        firsts, later = list(self._epoch_starts), list(self._recent)
+        others = self.timeline.steps - self._first_batches
+        if len(firsts) < 2 or not later:
+            return sorted((*firsts, *later), key=lambda step: step.start_ns)
+        wanted = min(len(firsts), round(len(later) * self._first_batches / others))
+        if wanted < 2:
+            usual_ns = median(step.data_wait_ns for step in later)
+            lost_ns = self._first_waits_ns - usual_ns * self._first_batches
+            if lost_ns < THRESHOLDS.first_batch_share * sum(self.timeline.phases_ns.values()):
+                return later
+            wanted = 2
+            rows = min(_STEPS_SHOWN, 2 * others // self._first_batches)
+            later *= max(1, round(rows / len(later)))
+        stride = len(firsts) / wanted
+        firsts = [firsts[-1 - int(stride * index)] for index in range(wanted)]
+        # Short passes: all that is kept of them are first batches, and later ones are thinned out.
+        fitting = max(1, round(wanted * others / self._first_batches))
+        return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
+
     def look_at_host(self) -> None:
-        """Take a look at the node and the loader's workers. Call with the lock held."""
-        self.watcher.sample(self.recorder.clock() / 1e9, self.loader.worker_pids if self.loader else ())
+        """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
+        loader = self.loader
+        self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""
@@ -153,7 +199,29 @@ class Accounts:
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
 
 
-def _device() -> str:
+def activity(recorder: Recorder) -> str:
+    """Return what the training thread does, in the words of the wire: a copy is a part of the step."""
+    return IN_STEP if recorder.activity is TRANSFERRING else recorder.activity
+
+
+def _columns(steps: Sequence[StepRecord]) -> StepColumns:
+    """Return the steps as a diagnosis looks at them: by the device's timeline where it measured them."""
+    waits = [step.data_wait_ns if step.exposed is None else step.exposed.input_wait_ns for step in steps]
+    copies = [step.transfer_ns if step.exposed is None else step.exposed.transfer_ns for step in steps]
+    rests = [
+        step.compute_ns if step.exposed is None else step.exposed.compute_ns + (step.exposed.host_wait_ns or 0)
+        for step in steps
+    ]
+    return StepColumns(
+        data_wait_s=tuple(ns / 1e9 for ns in waits),
+        transfer_s=tuple(ns / 1e9 for ns in copies),
+        compute_s=tuple(ns / 1e9 for ns in rests),
+        epoch_start=tuple(step.epoch_start for step in steps),
+        hidden_wait_s=tuple((step.hidden_ns or 0) / 1e9 for step in steps),
+    )
+
+
+def device() -> str:
     """Return what the training works on as far as torch has been set up: "cuda" once CUDA is initialised, else "cpu"."""
     torch = sys.modules.get("torch")
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuwatch.errors import ConfigError
@@ -22,10 +23,25 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
     return [*found, Path(f"/tmp/gpuwatch-{os.getuid()}")]
 
 
-def find(environ: Mapping[str, str] = os.environ) -> str | None:
+def is_listened_to(path: Path) -> bool:
+    """Return whether somebody listens on a Unix socket: an agent that was killed leaves its file behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue is full: busy, not gone
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def find(
+    environ: Mapping[str, str] = os.environ, is_listened_to: Callable[[Path], bool] = is_listened_to
+) -> str | None:
     """Return the endpoint to connect to: GPUWATCH_ENDPOINT, else the first agent's socket found; None without any.
 
-    A socket that another user put there is passed over, unless that user is root.
+    A socket that another user put there is passed over, unless that user is root, and so is one that a dead agent left.
     Raises: ConfigError for a GPUWATCH_ENDPOINT that cannot be used.
     """
     if declared := environ.get("GPUWATCH_ENDPOINT", "").strip():
@@ -36,7 +52,12 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
             status = path.stat()
         except OSError:
             continue
-        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()) and os.access(path, os.W_OK):
+        if (
+            stat.S_ISSOCK(status.st_mode)
+            and status.st_uid in (0, os.getuid())
+            and os.access(path, os.W_OK)
+            and is_listened_to(path)
+        ):
             return f"ipc://{path}"
     return None
 

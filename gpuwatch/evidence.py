@@ -79,11 +79,12 @@ class HostWatcher:
 
     def facts(self) -> HostFacts:
         """Return means since the first look, which need two looks; /dev/shm is given at its fullest."""
-        if self._first is None:
+        samples = list(self._samples)  # another thread may be taking a look
+        if self._first is None or not samples:
             return HostFacts(cpu_cores=self._cores)
-        first, last = self._first, self._samples[-1]
+        first, last = self._first, samples[-1]
         elapsed = last.at_s - first.at_s
-        shm = [sample.shm for sample in self._samples if sample.shm is not None]
+        shm = [sample.shm for sample in samples if sample.shm is not None]
         return HostFacts(
             cpu_cores=self._cores,
             cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
@@ -95,12 +96,13 @@ class HostWatcher:
 
     def worker_cpu_ratios(self) -> tuple[float, ...] | None:
         """Return the CPU use of each loader worker that lives now, 1.0 = one core; None with fewer than two looks."""
-        if not self._samples or not self._samples[-1].worker_cpu_s:
+        samples = list(self._samples)
+        if not samples or not samples[-1].worker_cpu_s:
             return None
-        last = self._samples[-1]
+        last = samples[-1]
         ratios = []
         for pid, cpu_s in last.worker_cpu_s.items():
-            first = next(sample for sample in self._samples if pid in sample.worker_cpu_s)
+            first = next(sample for sample in samples if pid in sample.worker_cpu_s)
             if first is not last and last.at_s > first.at_s:
                 ratios.append((cpu_s - first.worker_cpu_s[pid]) / (last.at_s - first.at_s))
         return tuple(ratios) if ratios else None

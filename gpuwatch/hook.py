@@ -16,22 +16,16 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from gpuwatch.batches import move, size_bytes
+from gpuwatch.batches import size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, identify, script_name
-from gpuwatch.loops import (
-    DataContext,
-    PhaseContext,
-    StepContext,
-    TransferContext,
-    WatchedIterator,
-    WatchedLoader,
-)
+from gpuwatch.loops import PartContext, PhaseContext, StepContext, WatchedIterator, WatchedLoader
 from gpuwatch.publisher import Publisher, RunFacts
-from gpuwatch.recorder import NOBODY, UNKNOWN_SAMPLES, Recorder
+from gpuwatch.recorder import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
 from gpuwatch.report import Report
+from gpuwatch.taps import Taps
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,6 +45,8 @@ class Watch:
     - `tags`: names and values that describe the run; shown, never made into labels.
     - `endpoint`: where the agent listens (default: GPUWATCH_ENDPOINT, else the first agent's socket on this node).
     - `quiet`: print no verdict (default: GPUWATCH_QUIET=1).
+    - `transfers`: time `Tensor.to` and `Tensor.cuda` of the loop's body; False leaves them as they are.
+    - `device_events`: measure by timing events on the device, where there is one; False leaves the host's clock alone.
     """
 
     def __init__(
@@ -61,13 +57,17 @@ class Watch:
         tags: Mapping[str, str] | None = None,
         endpoint: str | None = None,
         quiet: bool | None = None,
+        transfers: bool = True,
+        device_events: bool = True,
     ) -> None:
-        self._disabled = _flag("GPUWATCH_DISABLE")
+        self._disabled = _flag("GPUWATCH_DISABLE") or _in_loader_worker()
         self._quiet = _flag("GPUWATCH_QUIET") if quiet is None else quiet
         self._recorder = Recorder()
+        self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False
         self._loops: weakref.WeakSet[WatchedIterator[Any]] = weakref.WeakSet()
         self._closed = False
+        self._said: set[str] = set()
         self._printed = (0, 0.0)
         """Steps and seconds of the verdict that was printed last."""
         identity = self.identity = _unique(identify())
@@ -77,10 +77,11 @@ class Watch:
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
         )
         self._publisher = Publisher(self._recorder, identity, self._facts, endpoint, self._early_verdict)
-        self._step = StepContext(self)
-        self._data = DataContext(self)
-        self._transfer = TransferContext(self)
-        if not self._disabled:
+        self._data = PartContext(self, DATA_WAIT)
+        self._transfer = PartContext(self, TRANSFERRING)
+        if self._disabled:
+            self._recorder.thread = NOBODY
+        else:
             _open_watches.append(self)
             atexit.register(self._at_exit)
 
@@ -95,16 +96,15 @@ class Watch:
         `to` moves each batch to a device and times that as `transfer` (non_blocking where its memory is pinned).
         `samples` tells a batch's number of samples (default: the length of its first tensor).
         """
-        if self._disabled:
-            return loader if to is None else _Moved(loader, to)
-        return WatchedLoader(self, loader, to, samples)
+        if self._disabled and to is None:
+            return loader
+        return WatchedLoader(self, loader, to, None if samples is None else _counted(samples))
 
     def step(self, samples: int | None = None) -> AbstractContextManager[None]:
         """Return the context of one step, for a loop without a loader."""
         if self._disabled:
             return contextlib.nullcontext()
-        self._step.samples = UNKNOWN_SAMPLES if samples is None else samples
-        return self._step
+        return StepContext(self, samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES)
 
     def data(self) -> AbstractContextManager[None]:
         """Return a context whose time is a wait for input."""
@@ -134,13 +134,14 @@ class Watch:
             _open_watches.remove(self)
         atexit.unregister(self._at_exit)
         try:
-            if self._recorder.thread is not None:
+            owner, self._recorder.thread = self._recorder.thread, NOBODY
+            for loop in list(self._loops):
+                loop._open = False
+            if owner not in (None, NOBODY):
                 now = self._recorder.clock()
-                for loop in list(self._loops):
-                    loop._open = False
+                self._recorder.exit_all(now)
                 self._recorder.end_step(now)
-                self._recorder.exit(1, now)
-            self._recorder.thread = NOBODY
+            self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
             self._publisher.close()
             self._print_verdict()
         except Exception as error:
@@ -157,19 +158,22 @@ class Watch:
 
     # What the loops call ------------------------------------------------------------------------------------------
 
-    def _loop(self, loader: Iterable[T], to: Any, samples: Callable[[Any], int]) -> WatchedIterator[T]:
+    def _loop(self, loader: Iterable[T], to: Any, samples: Callable[[Any], int] | None) -> WatchedIterator[T]:
         """Return a new pass over the loader."""
         self._start()
         iterator = WatchedIterator(self, loader, to, samples)
-        self._loops.add(iterator)
-        try:
-            self._publisher.loader = loader_facts(loader, iterator._iterator) or self._publisher.loader
-        except Exception as error:
-            self._failed("reading the loader's settings", error)
+        if iterator._open:
+            self._loops.add(iterator)
+            self._tap(self._taps.loop_begins)
+        if iterator._training:  # the loader of an evaluation says nothing of what feeds the training
+            try:
+                self._publisher.loader = loader_facts(loader, iterator._iterator)
+            except Exception as error:
+                self._failed("reading the loader's settings", error)
         return iterator
 
     def _first_batch(self, batch: Any) -> None:
-        """Note what only a batch can tell, once a pass."""
+        """Note what only a training batch can tell, once a pass."""
         try:
             torch = sys.modules.get("torch")
             if torch is not None and torch.is_grad_enabled():
@@ -181,16 +185,34 @@ class Watch:
     def _loop_ended(self, iterator: WatchedIterator[Any]) -> None:
         """Print the verdict after the first pass; later ones wait for the end, so that nobody's log is flooded."""
         self._loops.discard(iterator)
-        if not self._printed[0] and not self._recorder.levels and not _interpreter_is_ending():
+        self._tap(self._taps.loop_ends)
+        recorder = self._recorder
+        if self._printed[0] or recorder.levels or recorder.in_step or _interpreter_is_ending():
+            return
+        # A forgotten loop may be collected while this thread makes a report: its lock is not to be had twice.
+        if self._publisher.reporting != threading.get_ident():
             self._print_verdict()
 
+    def _find_device(self) -> None:
+        self._tap(self._taps.find_device)
+
+    def _tap(self, what: Callable[[], None]) -> None:
+        """Do something with torch's own parts; a torch that is built otherwise must not hurt the training."""
+        try:
+            what()
+        except Exception as error:
+            self._failed("tapping torch", error)
+
     def _start(self) -> None:
-        if not self._closed:
+        if not self._closed and not self._disabled:
             self._publisher.start()
 
     def _failed(self, doing: str, error: BaseException) -> None:
+        """Count a failure, and say each kind once."""
         self._publisher.count_failure()
-        logger.warning("gpuwatch: %s failed and is left out from now on: %r", doing, error)
+        if doing not in self._said:
+            self._said.add(doing)
+            logger.warning("gpuwatch: %s failed and is left out from now on: %r", doing, error)
 
     # Verdicts -----------------------------------------------------------------------------------------------------
 
@@ -212,29 +234,25 @@ class Watch:
         steps, duration_s = self._printed
         return report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0
 
-    def _early_verdict(self) -> None:
-        """One line after the first minute of a long first pass; called by the background thread."""
-        report = self.report()
-        if not self._quiet and not self._printed[0] and report.steps:
+    def _early_verdict(self) -> bool:
+        """Print one line after the first minute of a long first pass; return whether it was said, or is needless now.
+
+        Called by the background thread, which must live on.
+        """
+        if self._quiet or self._printed[0]:
+            return True
+        try:
+            report = self.report()
+            if not report.steps:
+                return False
             print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
+        except Exception as error:
+            self._failed("printing the verdict", error)
+        return True
 
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:
             self.close()
-
-
-class _Moved(Iterable[T]):
-    """A loader whose batches are moved to a device, unwatched."""
-
-    def __init__(self, loader: Iterable[T], to: Any) -> None:
-        self._loader = loader
-        self._to = to
-
-    def __iter__(self) -> Any:
-        return (move(batch, self._to) for batch in self._loader)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
 
 
 _default_lock = threading.Lock()
@@ -246,8 +264,8 @@ def watch(loader: Iterable[T], *, to: Any = None, samples: Callable[[Any], int] 
     Steps go to the `Watch` that is open, else to one that is opened here and ends with the process. A verdict is printed
     when the loop ends, and when the process ends. See `Watch.steps` for `to` and `samples`.
     """
-    if _flag("GPUWATCH_DISABLE"):
-        return loader if to is None else cast("Iterable[T]", _Moved(loader, to))
+    if _flag("GPUWATCH_DISABLE") or _in_loader_worker():
+        return Watch().steps(loader, to=to)
     with _default_lock:
         current = _open_watches[-1] if _open_watches else Watch()
     return current.steps(loader, to=to, samples=samples)
@@ -268,12 +286,25 @@ def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
 
 
+def _in_loader_worker() -> bool:
+    """Whether this process is a DataLoader's worker: what it does is a part of somebody else's wait."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def _counted(samples: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda batch: max(UNKNOWN_SAMPLES, int(samples(batch)))
+
+
 def _interpreter_is_ending() -> bool:
     return sys.is_finalizing()
 
 
 def _forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
+    global _default_lock, _made_in_process
+    _default_lock = threading.Lock()
+    _made_in_process = 0
     for each in list(_open_watches):
         each._recorder.thread = NOBODY
         each._closed = True

@@ -49,7 +49,9 @@ def identify(environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc
     job = environ.get("SLURM_JOB_ID", "") or environ.get("PBS_JOBID", "") or environ.get("LSB_JOBID", "")
     world_size = max(1, _integer(environ, _WORLD_SIZE, 1))
     return Identity(
-        run=(_declared_run(environ) or f"{host}-{os.getpid()}-{start_ticks}")[:MAX_NAME],
+        run=(_declared_run(environ) or _launched_run(environ, host, procfs) or f"{host}-{os.getpid()}-{start_ticks}")[
+            :MAX_NAME
+        ],
         job=job[:MAX_NAME],
         rank=_integer(environ, _RANK, 0),
         local_rank=_integer(environ, _LOCAL_RANK, 0),
@@ -79,6 +81,15 @@ def _declared_run(environ: Mapping[str, str]) -> str:
     return f"elastic-{elastic}" if elastic not in ("", "none") else ""
 
 
+def _launched_run(environ: Mapping[str, str], host: str, procfs: Path) -> str:
+    """Return the id that ranks share by their parent: torchrun on one node, which by default names no run."""
+    ranks, here = _integer(environ, _WORLD_SIZE, 1), _integer(environ, _LOCAL_WORLD_SIZE, 1)
+    if "TORCHELASTIC_RUN_ID" not in environ or ranks != here:
+        return ""
+    parent = os.getppid()
+    return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
+
+
 def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
     for name in names:
         value = environ.get(name, "")
@@ -87,9 +98,9 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
     return default
 
 
-def _start_ticks(procfs: Path) -> int:
+def _start_ticks(procfs: Path, process: str = "self") -> int:
     try:
-        return int(_text(procfs / "self/stat").rpartition(")")[2].split()[19])
+        return int(_text(procfs / process / "stat").rpartition(")")[2].split()[19])
     except (IndexError, ValueError):
         return 0
 

@@ -6,42 +6,57 @@ exceptions pass through unchanged, and a thread that is not the training thread 
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpuwatch.batches import move, sample_count
+from gpuwatch.batches import move, sample_counter
 from gpuwatch.ledger import EVAL
-from gpuwatch.recorder import DATA_WAIT, IN_STEP, PART, UNKNOWN_SAMPLES
+from gpuwatch.recorder import DATA_WAIT, IN_STEP, LOOSE, STEP, TRANSFERRING, UNKNOWN_SAMPLES
 
 if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
+Samples = Callable[[Any], int]
 _CPU_SAMPLED_EVERY = 8
 
 
 class WatchedLoader(Generic[T]):
     """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
 
-    def __init__(
-        self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Callable[[Any], int] | None = None
-    ) -> None:
+    def __init__(self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Samples | None = None) -> None:
         self._gpuwatch_watch = watch
         self._gpuwatch_loader = loader
         self._gpuwatch_to = to
-        self._gpuwatch_samples = samples or sample_count
+        self._gpuwatch_samples = samples
+        self._gpuwatch_pass: WatchedIterator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
         return self._gpuwatch_watch._loop(self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples)
 
+    def __next__(self) -> T:
+        """Return the next batch of a generator or another iterator, as it would itself."""
+        if not isinstance(self._gpuwatch_loader, Iterator):
+            raise TypeError(f"{type(self._gpuwatch_loader).__name__!r} object is not an iterator")
+        if self._gpuwatch_pass is None:
+            self._gpuwatch_pass = self._gpuwatch_watch._loop(
+                self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples
+            )
+        return next(self._gpuwatch_pass)
+
     def __len__(self) -> int:
         return len(self._gpuwatch_loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._gpuwatch_loader)
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_gpuwatch_"):  # asked for while being unpickled or copied, before __init__
+        # Special methods are not handed on: copy and pickle would then copy the loader in this object's place.
+        if name.startswith(("_gpuwatch_", "__")):
             raise AttributeError(name)
         return getattr(self._gpuwatch_loader, name)
 
@@ -51,57 +66,87 @@ class WatchedLoader(Generic[T]):
         else:
             setattr(self._gpuwatch_loader, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._gpuwatch_loader, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return dir(self._gpuwatch_loader)
+
     def __getitem__(self, index: Any) -> Any:
         return self._gpuwatch_loader[index]  # type: ignore[index]
+
+    def __copy__(self) -> WatchedLoader[T]:
+        return self._gpuwatch_around(copy.copy(self._gpuwatch_loader))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WatchedLoader[T]:
+        return self._gpuwatch_around(copy.deepcopy(self._gpuwatch_loader, memo))
+
+    def _gpuwatch_around(self, loader: Iterable[T]) -> WatchedLoader[T]:
+        return WatchedLoader(self._gpuwatch_watch, loader, self._gpuwatch_to, self._gpuwatch_samples)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
+        return _same, (self._gpuwatch_loader,)
 
     def __repr__(self) -> str:
         return f"gpuwatch.watch({self._gpuwatch_loader!r})"
 
 
+def _same(loader: T) -> T:
+    return loader
+
+
 class WatchedIterator(Iterator[T]):
     """One pass over a loader. Each batch asked for ends the step before it."""
 
-    def __init__(
-        self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Callable[[Any], int] = sample_count
-    ) -> None:
+    def __init__(self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Samples | None = None) -> None:
         self._watch = watch
         self._recorder = recorder = watch._recorder
         self._to = to
         self._samples = samples
+        self._owner = object()
+        """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
         self._first = True
-        self._countdown = 1
-        # A loader that is iterated inside another one's fetch is a part of that wait.
-        self._open = recorder.claim_thread() and recorder.activity is not DATA_WAIT
         self._nested = False
-        self._depth = recorder.depth
+        self._training = False
+        # A loader that is iterated inside another one's fetch is a part of that wait.
+        self._open = recorder.claim_thread() and (recorder.activity is not DATA_WAIT or bool(recorder.parts))
         if not self._open:
             self._iterator = iter(loader)
             return
         begin = recorder.clock()
         if self._is_evaluation():
-            self._depth, self._nested = recorder.enter(EVAL, begin), True
-        elif recorder.in_step:
-            self._depth, self._nested = recorder.enter(None, begin), True
+            recorder.enter(EVAL, begin)
+            self._nested = True
+        elif recorder.in_step and recorder.step_owner is not LOOSE:
+            recorder.enter(None, begin)
+            self._nested = True
+        self._level = recorder.level
+        self._training = not recorder.in_phase
+        recorder.begin_part(DATA_WAIT, begin)
         try:
             self._iterator = iter(loader)
         except BaseException:
+            recorder.end_part(recorder.clock())
             self._close()
             raise
-        finally:
-            end = recorder.clock()
-            if self._open:
-                recorder.log.append((PART, begin, end, end - begin, 0, UNKNOWN_SAMPLES, True))
+        recorder.end_part(recorder.clock())
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
         torch = sys.modules.get("torch")
-        return torch is not None and self._watch._trained_with_gradients and not torch.is_grad_enabled()
+        if torch is None or not self._watch._trained_with_gradients or self._recorder.in_phase:
+            return False
+        return not torch.is_grad_enabled()
 
     def __iter__(self) -> WatchedIterator[T]:
         return self
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:
         if name == "_iterator":
@@ -110,75 +155,156 @@ class WatchedIterator(Iterator[T]):
 
     def __next__(self) -> T:
         recorder = self._recorder
-        if not self._open or recorder.thread != get_ident():
+        if recorder.thread != get_ident() or not self._open:
             batch = next(self._iterator)
             return batch if self._to is None else move(batch, self._to)
-        if recorder.depth != self._depth:
-            self._settle_depth()
+        if recorder.level != self._level:
+            self._settle_level()
         begin = recorder.clock()
-        if recorder.in_step and recorder.step_owner is not self and recorder.step_owner is not None:
-            return self._also_fetch(begin)
-        recorder.begin_step(self, begin)
-        recorder.mark_ns = begin
+        # The usual case is written out: a call costs as much as all that it does here.
+        if recorder.parts:
+            return self._fetch_slowly(begin)
+        if recorder.step_owner is self._owner:
+            if recorder.device is not None:
+                recorder.device_ends(begin)
+            recorder.log.append(
+                (
+                    STEP,
+                    recorder.begin_ns,
+                    begin,
+                    recorder.data_ns,
+                    recorder.transfer_ns,
+                    recorder.samples,
+                    recorder.epoch_start,
+                )
+            )
+            recorder.unfed = recorder.epoch_start = False
+            recorder.begin_ns = recorder.mark_ns = begin
+            recorder.data_ns = recorder.transfer_ns = 0
+            recorder.samples = UNKNOWN_SAMPLES
+        elif recorder.in_step:
+            return self._fetch_slowly(begin)
+        else:
+            recorder.begin_step(self._owner, begin)
         recorder.activity = DATA_WAIT
-        self._countdown -= 1
-        sampled = self._countdown == 0
-        cpu = thread_time_ns() if sampled else 0
+        cpu = -1
+        recorder.countdown -= 1
+        if not recorder.countdown:
+            recorder.countdown = _CPU_SAMPLED_EVERY
+            if recorder.home is None:
+                self._watch._find_device()
+            else:
+                recorder.poll(begin)
+            cpu = thread_time_ns()
         try:
             batch = next(self._iterator)
-        except BaseException:
-            recorder.abandon_fetch(recorder.clock())
+        except StopIteration:
+            self._got_nothing()
             self._close()
             raise
+        except BaseException:  # the loop may go on to ask for the next batch: it stays open
+            self._got_nothing()
+            raise
         end = recorder.clock()
-        recorder.data_ns = end - begin
+        if (
+            recorder.step_owner is not self._owner
+        ):  # the main thread has taken over, or the run was closed, during the fetch
+            return batch if self._to is None else move(batch, self._to)
+        recorder.data_ns += end - recorder.mark_ns
         recorder.activity = IN_STEP
-        if sampled:
-            self._countdown = _CPU_SAMPLED_EVERY
+        if recorder.device is not None:
+            recorder.device.begin()
+        if cpu >= 0:
             recorder.fetch_cpu_ns += thread_time_ns() - cpu
             recorder.fetch_wall_ns += end - begin
         if self._first:
-            self._first = False
-            recorder.epoch_start = True
-            self._watch._first_batch(batch)
-        try:
-            recorder.samples = self._samples(batch)
-        except Exception as error:
-            self._watch._failed("counting a batch's samples", error)
-            self._samples = _unknown_samples
+            self._note_first(batch)
+        samples = self._samples
+        if samples is not None:
+            try:
+                recorder.samples = samples(batch)
+            except Exception as error:
+                self._cannot_count(error)
         if self._to is not None:
-            begin = recorder.clock()
-            batch = move(batch, self._to)
-            recorder.transfer_ns = recorder.clock() - begin
+            batch = self._moved(batch)
         return batch
 
-    def _also_fetch(self, begin: int) -> T:
-        """Fetch for a step that another loader feeds as well (two loaders zipped): it waits for both."""
+    def _moved(self, batch: T) -> T:
+        """Return the batch on the device, its copy timed by both clocks."""
         recorder = self._recorder
-        if recorder.activity is DATA_WAIT:  # inside the other one's fetch: counted there
-            return next(self._iterator)
-        recorder.mark_ns = begin
-        recorder.activity = DATA_WAIT
+        recorder.activity = TRANSFERRING  # not timed once more by the watch on Tensor.to
+        recorder.mark_ns = begin = recorder.clock()
+        device = recorder.device
+        token = device.copy_begins(follows=True) if device is not None else None
+        try:
+            batch = move(batch, self._to)
+        finally:
+            if device is not None:
+                device.copy_ends(token)
+            recorder.transfer_ns += recorder.clock() - begin
+            recorder.activity = IN_STEP
+        return batch
+
+    def _fetch_slowly(self, begin: int) -> T:
+        """Fetch inside an open `step()`, `data()` or `transfer()`, or for a step that another loader feeds too (zip)."""
+        recorder = self._recorder
+        if not recorder.in_step or recorder.step_owner is LOOSE or recorder.step_owner is self._owner:
+            recorder.begin_step(self._owner, begin)
+        mine = recorder.step_owner is self._owner
+        recorder.begin_part(DATA_WAIT, begin)
         try:
             batch = next(self._iterator)
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            recorder.end_part(recorder.clock())
+            if mine:
+                self._got_nothing()
+            if isinstance(error, StopIteration):
+                recorder.unfed = recorder.in_step and recorder.step_owner is not LOOSE
+                self._close()
             raise
-        finally:
-            recorder.data_ns += recorder.clock() - begin
-            recorder.activity = IN_STEP
+        recorder.end_part(recorder.clock())
+        recorder.unfed = False
+        if self._first:
+            self._note_first(batch)
+        if self._samples is not None and recorder.samples == UNKNOWN_SAMPLES:
+            try:
+                recorder.samples = self._samples(batch)
+            except Exception as error:
+                self._cannot_count(error)
         if self._to is not None:
-            begin = recorder.clock()
-            batch = move(batch, self._to)
-            recorder.transfer_ns += recorder.clock() - begin
+            recorder.begin_part(TRANSFERRING, recorder.clock())
+            try:
+                batch = move(batch, self._to)
+            finally:
+                recorder.end_part(recorder.clock())
         return batch
 
-    def _settle_depth(self) -> None:
+    def _got_nothing(self) -> None:
+        """The loader raised, or has come to its end: this step was none."""
+        if self._recorder.step_owner is self._owner:
+            self._recorder.abandon(self._recorder.clock())
+
+    def _note_first(self, batch: Any) -> None:
+        """Note what only a batch can tell, once a pass."""
+        self._first = False
+        self._recorder.epoch_start = True
+        if self._samples is None:
+            self._samples = sample_counter(batch)
+        if self._training:
+            self._watch._first_batch(batch)
+
+    def _cannot_count(self, error: Exception) -> None:
+        self._samples = None
+        self._watch._failed("counting a batch's samples", error)
+
+    def _settle_level(self) -> None:
         """Leave what was entered inside this loop's last step and not left, such as a nested loop that was broken off."""
         recorder = self._recorder
-        if recorder.depth > self._depth:
-            recorder.exit(self._depth + 1, recorder.clock())
-        self._depth = recorder.depth
+        if self._level == 0 or recorder.is_open(self._level):
+            inner = next(entry[0] for entry in recorder.levels if entry[0] > self._level)
+            recorder.exit(inner, recorder.clock())
+        else:  # it goes on outside of the phase in which it began
+            self._level, self._nested = recorder.level, False
 
     def _close(self) -> None:
         """End this loop's open step and, for a nested loop, go on with what it interrupted."""
@@ -188,120 +314,99 @@ class WatchedIterator(Iterator[T]):
         recorder = self._recorder
         now = recorder.clock()
         if self._nested:
-            recorder.exit(self._depth, now)
-        elif recorder.step_owner is self:
+            recorder.exit(self._level, now)
+        elif recorder.step_owner is self._owner:
             recorder.end_step(now)
         self._watch._loop_ended(self)
 
     def __del__(self) -> None:
         # `break` and an exception in the loop's body drop the iterator: CPython calls this at once.
         try:
-            if self._recorder.thread == get_ident():
+            if self._open and self._recorder.thread == get_ident():
                 self._close()
         except Exception:  # the interpreter may be going down: there is nobody left to tell
             pass
 
 
-def _unknown_samples(batch: Any) -> int:
-    return UNKNOWN_SAMPLES
-
-
 class StepContext:
-    """`with w.step():` — one step of a loop that has no loader."""
+    """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
-    __slots__ = ("_mine", "_recorder", "_watch", "samples")
+    __slots__ = ("_recorder", "_samples", "_watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, samples: int) -> None:
         self._watch = watch
         self._recorder = watch._recorder
-        self._mine = False
-        self.samples = UNKNOWN_SAMPLES
+        self._samples = samples
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        self._mine = recorder.claim_thread() and not recorder.in_step  # a watched loader's step is a step already
-        if self._mine:
+        if recorder.thread != get_ident():
+            if not recorder.claim_thread():
+                return
             self._watch._start()
-            recorder.begin_step(None, recorder.clock())
-            recorder.samples = self.samples
+        if not recorder.in_step:
+            recorder.open(self, recorder.clock())
+        elif recorder.step_owner is LOOSE:
+            recorder.begin_step(self, recorder.clock())
+        else:
+            return
+        recorder.samples = self._samples
 
-    def __exit__(self, *exception: object) -> None:
-        if self._mine:
-            self._mine = False
-            self._recorder.end_step(self._recorder.clock())
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        recorder = self._recorder
+        if recorder.step_owner is self and recorder.thread == get_ident():
+            recorder.end_step(recorder.clock())
 
 
-class DataContext:
-    """`with w.data():` — the training thread waits for input."""
+class PartContext:
+    """`with w.data():` and `with w.transfer():` — the training thread waits for input, or copies a batch."""
 
-    __slots__ = ("_begin", "_recorder")
+    __slots__ = ("_part", "_recorder", "_watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, part: str) -> None:
+        self._watch = watch
         self._recorder = watch._recorder
-        self._begin = 0
+        self._part = part
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        self._begin = begin = recorder.clock()
-        if recorder.in_step and recorder.thread == get_ident():
-            recorder.mark_ns = begin
-            recorder.activity = DATA_WAIT
-
-    def __exit__(self, *exception: object) -> None:
-        recorder = self._recorder
-        end = recorder.clock()
         if recorder.thread != get_ident():
-            return
-        if recorder.in_step:
-            recorder.data_ns += end - self._begin
-            recorder.activity = IN_STEP
+            if not recorder.claim_thread(steps=False):
+                return
+            self._watch._start()
+        if recorder.activity is IN_STEP and recorder.device is None:  # a usual case, written out
+            recorder.parts.append(IN_STEP)
+            recorder.activity = self._part
+            recorder.mark_ns = recorder.clock()
         else:
-            recorder.log.append((PART, self._begin, end, end - self._begin, 0, UNKNOWN_SAMPLES, False))
+            recorder.begin_part(self._part, recorder.clock())
 
-
-class TransferContext:
-    """`with w.transfer():` — a batch goes to the device."""
-
-    __slots__ = ("_begin", "_recorder")
-
-    def __init__(self, watch: Watch) -> None:
-        self._recorder = watch._recorder
-        self._begin = 0
-
-    def __enter__(self) -> None:
-        self._begin = self._recorder.clock()
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         recorder = self._recorder
-        end = recorder.clock()
-        if recorder.thread != get_ident():
-            return
-        if recorder.in_step:
-            recorder.transfer_ns += end - self._begin
-        else:
-            recorder.log.append((PART, self._begin, end, 0, end - self._begin, UNKNOWN_SAMPLES, False))
+        if recorder.thread == get_ident():
+            recorder.end_part(recorder.clock())
 
 
 class PhaseContext:
     """`with w.phase("eval"):` — time that belongs to a declared phase, steps inside it included."""
 
-    __slots__ = ("_depths", "_name", "_recorder", "_watch")
+    __slots__ = ("_levels", "_name", "_recorder", "_watch")
 
     def __init__(self, watch: Watch, name: str) -> None:
         self._watch = watch
         self._recorder = watch._recorder
         self._name = name
-        self._depths: list[int] = []
+        self._levels: list[int] = []
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        if recorder.claim_thread():
+        if recorder.claim_thread(steps=False):
             self._watch._start()
-            self._depths.append(recorder.enter(self._name, recorder.clock()))
+            self._levels.append(recorder.enter(self._name, recorder.clock()))
         else:
-            self._depths.append(0)
+            self._levels.append(0)
 
-    def __exit__(self, *exception: object) -> None:
-        depth = self._depths.pop()
-        if depth:
-            self._recorder.exit(depth, self._recorder.clock())
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        level = self._levels.pop()
+        if level and self._recorder.thread == get_ident():
+            self._recorder.exit(level, self._recorder.clock())

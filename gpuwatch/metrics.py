@@ -59,6 +59,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a run's ledger is final.", RUN),
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase")),
+    Metric("gpuwatch_hidden_input_wait_seconds_total", "counter", "seconds", "Data wait that cost nothing, hidden behind the device's queued work; absent without device events.", RUN),
+    Metric("gpuwatch_device_steps_total", "counter", "count", "Training steps that timing events on the device measured; absent without any.", RUN),
     Metric("gpuwatch_steps_total", "counter", "count", "Training steps done.", RUN),
     Metric("gpuwatch_samples_total", "counter", "count", "Training samples consumed, where the batch tells its size.", RUN),
     Metric("gpuwatch_step_seconds", "histogram", "seconds", "Time of one training step, data wait included.", RUN),

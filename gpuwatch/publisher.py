@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuwatch import __version__, endpoint, wire
-from gpuwatch.accounts import Accounts, News
+from gpuwatch.accounts import Accounts, activity, device
+from gpuwatch.errors import ConfigError
 from gpuwatch.identity import Identity
 from gpuwatch.recorder import NOBODY, Recorder
 from gpuwatch.report import Report, make_report
@@ -30,7 +31,17 @@ _HOST_EVERY = 4
 _EARLY_VERDICT_S = 60.0
 _PHASE_TIME_TO_LIVE_S = 3600.0
 _BACKLOG_MESSAGES = 120
-"""Messages kept while no agent takes them: a minute. Older ones go, counted; their time stays in the totals."""
+_BACKLOG_BYTES = 4 << 20
+"""Messages kept while an agent is away: a minute, or 4 MiB. Older ones go, counted; their time stays in the totals."""
+_STEPS_A_FRAME = 1024
+"""Steps in one message: 48 KiB, so that what queues for an agent that hangs stays small at 10,000 steps a second too."""
+_LOOK_AGAIN_TURNS = 20
+"""An agent that has taken nothing for so many turns may have come back elsewhere."""
+_CLOSE_S = 0.8
+
+
+_not_ours: list[object] = []
+"""Sockets that a fork copied into this process: kept, because even to collect them would touch them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Publisher:
         identity: Identity,
         facts: RunFacts,
         where: str | None = None,
-        early_verdict: Callable[[], None] | None = None,
+        early_verdict: Callable[[], bool] | None = None,
         connect: Callable[[str], Sender] = ZmqSender,
     ) -> None:
         self.accounts = Accounts(recorder)
@@ -62,15 +73,22 @@ class Publisher:
         self._early_verdict = early_verdict
         self._connect = connect
         self._sender: Sender | None = None
+        self._connected_to: str | None = None
+        self._refused_turns = 0
+        self._hello_due = True
         self._sender_id = uuid.uuid4().hex
         self._seq = itertools.count(1)
         self._backlog: deque[tuple[bytes, int]] = deque()
+        self._backlog_bytes = 0
         self._dropped = 0
         self._overhead_ns = 0
         self._sampled_fetch_ns = (0, 0)
         self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
         self._stop = threading.Event()
-        self._warned = False
+        self._warned: set[str] = set()
+        self.reporting: int | None = None
+        """The thread that makes a report now, and so holds the accounts' lock."""
 
     @property
     def loader(self) -> wire.Loader | None:
@@ -90,51 +108,63 @@ class Publisher:
     def start(self) -> None:
         """Start the background thread unless it runs. Costs an attribute look-up when it does."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:  # no more threads to be had, or the interpreter is going down
-                self._disable(error)
+            with self._start_lock:  # two threads may begin their loops at once, but a socket is one thread's
+                if self._thread is not None or self._stop.is_set():
+                    return
+                self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # no more threads to be had, or the interpreter is going down
+                    self._disable(error)
 
     def report(self, closed: bool) -> Report:
         """Return the run so far; after `close()` the run as it ended."""
         accounts = self.accounts
+        if not closed:
+            self._look_at_host()
         with accounts.lock:
-            now = accounts.timeline.ledger.watermark_ns if closed else self._recorder.clock()
-            if not closed:
-                accounts.fold(now)
-                accounts.look_at_host()
-            window, tail_ns = accounts.window(now)
-            return make_report(
-                run=self._identity.run,
-                name=self._facts.name,
-                window=window,
-                provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
-                steps=accounts.timeline.steps,
-                samples=accounts.timeline.samples if accounts.timeline.samples_known else None,
-            )
+            self.reporting = threading.get_ident()
+            try:
+                if not closed:
+                    accounts.fold(self._recorder.clock())
+                # The training thread may have logged an end between our look at the clock and at its log.
+                now = accounts.timeline.ledger.watermark_ns
+                now = now if closed else max(now, self._recorder.clock())
+                window, tail_ns = accounts.window(now)
+            finally:
+                self.reporting = None
+            steps = accounts.timeline.steps
+            samples = accounts.timeline.samples if accounts.timeline.samples_known else None
+        return make_report(
+            run=self._identity.run,
+            name=self._facts.name,
+            window=window,
+            provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
+            steps=steps,
+            samples=samples,
+        )
 
     def close(self) -> None:
         """Book the tail, send what is left and the good-bye; takes at most about a second, with or without an agent."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=2.0)
+            thread.join(timeout=_CLOSE_S)
+        self._look_at_host()
         with self.accounts.lock:
             self.accounts.finish(self._recorder.clock())
-            self.accounts.look_at_host()
         if thread is None or thread.is_alive():
             return
         with contextlib.suppress(Exception):
-            self._turn(hello=True)
-            self._post(self._bye("closed"), 0)
-            self._flush()
+            self._tell(hello=True, bye=True)
         if self._sender is not None:
-            self._sender.close()
+            with contextlib.suppress(Exception):
+                self._sender.close()
             self._sender = None
 
     def abandon(self) -> None:
         """Forget everything without touching it: called in a forked child, where the socket is the parent's."""
+        _not_ours.append(self._sender)
         self._thread = None
         self._sender = None
         self._backlog.clear()
@@ -146,62 +176,103 @@ class Publisher:
             for turn in itertools.count():
                 self._overhead_ns = time.thread_time_ns()
                 if turn % _HOST_EVERY == 0:
-                    with self.accounts.lock:
-                        self.accounts.look_at_host()
-                self._turn(hello=turn % _HELLO_EVERY == 0)
+                    self._look_at_host()
+                with self.accounts.lock:
+                    self.accounts.fold(self._recorder.clock())
+                try:
+                    self._tell(hello=turn % _HELLO_EVERY == 0)
+                except Exception as error:
+                    self._failed("telling the agent", error)
                 tell = self._early_verdict
-                if tell is not None and time.monotonic() - started > _EARLY_VERDICT_S:
+                if tell is not None and time.monotonic() - started > _EARLY_VERDICT_S and tell():
                     self._early_verdict = None
-                    tell()
                 if self._stop.wait(INTERVAL_S):
                     return
         except Exception as error:
             self._disable(error)
 
-    def _turn(self, hello: bool) -> None:
-        """Fold, and tell the agent. Step records that wait for an agent are bounded; the oldest go first, counted."""
+    def _look_at_host(self) -> None:
+        """Without evidence there is still a ledger."""
+        try:
+            self.accounts.look_at_host()
+        except Exception as error:
+            self._failed("looking at the node", error)
+
+    def _tell(self, hello: bool, bye: bool = False) -> None:
+        """Tell the agent what was folded. Step records that wait for it are bounded; the oldest go first, counted."""
         with self.accounts.lock:
-            self.accounts.fold(self._recorder.clock())
-            news = self.accounts.take_news(wire.MAX_STEPS_A_MESSAGE)
-        if hello:
-            self._find_agent()
-        if self._sender is None:
-            self._dropped += len(news.steps)
-            return
-        if hello:
-            self._sender.send(self._hello())
-        for phase in news.phases:
-            self._post(self._phase(phase), 0)
-        self._post(self._steps(news), len(news.steps))
-        self._flush()
+            news = self.accounts.take_news()
+        told = 0
+        try:
+            if hello:
+                self._hello_due = True
+                self._find_agent()
+            if self._sender is None:
+                return
+            if self._hello_due and self._sender.send(self._hello()):
+                self._hello_due = False
+            for phase in news.phases[-_BACKLOG_MESSAGES:]:
+                self._post(self._phase(phase), 0)
+            while True:  # without steps too: a heartbeat
+                steps = news.steps[told : told + _STEPS_A_FRAME]
+                self._post(self._steps(steps, news.first_step + told), len(steps))
+                told += len(steps)
+                if told == len(news.steps):
+                    break
+            if bye:
+                self._post(self._bye("closed"), 0)
+            self._flush()
+        finally:
+            self._dropped += len(news.steps) - told
 
     def _find_agent(self) -> None:
-        """Connect once an agent's socket is there. ZeroMQ connects again by itself when an agent comes back."""
-        if self._sender is not None:
+        """Connect once an agent's socket is there. ZeroMQ connects again by itself when an agent comes back there."""
+        if self._sender is not None and self._refused_turns < _LOOK_AGAIN_TURNS:
             return
         try:
             where = endpoint.checked(self._where, "endpoint") if self._where else endpoint.find()
-        except Exception as error:
-            if not self._warned:
-                logger.warning("gpuwatch: no agent is told: %s", error)
-            self._warned = True
+        except ConfigError as error:
+            self._warn("endpoint", "gpuwatch: no agent is told: %s", error)
             return
-        if where is not None:
-            self._sender = self._connect(where)
+        if where is None or where == self._connected_to:
+            return
+        old, self._sender, self._connected_to = self._sender, None, None
+        if old is not None:
+            old.close()
+        self._sender = self._connect(where)
+        self._connected_to = where
+        self._refused_turns = 0
 
     def _post(self, frame: bytes, steps: int) -> None:
         self._backlog.append((frame, steps))
-        while len(self._backlog) > _BACKLOG_MESSAGES:
-            self._dropped += self._backlog.popleft()[1]
+        self._backlog_bytes += len(frame)
+        while len(self._backlog) > _BACKLOG_MESSAGES or self._backlog_bytes > _BACKLOG_BYTES:
+            old, lost = self._backlog.popleft()
+            self._backlog_bytes -= len(old)
+            self._dropped += lost
 
     def _flush(self) -> None:
+        self._refused_turns += 1
         while self._backlog and self._sender is not None and self._sender.send(self._backlog[0][0]):
-            self._backlog.popleft()
+            self._backlog_bytes -= len(self._backlog.popleft()[0])
+            self._refused_turns = 0
+
+    def _failed(self, doing: str, error: BaseException) -> None:
+        """Something that the ledger can do without has failed: training and the ledger go on."""
+        self.accounts.failures += 1
+        self._warn(doing, "gpuwatch: %s failed; what it would have told is missing: %r", doing, error)
+
+    def _warn(self, cause: str, message: str, *arguments: object) -> None:
+        """Say each cause once."""
+        if cause not in self._warned:
+            self._warned.add(cause)
+            logger.warning(message, *arguments)
 
     def _disable(self, error: BaseException) -> None:
         self._recorder.thread = NOBODY
+        self.accounts.blind = True
         self.accounts.failures += 1
-        logger.warning("gpuwatch: the hook has stopped and records nothing more: %r", error)
+        self._warn("hook", "gpuwatch: the hook has stopped and records nothing more: %r", error)
 
     # Messages -----------------------------------------------------------------------------------------------------
 
@@ -226,7 +297,6 @@ class Publisher:
         if torch is not None:
             versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
         with self.accounts.lock:
-            window, _ = self.accounts.window(self._recorder.clock())
             loader = self.accounts.loader_with_batch()
         return wire.encode(
             wire.Hello(
@@ -241,24 +311,24 @@ class Publisher:
                 process_start_ticks=who.process_start_ticks,
                 pid_namespace=who.pid_namespace,
                 host=who.host,
-                timeline=window.timeline,
-                device=window.device,
+                timeline="host",
+                device=device(),
                 loader=loader,
                 versions=versions,
                 tags=self._facts.tags,
             )
         )
 
-    def _steps(self, news: News) -> bytes:
+    def _steps(self, steps: list[StepRecord], first_step: int) -> bytes:
         return wire.encode(
             wire.Steps(
                 origin=self._origin(),
                 run=self._identity.run,
                 rank=self._identity.rank,
                 totals=self._totals(),
-                activity=self._recorder.activity,
-                first_step=news.first_step,
-                columns=_columns(news.steps),
+                activity=activity(self._recorder),
+                first_step=first_step,
+                columns=_columns(steps),
                 fetch_cpu_ratio=self._fetch_cpu_ratio(),
             )
         )
@@ -304,6 +374,15 @@ def _columns(steps: list[StepRecord]) -> dict[str, bytes]:
         "transfer_ns": [step.transfer_ns for step in steps],
         "compute_ns": [step.compute_ns for step in steps],
         "samples": [step.samples for step in steps],
-        "epoch_start": [int(step.epoch_start) for step in steps],
     }
-    return {name: wire.pack(rows[name]) for name in wire.STEP_COLUMNS}
+    if any(step.epoch_start for step in steps):
+        rows["epoch_start"] = [int(step.epoch_start) for step in steps]
+    if any(step.exposed is not None for step in steps):
+        rows["input_wait_ns"] = [wire.MISSING if s.exposed is None else s.exposed.input_wait_ns for s in steps]
+        rows["host_wait_ns"] = [
+            wire.MISSING if s.exposed is None or s.exposed.host_wait_ns is None else s.exposed.host_wait_ns
+            for s in steps
+        ]
+        rows["device_transfer_ns"] = [wire.MISSING if s.exposed is None else s.exposed.transfer_ns for s in steps]
+        rows["device_compute_ns"] = [wire.MISSING if s.exposed is None else s.exposed.compute_ns for s in steps]
+    return {name: wire.pack(column) for name, column in rows.items()}

@@ -7,13 +7,17 @@ lock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-STEP, PART, SPAN, ENTER, EXIT = range(5)
+if TYPE_CHECKING:
+    from gpuwatch.device import DeviceTimeline
+
+STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE = range(7)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
 (STEP, begin, end, data_wait, transfer, samples, epoch_start)   a step, or its last part
@@ -21,36 +25,55 @@ STEP, PART, SPAN, ENTER, EXIT = range(5)
 (SPAN, begin, end, state)                                       time of one state outside steps
 (ENTER, at, name)                                               a phase begins; name None: a nested training loop
 (EXIT, at)                                                      the innermost one ends
+(AWAIT,)                                                        the next piece is to be booked by the device's timeline
+(DEVICE, times)                                                 that timeline's word on the oldest such piece, None: none
 """
 
 STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "
 """What the training thread does now; PHASE is followed by the name of a declared phase."""
 
+TRANSFERRING = "transfer"
+"""In a step, copying a batch to the device. Told to others as IN_STEP."""
+
 UNKNOWN_SAMPLES = -1
 NOBODY = -1
 """The training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more."""
+
+COPY_FOLLOWS_NS = 100_000
+"""A copy that begins this soon after the batch came, or after the copy before it, goes on with it."""
+
+LOOSE = object()
+"""Owner of a wait or a copy outside of any step: it becomes a part of the next one."""
 
 
 class Recorder:
     """The log and the open step. One training thread writes; others only read single slots and pop from the log."""
 
     __slots__ = (
+        "_serial",
         "activity",
         "begin_ns",
         "clock",
+        "copy",
+        "countdown",
         "data_ns",
-        "depth",
+        "device",
         "epoch_start",
         "fetch_cpu_ns",
         "fetch_wall_ns",
+        "home",
+        "idle",
         "in_step",
+        "level",
         "levels",
         "log",
         "mark_ns",
+        "parts",
         "samples",
         "step_owner",
         "thread",
         "transfer_ns",
+        "unfed",
     )
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -64,91 +87,254 @@ class Recorder:
         self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
+        self.unfed = False
+        """The open step asked a second loader for a batch, and that had none: unless more happens it is no step."""
         self.activity = STARTUP
+        self.idle = STARTUP
+        """The activity while no step is open."""
         self.mark_ns = 0
-        """When `activity` last changed to DATA_WAIT: where a fetch that is still open began."""
+        """When `activity` last changed: a wait or a copy that is open is counted from here."""
+        self.parts: list[str] = []
+        """The activities that each open `data()` or `transfer()` interrupted."""
         self.step_owner: object | None = None
-        """The loop whose next batch ends the open step."""
+        """The loop whose next batch ends the open step, or the context whose exit does."""
         self.levels: list[tuple[Any, ...]] = []
-        """What was interrupted by each phase or nested loop that is open now."""
-        self.depth = 0
+        """What was interrupted by each phase or nested loop that is open now; its serial number first."""
+        self.level = 0
+        """Serial number of the innermost of them, 0 without any. Numbers are never used again, so that a loop which is
+        forgotten late (a kept iterator, a cycle) cannot close somebody else's phase."""
+        self._serial = 0
+        self.countdown = 1
         self.fetch_cpu_ns = 0
         self.fetch_wall_ns = 0
         """CPU and wall time of the training thread in those fetches that were sampled, cumulative."""
+        self.home: DeviceTimeline | None = None
+        """The device's timeline, once the user's code has set a device up."""
+        self.device: DeviceTimeline | None = None
+        """The same while steps are measured by it: not in declared phases."""
+        self.copy: object | None = None
+        """The open copy, as the device's timeline knows it."""
 
-    def claim_thread(self) -> bool:
-        """Return whether the calling thread is the training thread, becoming it when no other one is at work."""
-        me = get_ident()
-        if self.thread != me:
-            if self.thread == NOBODY:
+    def claim_thread(self, steps: bool = True) -> bool:
+        """Return whether the calling thread is the training thread, becoming it when no other one is at work.
+
+        Steps of the main thread win over those of any other, such as one that prefetches. A phase or a wait without a step
+        (a checkpoint written by a thread, say) makes no thread the training thread while there is one.
+        """
+        return self.thread == get_ident() or self._take_over(steps)
+
+    def _take_over(self, steps: bool) -> bool:
+        me, owner = get_ident(), self.thread
+        if owner == NOBODY:
+            return False
+        if owner is not None:
+            is_main = me == threading.main_thread().ident
+            idle = not self.in_step and not self.levels
+            if not (steps and (is_main or idle)) and any(thread.ident == owner for thread in threading.enumerate()):
                 return False
-            if self.thread is not None and (self.in_step or self.depth):
-                return False
-            self.thread = me
+            now = self.clock()
+            self.exit_all(now)
+            self.abandon(now, "other")
+        self.parts = []
+        self.thread = me
         return True
 
-    def begin_step(self, owner: object | None, at_ns: int) -> None:
-        """Begin a step, ending the one that is open."""
+    def begin_step(self, owner: object, at_ns: int) -> None:
+        """Begin a step, ending the one that is open. A `data()` or `transfer()` that is open goes on in it."""
+        going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)
-        self.in_step = True
+        self.open(owner, at_ns)
+        self.activity = going_on
+
+    def end_step(self, at_ns: int) -> None:
+        """End the open step, if there is one."""
+        if self.unfed:
+            self.abandon(at_ns)
+        if self.in_step:
+            kind = PART if self.step_owner is LOOSE else STEP
+            if self.activity is not IN_STEP:
+                self._credit(at_ns)
+            if self.device is not None:
+                self.device_ends(at_ns)
+            self.log.append(
+                (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start)
+            )
+        self._shut()
+
+    def abandon(self, at_ns: int, state: str = "input_wait") -> None:
+        """The open step got no batch: its time was a wait for data, and it was no step."""
+        if self.in_step:
+            self.log.append((SPAN, self.begin_ns, at_ns, state))
+        if self.device is not None:
+            self.device.interrupt()
+        self._shut()
+
+    def begin_part(self, part: str, at_ns: int) -> None:
+        """A wait for data or a copy begins, inside the open step or outside of any, inside another part or not."""
+        if not self.in_step:
+            self.open(LOOSE, at_ns)
+        self._credit(at_ns)
+        self.parts.append(self.activity)
+        self.activity = part
+        if part is TRANSFERRING and self.device is not None:
+            follows = at_ns - self.begin_ns - self.data_ns - self.transfer_ns < COPY_FOLLOWS_NS
+            self.copy = self.device.copy_begins(follows)
+
+    def end_part(self, at_ns: int) -> None:
+        """The innermost part ends; the one around it goes on, so that no time is in two of them."""
+        if not self.parts:
+            return
+        if self.activity is DATA_WAIT:
+            self.data_ns += at_ns - self.mark_ns
+        elif self.activity is TRANSFERRING:
+            self.transfer_ns += at_ns - self.mark_ns
+        self.mark_ns = at_ns
+        ended, self.activity = self.activity, self.parts.pop()
+        if not self.in_step:
+            return
+        if self.device is not None and self.step_owner is not LOOSE:
+            if ended is DATA_WAIT:
+                self.device.begin()
+            elif ended is TRANSFERRING:
+                self.device.copy_ends(self.copy)
+        if not self.parts and self.step_owner is LOOSE:
+            self.end_step(at_ns)
+
+    def enter(self, name: str | None, at_ns: int) -> int:
+        """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
+        if self.in_step:
+            self._log_piece(PART, at_ns)
+        interrupted = (
+            self.in_step,
+            self.step_owner,
+            self.samples,
+            self.epoch_start,
+            self.activity,
+            self.idle,
+            self.parts,
+            self.device,
+        )
+        if self.device is not None:
+            self.device.interrupt()
+        self._serial += 1
+        self.level = self._serial
+        self.levels.append((self.level, *interrupted))
+        self.log.append((ENTER, at_ns, name))
+        if name is not None:
+            self.idle = PHASE + name
+            self.device = None
+        elif self.idle is STARTUP:
+            self.idle = BETWEEN
+        self.parts = []
+        self._shut()
+        return self.level
+
+    def exit(self, level: int, at_ns: int) -> None:
+        """Leave a phase or nested loop and all that was entered inside it; go on with what it interrupted."""
+        while self.is_open(level):
+            self.end_step(at_ns)
+            self.log.append((EXIT, at_ns))
+            _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts, device = self.levels.pop()
+            # A device that was found inside the phase is measured after it.
+            self.device = device if self.in_phase else self.home
+            if self.device is not None:
+                self.device.interrupt()
+            self.level = self.levels[-1][0] if self.levels else 0
+            if in_step:
+                self.open(owner, at_ns)
+                self.samples, self.epoch_start, self.activity = samples, epoch_start, activity
+            else:
+                self.activity = self.idle
+
+    def exit_all(self, at_ns: int) -> None:
+        """Leave every phase and nested loop."""
+        if self.levels:
+            self.exit(self.levels[0][0], at_ns)
+
+    def is_open(self, level: int) -> bool:
+        return any(entry[0] == level for entry in self.levels)
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether a declared phase is open: what happens now is not training."""
+        return self.idle.startswith(PHASE)
+
+    def open(self, owner: object, at_ns: int) -> None:
+        """Open a step (or a piece outside of one, LOOSE) while none is."""
+        if self.idle is STARTUP and owner is not LOOSE:
+            self.idle = BETWEEN
         self.step_owner = owner
-        self.begin_ns = at_ns
+        self.begin_ns = self.mark_ns = at_ns
         self.data_ns = self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
         self.activity = IN_STEP
+        self.in_step = True
+        if self.device is not None and owner is not LOOSE:
+            self.device.begin()
 
-    def end_step(self, at_ns: int) -> None:
-        """End the open step, if there is one."""
-        if self.in_step:
-            self._log_piece(STEP, at_ns)
-            self.in_step = False
-            self.step_owner = None
-        self.activity = BETWEEN
-
-    def abandon_fetch(self, at_ns: int) -> None:
-        """The open step got no batch: its time was a wait for data, and it was no step."""
-        if self.in_step:
-            self.log.append((SPAN, self.begin_ns, at_ns, "input_wait"))
-            self.in_step = False
-            self.step_owner = None
-        self.activity = BETWEEN
-
-    def enter(self, name: str | None, at_ns: int) -> int:
-        """Interrupt what is open by a phase, or by a nested training loop (name None); return the new depth."""
-        if self.in_step:
-            self._log_piece(PART, at_ns)
-        self.levels.append((self.in_step, self.step_owner, self.samples, self.epoch_start, self.activity))
-        self.log.append((ENTER, at_ns, name))
+    def _shut(self) -> None:
         self.in_step = False
         self.step_owner = None
-        self.activity = BETWEEN if name is None else PHASE + name
-        self.depth = len(self.levels)
-        return self.depth
+        self.unfed = False
+        self.activity = self.idle
 
-    def exit(self, depth: int, at_ns: int) -> None:
-        """Leave the phase or nested loop at `depth` and all that was entered inside it; go on with what it interrupted."""
-        while len(self.levels) >= depth > 0:
-            self.end_step(at_ns)
-            self.log.append((EXIT, at_ns))
-            self.in_step, self.step_owner, self.samples, self.epoch_start, self.activity = self.levels.pop()
-            self.begin_ns = at_ns
-            self.data_ns = self.transfer_ns = 0
-        self.depth = len(self.levels)
+    def _credit(self, at_ns: int) -> None:
+        """Count the part that is open until now."""
+        if self.activity is DATA_WAIT:
+            self.data_ns += at_ns - self.mark_ns
+        elif self.activity is TRANSFERRING:
+            self.transfer_ns += at_ns - self.mark_ns
+        self.mark_ns = at_ns
 
     def _log_piece(self, kind: int, at_ns: int) -> None:
+        self._credit(at_ns)
+        if self.device is not None:
+            self.device_ends(at_ns)
         self.log.append((kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start))
 
+    def device_ends(self, at_ns: int) -> None:
+        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
+        device = self.device
+        if device is not None and device.end():
+            self.log.append((AWAIT,))
+        self.poll(at_ns)
+
+    def launched(self) -> None:
+        """The step's last known launch has been made."""
+        if self.device is not None and self.in_step and self.thread == get_ident():
+            self.device.launched()
+
+    def poll(self, at_ns: int) -> None:
+        """Log what the device's timeline knows by now. Called in the training thread only."""
+        if self.home is not None:
+            for times in self.home.harvest(at_ns):
+                self.log.append((DEVICE, times))
+
+    def release_device(self, at_ns: int | None) -> None:
+        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not ask it again."""
+        home, self.home, self.device = self.home, None, None
+        if home is not None:
+            for times in home.harvest(at_ns) if at_ns is not None else ():
+                self.log.append((DEVICE, times))
+            for _ in range(home.abandon()):
+                self.log.append((DEVICE, None))
+
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
-        """Return when the open step began and its time so far by state; (now, {}) when none is open."""
-        if not self.in_step:
+        """Return when the open step began and its time so far by state; (now, {}) when none is open.
+
+        Any thread may ask: the training thread may go on meanwhile, so a step may have begun after `now_ns`.
+        """
+        begin, data, transfer = self.begin_ns, self.data_ns, self.transfer_ns
+        if not self.in_step or begin >= now_ns:
             return now_ns, {}
-        begin = self.begin_ns
-        open_ns = max(0, now_ns - begin)
-        data = self.data_ns
-        if self.activity == DATA_WAIT:
-            data += max(0, now_ns - self.mark_ns)
+        open_ns = now_ns - begin
+        part_ns = max(0, now_ns - self.mark_ns)
+        if self.activity is DATA_WAIT:
+            data += part_ns
+        elif self.activity is TRANSFERRING:
+            transfer += part_ns
         data = min(data, open_ns)
-        transfer = min(self.transfer_ns, open_ns - data)
+        transfer = min(transfer, open_ns - data)
         return begin, {"input_wait": data, "transfer": transfer, "compute": open_ns - data - transfer}

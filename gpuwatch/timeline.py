@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from gpuwatch.device import DeviceTimes
+from gpuwatch.device_booking import DeviceBooking, Exposed
 from gpuwatch.ledger import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, Ledger, phase_state
-from gpuwatch.recorder import ENTER, EXIT, SPAN, STEP
+from gpuwatch.recorder import AWAIT, DEVICE, ENTER, EXIT, SPAN, STEP
 from gpuwatch.wire import STEP_BUCKETS_S
 
 STALL_FLOOR_NS = 30_000_000_000
@@ -29,6 +31,13 @@ class StepRecord:
     compute_ns: int
     samples: int
     epoch_start: bool
+    exposed: Exposed | None = None
+    """What the device felt of it; None where the device's timeline did not measure it."""
+
+    @property
+    def hidden_ns(self) -> int | None:
+        """The part of the wait for data that the device did not feel: the head-room that is left."""
+        return None if self.exposed is None else max(0, self.data_wait_ns - self.exposed.input_wait_ns)
 
     @property
     def total_ns(self) -> int:
@@ -52,6 +61,7 @@ class _Carry:
     data_ns: int = 0
     transfer_ns: int = 0
     total_ns: int = 0
+    exposed: Exposed | None = None
 
     def add(self, begin: int, end: int, data: int, transfer: int) -> None:
         if self.start_ns is None:
@@ -81,6 +91,10 @@ class Timeline:
     histogram: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     last_progress_ns: int = 0
     """End of the last thing that happened: a step, a phase's edge."""
+    hidden_ns: int = 0
+    """Data wait that was hidden behind the device's work, of `device_steps`."""
+    device_steps: int = 0
+    """Steps that the device's timeline measured."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.start_ns)
@@ -88,32 +102,94 @@ class Timeline:
         self._levels: list[_Level] = []
         self._carry = _Carry()
         self._recent_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+        self._held: deque[tuple[Any, ...]] = deque()
+        """Entries from the oldest piece on whose device times are not known yet."""
+        self._told: deque[DeviceTimes | None] = deque()
+        self._on_device = DeviceBooking(self.ledger)
 
     def fold(self, entries: Iterable[tuple[Any, ...]]) -> tuple[list[StepRecord], list[PhaseRecord]]:
-        """Book log entries; return the training steps and the phase edges among them, in order."""
+        """Book log entries; return the training steps and the phase edges among them, in order.
+
+        What follows a piece that the device has not finished is held until its times are told.
+        """
         steps: list[StepRecord] = []
         phases: list[PhaseRecord] = []
         for entry in entries:
-            kind = entry[0]
-            if kind == ENTER:
-                self._enter(entry[1], entry[2], phases)
-            elif kind == EXIT:
-                self._exit(entry[1], phases)
-            elif kind == SPAN:
-                _, begin, end, state = entry
-                self.ledger.book(self._between_state, begin)
-                self.ledger.book(self._phase_state or state, end)
-                self._carry = _Carry()
-                self.last_progress_ns = end
+            if entry[0] == DEVICE:
+                self._told.append(entry[1])
+            elif self._held or entry[0] == AWAIT:
+                self._held.append(entry)
             else:
-                record = self._piece(*entry)
-                if record is not None:
-                    steps.append(record)
+                self._book(entry, None, steps, phases)
+        held = self._held
+        while held:
+            if held[0][0] != AWAIT:
+                self._book(held.popleft(), None, steps, phases)
+            elif self._told and len(held) > 1:
+                held.popleft()
+                self._book(held.popleft(), self._told.popleft(), steps, phases)
+            else:
+                break
         return steps, phases
+
+    def _book(
+        self,
+        entry: tuple[Any, ...],
+        times: DeviceTimes | None,
+        steps: list[StepRecord],
+        phases: list[PhaseRecord],
+    ) -> None:
+        kind = entry[0]
+        if times is None:
+            self._on_device.settle()
+        if kind == ENTER:
+            self._enter(entry[1], entry[2], phases)
+        elif kind == EXIT:
+            self._exit(entry[1], phases)
+        elif kind == SPAN:
+            _, begin, end, state = entry
+            self.ledger.book(self._between_state, begin)
+            self.ledger.book(self._phase_state or state, end)
+            self._carry = _Carry()
+            self.last_progress_ns = max(self.last_progress_ns, end)
+        else:
+            record = self._piece(*entry, times=times)
+            if record is not None:
+                steps.append(record)
+
+    def held_tail(self) -> tuple[list[tuple[str, int]], str]:
+        """Return how held time looks now, as (state, until) in order, and the state of what follows it.
+
+        A held piece is one that the device still works on.
+        """
+        parts: list[tuple[str, int]] = []
+        names = [level.name for level in self._levels]
+
+        def between() -> str:
+            name = next((name for name in reversed(names) if name is not None), None)
+            return OTHER if name is None else phase_state(name)
+
+        for entry in self._held:
+            if entry[0] == ENTER:
+                parts.append((between(), entry[1]))
+                names.append(entry[2])
+            elif entry[0] == EXIT:
+                parts.append((between(), entry[1]))
+                names.pop()
+            elif entry[0] == SPAN:
+                parts.append((entry[3] if between() == OTHER else between(), entry[2]))
+            elif entry[0] != AWAIT:
+                parts.append((COMPUTE if between() == OTHER else between(), entry[2]))
+        return parts, between() if self._held else self._between_state
+
+    @property
+    def holds(self) -> bool:
+        """Whether entries wait for the device."""
+        return bool(self._held)
 
     def book_certain(self, now_ns: int, in_step: bool) -> None:
         """Book what is certain already although it has not ended: an open phase, or the start-up before any step."""
-        if in_step:
+        if in_step or self._held:
             return
         if self._phase_state is not None:
             self.ledger.book(self._phase_state, now_ns)
@@ -128,7 +204,7 @@ class Timeline:
         return True
 
     def is_stalled(self, now_ns: int) -> bool:
-        if not self.steps or self._phase_state is not None:
+        if not self.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):
             return False
         return now_ns - self.last_progress_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.median_step_ns)
 
@@ -171,15 +247,31 @@ class Timeline:
             phases.append(PhaseRecord(level.name, level.start_ns, at_ns))
 
     def _piece(
-        self, kind: int, begin: int, end: int, data: int, transfer: int, samples: int, epoch_start: bool
+        self,
+        kind: int,
+        begin: int,
+        end: int,
+        data: int,
+        transfer: int,
+        samples: int,
+        epoch_start: bool,
+        *,
+        times: DeviceTimes | None,
     ) -> StepRecord | None:
         ledger, phase = self.ledger, self._phase_state
+        # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.
+        begin = max(begin, self.last_progress_ns)
+        end = max(begin, end)
         data = min(data, end - begin)
         transfer = min(transfer, end - begin - data)
-        ledger.book(self._between_state, begin)
         if phase is not None:
+            ledger.book(self._between_state, begin)
             ledger.book(phase, end)
+        elif times is not None:
+            exposed = self._on_device.book(begin, end, data, self._between_state, times)
+            self._carry.exposed = exposed if self._carry.exposed is None else self._carry.exposed.plus(exposed)
         else:
+            ledger.book(self._between_state, begin)
             ledger.book(INPUT_WAIT, begin + data)
             ledger.book(TRANSFER, begin + data + transfer)
             ledger.book(COMPUTE, end)
@@ -191,7 +283,9 @@ class Timeline:
         if phase is not None or carry.start_ns is None:
             return None
         compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
-        record = StepRecord(carry.start_ns, carry.data_ns, carry.transfer_ns, compute, samples, epoch_start)
+        record = StepRecord(
+            carry.start_ns, carry.data_ns, carry.transfer_ns, compute, samples, epoch_start, carry.exposed
+        )
         self._count(record)
         return record
 
@@ -203,5 +297,8 @@ class Timeline:
         self.phases_ns["data_wait"] += record.data_wait_ns
         self.phases_ns["transfer"] += record.transfer_ns
         self.phases_ns["compute"] += record.compute_ns
+        if record.hidden_ns is not None:
+            self.device_steps += 1
+            self.hidden_ns += record.hidden_ns
         self.histogram[bisect_left(_BUCKETS_NS, record.total_ns)] += 1
         self._recent_ns.append(record.total_ns)

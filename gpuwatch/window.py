@@ -15,13 +15,19 @@ from gpuwatch.wire import Loader
 
 @dataclass(frozen=True)
 class StepColumns:
-    """Training steps, oldest first; all columns of the same length [n_steps]."""
+    """Training steps, oldest first; all columns of the same length [n_steps].
+
+    By the device's timeline where it measured them: then `data_wait_s` is what the device felt of the wait, and `compute_s` is the
+    device's own, with what it waited for the host.
+    """
 
     data_wait_s: tuple[float, ...] = ()
     transfer_s: tuple[float, ...] = ()
     compute_s: tuple[float, ...] = ()
     epoch_start: tuple[bool, ...] = ()
     """True for the first batch of an iterator."""
+    hidden_wait_s: tuple[float, ...] = ()
+    """The part of the wait that was hidden behind the device's work; empty where only the host's clock measured."""
 
     def __len__(self) -> int:
         return len(self.data_wait_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from sys import byteorder
 from typing import TypeAlias
 
@@ -22,14 +23,19 @@ MAX_TEXT = 256
 MAX_TAGS = 32
 MAX_STEPS_A_MESSAGE = 8192
 
-STEP_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
+HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
+DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
+STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS)
 """Columns of a step record, one int64 a step. start_ns is on the sender's monotonic clock; `samples` is -1 where not
-known; `epoch_start` is 1 for the first batch of an iterator. A column that is missing was not measured."""
+known; `epoch_start` is 1 for the first batch of an iterator, and left out where no row is one. The device's columns are what its own timeline says of the
+step: `input_wait_ns` is the exposed part of the wait, the rest of it was hidden. A column that is missing, or a row of -1,
+was not measured."""
 
 STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 """Upper bounds of the step time histogram, in seconds; +Inf is the eighth bucket."""
 
 MISSING = -1
+_LARGEST = 1 << 62
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -49,6 +55,10 @@ class Totals(msgspec.Struct, frozen=True):
     """Step records that the hook itself let go because no agent took them."""
     overhead_ns: int
     """What the hook cost the training process so far: CPU time of its background thread."""
+    hidden_ns: int = 0
+    """Data wait that was hidden behind the device's work, in the `device_steps`."""
+    device_steps: int = 0
+    """Training steps that the device's timeline measured."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -141,6 +151,21 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
 Message: TypeAlias = Hello | Steps | Phase | Bye
 
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class _AnyMessage(msgspec.Struct):
+    """All that is asked of a message of another version. At module level: msgspec looks its annotations up there."""
+
+    origin: _Versioned
+
+
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec raises: a text that is not UTF-8 is a ValueError to it, nesting without end a RecursionError."""
+
+_version_decoder = msgspec.msgpack.Decoder(_AnyMessage)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -159,11 +184,12 @@ def decode(frame: bytes) -> Message:
         raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are taken", "too_large")
     try:
         message = _decoder.decode(frame)
-    except msgspec.MsgspecError as error:
+    except _UNDECODABLE as error:
         raise ProtocolError(f"message that does not decode: {error}", _undecodable(frame)) from error
     if message.origin.version != PROTOCOL_VERSION:
         raise _wrong_version(message.origin.version)
     _check_texts(message)
+    _check_numbers(message)
     if isinstance(message, Steps):
         _check_columns(message)
     if not isinstance(message, Hello):
@@ -173,16 +199,9 @@ def decode(frame: bytes) -> Message:
 
 def _undecodable(frame: bytes) -> str:
     """Tell a message of another protocol version, whose fields may differ, from rubbish."""
-
-    class Versioned(msgspec.Struct):
-        version: int
-
-    class AnyMessage(msgspec.Struct):
-        origin: Versioned
-
     try:
-        found = msgspec.msgpack.decode(frame, type=AnyMessage)
-    except msgspec.MsgspecError:
+        found = _version_decoder.decode(frame)
+    except _UNDECODABLE:
         return "malformed"
     return "malformed" if found.origin.version == PROTOCOL_VERSION else "version"
 
@@ -210,6 +229,36 @@ def _check_texts(message: Message) -> None:
         raise ProtocolError(f"a text of more than {MAX_TEXT} characters", "text_too_long")
     if not message.run:
         raise ProtocolError("an empty run id", "malformed")
+
+
+def _check_numbers(message: Message) -> None:
+    """Refuse what no process can have: numbers that a database's 64 bits cannot hold, shares that are no numbers."""
+    origin = message.origin
+    numbers = [origin.seq, origin.monotonic_ns, origin.time_ns, message.rank]
+    ratios: list[float | None] = []
+    if isinstance(message, Hello):
+        numbers += [
+            message.local_rank,
+            message.world_size,
+            message.pid,
+            message.process_start_ticks,
+            message.pid_namespace,
+        ]
+    else:
+        totals = message.totals
+        numbers += [totals.start_ns, totals.watermark_ns, totals.steps, totals.records_dropped, totals.overhead_ns]
+        numbers += [totals.hidden_ns, totals.device_steps]
+        numbers += [totals.samples + 1, *totals.states_ns.values(), *totals.phases_ns.values(), *totals.step_histogram]
+    if isinstance(message, Steps):
+        numbers.append(message.first_step)
+        ratios.append(message.fetch_cpu_ratio)
+    elif isinstance(message, Phase):
+        numbers.append(message.start_ns)
+        ratios += [message.seconds, message.time_to_live_s]
+    if any(not 0 <= number <= _LARGEST for number in numbers):
+        raise ProtocolError("a number that is negative, or larger than anything that can be counted", "malformed")
+    if any(ratio is not None and not isfinite(ratio) for ratio in ratios):
+        raise ProtocolError("a number that is none", "malformed")
 
 
 def _check_columns(message: Steps) -> None:

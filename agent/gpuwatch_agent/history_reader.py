@@ -20,6 +20,21 @@ from gpuwatch_agent.run_records import RunRecord
 logger = logging.getLogger(__name__)
 
 
+_STEP_COLUMNS = (
+    "time_s",
+    "data_wait_s",
+    "transfer_s",
+    "compute_s",
+    "input_wait_s",
+    "host_wait_s",
+    "device_transfer_s",
+    "device_compute_s",
+    "samples",
+    "epoch_start",
+)
+"""What `History.steps` gives of each step."""
+
+
 class HistoryReader:
     """Reads one history file."""
 
@@ -73,17 +88,17 @@ class HistoryReader:
                     break
         kept.reverse()
         first = kept[0][0] if kept else 0
-        out: dict[str, list[float | None]] = {
-            name: [] for name in ("time_s", "data_wait_s", "transfer_s", "compute_s", "samples", "epoch_start")
-        }
+        out: dict[str, list[float | None]] = {name: [] for name in _STEP_COLUMNS}
         for _, _, offset_ns, blob in kept:
             columns = {n: wire.unpack(c) for n, c in msgspec.msgpack.decode(blob, type=dict[str, bytes]).items()}
             missing = [wire.MISSING] * len(columns["start_ns"])
             out["time_s"] += [(start + offset_ns) / 1e9 for start in columns["start_ns"]]
             for name in ("data_wait", "transfer", "compute"):
                 out[f"{name}_s"] += [ns / 1e9 if ns >= 0 else None for ns in columns.get(f"{name}_ns", missing)]
-            for name in ("samples", "epoch_start"):
-                out[name] += [value if value >= 0 else None for value in columns.get(name, missing)]
+            for name in ("input_wait", "host_wait", "device_transfer", "device_compute"):
+                out[f"{name}_s"] += [ns / 1e9 if ns >= 0 else None for ns in columns.get(f"{name}_ns", missing)]
+            out["samples"] += [value if value >= 0 else None for value in columns.get("samples", missing)]
+            out["epoch_start"] += columns.get("epoch_start", [0] * len(missing))
         surplus = max(0, taken - last)
         return first + surplus, {name: column[surplus:] for name, column in out.items()}
 

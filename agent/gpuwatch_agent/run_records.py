@@ -21,6 +21,8 @@ class Counts(msgspec.Struct):
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
     histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
     overhead_ns: int = 0
+    hidden_ns: int = 0
+    device_steps: int = 0
 
     def plus(self, totals: wire.Totals | None) -> Counts:
         """Return these counts and a process's own."""
@@ -33,6 +35,8 @@ class Counts(msgspec.Struct):
             phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
             histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
             overhead_ns=self.overhead_ns + totals.overhead_ns,
+            hidden_ns=self.hidden_ns + totals.hidden_ns,
+            device_steps=self.device_steps + totals.device_steps,
         )
 
 
@@ -80,6 +84,8 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.steps < old.steps
         or new.samples < old.samples
         or new.overhead_ns < old.overhead_ns
+        or new.hidden_ns < old.hidden_ns
+        or new.device_steps < old.device_steps
         or any(a < b for a, b in zip(new.step_histogram, old.step_histogram, strict=True))
         or any(new.phases_ns.get(name, 0) < ns for name, ns in old.phases_ns.items())
         or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())

@@ -6,6 +6,7 @@ Times are ns of the agent's monotonic clock; no clock is read here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwatch import wire
@@ -27,7 +28,10 @@ RUNNING, ENDED, LOST = "running", "ended", "lost"
 
 @dataclass(slots=True)
 class RecentStep:
-    """A step as the agent keeps it for a minute. Times in ns, `end_ns` on the agent's clock."""
+    """A step as the agent keeps it for a minute, by the device's timeline where that measured it.
+
+    Times in ns, `end_ns` on the agent's clock; see `gpuwatch.window.StepColumns`.
+    """
 
     end_ns: int
     data_wait_ns: int
@@ -35,6 +39,17 @@ class RecentStep:
     compute_ns: int
     samples: int
     epoch_start: bool
+    hidden_ns: int = 0
+
+
+def _put_device_times(steps: list[RecentStep], columns: Mapping[str, Sequence[int]]) -> None:
+    """Replace the host's times of those steps that the device's timeline measured."""
+    rows = zip(steps, *(columns[name] for name in wire.DEVICE_COLUMNS), strict=True)
+    for step, input_wait, host_wait, transfer, compute in rows:
+        if input_wait >= 0:
+            step.hidden_ns = max(0, step.data_wait_ns - input_wait)
+            step.data_wait_ns, step.transfer_ns = input_wait, transfer
+            step.compute_ns = compute + max(0, host_wait)
 
 
 class Run:
@@ -233,7 +248,10 @@ class Run:
         ends = [sum(parts) + speaker.offset_ns for parts in zip(starts, waits, copies, computes, strict=True)]
         firsts = [first == 1 for first in columns.get("epoch_start", missing)]
         rows = zip(ends, waits, copies, computes, columns.get("samples", missing), firsts, strict=True)
-        self.steps.extend(RecentStep(*row) for row in rows)
+        kept = [RecentStep(*row) for row in rows]
+        if message.columns.keys() >= set(wire.DEVICE_COLUMNS):
+            _put_device_times(kept, columns)
+        self.steps.extend(kept)
         self.last_step_s = now_s - (now_ns - ends[-1]) / 1e9
         return True
 

@@ -38,6 +38,9 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     yield Sample("gpuwatch_run_up", float(run.status == RUNNING and run.activity != "silent"), key)
     yield Sample("gpuwatch_step_records_lost_total", run.lost, key)
     yield Sample("gpuwatch_hook_overhead_seconds_total", counts.overhead_ns / 1e9, key)
+    if counts.device_steps:
+        yield Sample("gpuwatch_hidden_input_wait_seconds_total", counts.hidden_ns / 1e9, key)
+        yield Sample("gpuwatch_device_steps_total", counts.device_steps, key)
     if run.worker_cpu_s or workers.count(run):
         yield Sample("gpuwatch_loader_worker_cpu_seconds_total", run.worker_cpu_s, key)
         yield Sample("gpuwatch_loader_workers", workers.count(run), key)

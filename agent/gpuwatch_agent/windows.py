@@ -89,6 +89,7 @@ def run_window(
             transfer_s=tuple(step.transfer_ns / 1e9 for step in steps),
             compute_s=tuple(step.compute_ns / 1e9 for step in steps),
             epoch_start=tuple(step.epoch_start for step in steps),
+            hidden_wait_s=tuple(step.hidden_ns / 1e9 for step in steps),
         ),
         fetch_cpu_ratio=run.fetch_cpu_ratio,
         loader=loader,

@@ -29,13 +29,13 @@ def input_single_process(window: Window) -> Finding | None:
                 f"during a fetch the training thread is on the CPU {percent(min(1.0, window.fetch_cpu_ratio))} of the time: {doing}",
             )
         )
-    needed = workers_needed(wait.wait_s, wait.rest_s)
+    needed = workers_needed(wait.fetch_s, wait.rest_s)
     cores = free_cores(window)
     workers, limit = needed, ""
     if computing and cores is not None and needed > cores:
         workers, limit = cores, f" ({needed} would feed the step, but only {cores} cores are free for them)"
-    # With w workers a batch takes wait/w; the step cannot be faster than either the workers or itself.
-    step_s = max(wait.rest_s, wait.wait_s / workers)
+    # With w workers a batch takes fetch/w; the step cannot be faster than either the workers or itself.
+    step_s = max(wait.rest_s, wait.fetch_s / workers)
     speedup = (wait.wait_s + wait.rest_s) / step_s
     return Finding(
         cause="input_single_process",

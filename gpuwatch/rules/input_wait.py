@@ -22,6 +22,13 @@ class InputWait:
     wait_s: float
     rest_s: float
     """Transfer and compute: the step time without any wait."""
+    hidden_s: float = 0.0
+    """Wait that cost nothing, because the device was at work."""
+
+    @property
+    def fetch_s(self) -> float:
+        """What a batch takes the loader, as the training thread sees it."""
+        return self.wait_s + self.hidden_s
 
     @property
     def severity(self) -> Severity:
@@ -44,7 +51,8 @@ def steady_input_wait(window: Window) -> InputWait | None:
     rest = sum(steps.transfer_s[index] + steps.compute_s[index] for index in later) / len(later)
     if wait < THRESHOLDS.input_share * (wait + rest):
         return None
-    return InputWait(share, wait, rest)
+    hidden = sum(steps.hidden_wait_s[index] for index in later) / len(later) if steps.hidden_wait_s else 0.0
+    return InputWait(share, wait, rest, hidden)
 
 
 def median_wait_s(window: Window) -> float:

@@ -100,7 +100,8 @@ def test_steps(agent: Agent) -> None:
     run = agent.wait_run(RUN)
     steps = agent.get(steps_path(), last=100_000)
     assert (steps["run"], steps["rank"]) == (RUN, 0)
-    columns = ["time_s", "data_wait_s", "transfer_s", "compute_s", "samples", "epoch_start"]
+    columns = ["time_s", "data_wait_s", "transfer_s", "compute_s", "input_wait_s", "host_wait_s"]
+    columns += ["device_transfer_s", "device_compute_s", "samples", "epoch_start"]
     assert {len(steps[name]) for name in columns} == {run["steps"] - run["records_lost"]}
     assert sum(steps["data_wait_s"]) == pytest.approx(run["states"]["input_wait"], abs=0.2)
     assert sum(steps["epoch_start"]) == 1 and set(steps["samples"]) == {8}

@@ -204,8 +204,12 @@ def test_steps_come_back_with_unmeasured_values_as_none(history: History) -> Non
         "data_wait_s": [None],
         "transfer_s": [None],
         "compute_s": [None],
+        "input_wait_s": [None],
+        "host_wait_s": [None],
+        "device_transfer_s": [None],
+        "device_compute_s": [None],
         "samples": [None],
-        "epoch_start": [None],
+        "epoch_start": [0],  # left out of a message in which no pass begins
     }
 
 

@@ -80,7 +80,7 @@ def test_both_formats_say_the_same(samples: list[AnySample]) -> None:
 
     text = read(parse_text(page.body(False, False).decode()))
     assert text == read(parse_open_metrics(page.body(True, False).decode()))
-    assert len(text) == 93
+    assert len(text) == 95
     assert text["gpuwatch_run_info", frozenset(_info_labels().items())] == 1
 
 

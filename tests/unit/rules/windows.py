@@ -9,7 +9,9 @@ from gpuwatch.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
 
 
-def steps(count: int, wait_s: float, compute_s: float, transfer_s: float = 0.0, firsts: tuple[int, ...] = ()) -> StepColumns:
+def steps(
+    count: int, wait_s: float, compute_s: float, transfer_s: float = 0.0, firsts: tuple[int, ...] = ()
+) -> StepColumns:
     """Return equal steps; `firsts` are the indices of first batches."""
     return StepColumns(
         data_wait_s=(wait_s,) * count,

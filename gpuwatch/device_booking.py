@@ -1,0 +1,79 @@
+"""Book a step by the device's own timeline: what the wait for data really cost. Pure arithmetic, all times in ns.
+
+The device's times are differences between events. They are laid onto the host's clock where both clocks meet: a batch event on an
+empty stream is reached the moment that the host records it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwatch.device import DeviceTimes
+from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """What of a step's time the device felt, in ns."""
+
+    input_wait_ns: int
+    """The part of the data wait in which the device was idle; the rest was hidden behind its work."""
+    host_wait_ns: int | None
+    """Idle while the host did something else after its last launch; None where no last launch was seen."""
+    transfer_ns: int
+    compute_ns: int
+
+    def plus(self, other: Exposed) -> Exposed:
+        """Return this piece of a step and a later one together."""
+        waits = [wait for wait in (self.host_wait_ns, other.host_wait_ns) if wait is not None]
+        return Exposed(
+            self.input_wait_ns + other.input_wait_ns,
+            sum(waits) if waits else None,
+            self.transfer_ns + other.transfer_ns,
+            self.compute_ns + other.compute_ns,
+        )
+
+
+class DeviceBooking:
+    """Lays pieces of steps, in order, into a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._host_end_ns = 0
+        self._tail: str | None = None
+        """What the time is from the device's last work to the end of the host's piece."""
+
+    def book(self, begin_ns: int, end_ns: int, data_ns: int, between: str, times: DeviceTimes) -> Exposed:
+        """Book one piece: the host's begin, end and data wait, and the device's times for it.
+
+        `between` is the state of time before `begin_ns` that nothing has claimed.
+        """
+        ledger = self._ledger
+        batch_ns = begin_ns + data_ns
+        host_wait: int | None = None
+        if times.gap_ns is None:  # nothing ran before, as far as is known: the whole wait was felt
+            self.settle()
+            ledger.book(between, begin_ns)
+            input_wait = ledger.book(INPUT_WAIT, batch_ns)
+        else:
+            input_wait = min(times.gap_ns, data_ns)
+            idle_from_ns = batch_ns - times.gap_ns
+            if times.gap_ns > 0:
+                ledger.book(COMPUTE, idle_from_ns)
+                ledger.book(HOST_WAIT if self._tail == HOST_WAIT else between, batch_ns - input_wait)
+                ledger.book(INPUT_WAIT, batch_ns)
+            if self._tail == HOST_WAIT:
+                host_wait = times.gap_ns - input_wait
+        at_ns = max(ledger.watermark_ns, batch_ns) if times.gap_ns != 0 else ledger.watermark_ns
+        ledger.book(TRANSFER, at_ns + times.transfer_ns)
+        done_ns = min(at_ns + times.transfer_ns + times.compute_ns, times.observed_ns)
+        ledger.book(COMPUTE, done_ns if times.launch_seen else max(done_ns, end_ns))
+        self._host_end_ns = end_ns
+        self._tail = HOST_WAIT if times.launch_seen else COMPUTE
+        return Exposed(input_wait, host_wait, times.transfer_ns, times.compute_ns)
+
+    def settle(self) -> None:
+        """Something else than a next step follows: the host's time after its last launch is booked up to the piece's end."""
+        if self._tail is not None:
+            self._ledger.book(self._tail, self._host_end_ns)
+            self._tail = None

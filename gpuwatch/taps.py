@@ -1,0 +1,67 @@
+"""What is tapped in torch while a training is watched: device events, copies, compilations. All of it is taken back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gpuwatch.compiling import CompileWatch
+from gpuwatch.device import DeviceTimeline, Events, torch_events
+from gpuwatch.recorder import Recorder
+from gpuwatch.transfers import TransferWatch
+
+
+class Taps:
+    """The taps of one recorder. Nothing of torch is imported, and no device is set up, for them."""
+
+    def __init__(self, recorder: Recorder, device_events: bool, transfers: bool) -> None:
+        self._recorder = recorder
+        self._device_events = device_events
+        self._transfers = TransferWatch(recorder) if transfers else None
+        self._compiling = CompileWatch(recorder)
+        self._optimizer_hook: Any | None = None
+
+    def loop_begins(self) -> None:
+        """A pass over a loader begins: time copies while it runs, and look whether there is a device by now."""
+        if self._transfers is not None:
+            self._transfers.install()
+        self._compiling.install()
+        self.find_device()
+
+    def loop_ends(self) -> None:
+        """The pass is over."""
+        if self._transfers is not None:
+            self._transfers.remove()
+
+    def find_device(self) -> None:
+        """Begin to measure by the device once the user's code has set one up. Cheap while there is none."""
+        torch = sys.modules.get("torch")
+        if self._recorder.home is None and self._device_events and torch is not None:
+            events = torch_events(torch)
+            if events is not None:
+                self.attach(events)
+
+    def attach(self, events: Events) -> None:
+        """Measure by these events from the next batch on."""
+        recorder = self._recorder
+        timeline = DeviceTimeline(events)
+        recorder.home = timeline
+        if not recorder.in_phase:
+            recorder.device = timeline
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if optimizer is not None and self._optimizer_hook is None:
+            self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._launched)
+
+    def remove_all(self, in_training_thread: bool) -> None:
+        """Take every tap back. The device is asked a last time in the training thread only."""
+        if self._transfers is not None:
+            self._transfers.remove_all()
+        self._compiling.remove()
+        hook, self._optimizer_hook = self._optimizer_hook, None
+        if hook is not None:
+            hook.remove()
+        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
+
+    def _launched(self, *_: Any) -> None:
+        """An optimizer has stepped: the last launch of a step that is known of."""
+        self._recorder.launched()

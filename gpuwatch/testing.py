@@ -1,0 +1,96 @@
+"""Fakes for tests, ours and users': a device with a timeline of its own, a clock that is set by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class FakeClock:
+    """A monotonic clock in ns that moves when told to."""
+
+    def __init__(self, start_ns: int = 1_000_000_000) -> None:
+        self.now_ns = start_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+@dataclass
+class FakeEvent:
+    """A point of the stream: reached once the clock has passed it. Times in ns."""
+
+    at_ns: int = -1
+
+
+class FakeDevice:
+    """A device that runs launches one after another, beside the host. It has no kernels: only time.
+
+    `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: for how long the stream
+    was empty between the first launch and the last. Implements `gpuwatch.device.Events`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._end_ns: int | None = None
+        self.idle_ns = 0
+        self.busy_ns = 0
+        self.events_made = 0
+        self.synchronized = 0
+        self.capturing = False
+        self._free: list[FakeEvent] = []
+
+    def launch(self, seconds: float) -> None:
+        """Queue work that takes so long on the device."""
+        now = self._clock()
+        if self._end_ns is None:
+            self._end_ns = now
+        self.idle_ns += max(0, now - self._end_ns)
+        self._end_ns = max(now, self._end_ns) + round(seconds * 1e9)
+        self.busy_ns += round(seconds * 1e9)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was launched."""
+        self.synchronized += 1
+        wait_ns = (self._end_ns or 0) - self._clock()
+        if wait_ns > 0:
+            self._sleep(wait_ns / 1e9)
+
+    # gpuwatch.device.Events ---------------------------------------------------------------------------------------
+
+    def record(self, event: FakeEvent | None) -> FakeEvent:
+        if self.capturing:
+            raise RuntimeError("an event was recorded during a capture")
+        if event is None:
+            event = self._free.pop() if self._free else self._new()
+        event.at_ns = max(self._clock(), self._end_ns or 0)
+        return event
+
+    def ready(self, event: FakeEvent) -> bool:
+        if self.capturing:
+            raise RuntimeError("an event was queried during a capture")
+        return self._clock() >= event.at_ns
+
+    def elapsed_ns(self, first: FakeEvent, second: FakeEvent) -> int:
+        if not (self.ready(first) and self.ready(second)):
+            raise RuntimeError("both events must be completed before calculating elapsed time")
+        return second.at_ns - first.at_ns
+
+    def release(self, event: FakeEvent) -> None:
+        self._free.append(event)
+
+    def usable(self) -> bool:
+        return not self.capturing
+
+    def _new(self) -> FakeEvent:
+        self.events_made += 1
+        return FakeEvent()

@@ -1,0 +1,100 @@
+"""Copies to the device without a line of code: `Tensor.to` and `Tensor.cuda` are timed while a watched loop runs.
+
+The replacement lives for as long as a loop is open and is taken back on any exit. It acts in the training thread alone, inside a step, and
+steps aside while torch compiles, so it breaks no graph. It is no TorchFunctionMode: those change how every operation is dispatched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from gpuwatch.recorder import COPY_FOLLOWS_NS, IN_STEP, Recorder
+
+_METHODS = ("to", "cuda")
+
+
+class TransferWatch:
+    """Times copies of one recorder's training thread while `install`ed, once for each open loop."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._loops = 0
+        self._before: dict[str, Any] = {}
+        self._ours: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """A loop has begun. Does nothing before torch is imported."""
+        self._loops += 1
+        torch = sys.modules.get("torch")
+        if self._ours or torch is None or not hasattr(torch, "Tensor"):
+            return
+        for name in _METHODS:
+            # Tensor inherits both from a C base: what is deleted again leaves the original.
+            self._before[name] = torch.Tensor.__dict__.get(name)
+            self._ours[name] = self._timed(torch, name, getattr(torch.Tensor, name))
+            setattr(torch.Tensor, name, self._ours[name])
+
+    def remove(self) -> None:
+        """A loop has ended; the last one takes the replacement back."""
+        self._loops = max(0, self._loops - 1)
+        if self._loops == 0:
+            self.remove_all()
+
+    def remove_all(self) -> None:
+        """Take the replacement back whatever is open. What somebody else put over it stays: it calls the original through us."""
+        self._loops = 0
+        torch = sys.modules.get("torch")
+        for name, ours in self._ours.items():
+            if torch is None or torch.Tensor.__dict__.get(name) is not ours:
+                continue
+            if self._before[name] is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, self._before[name])
+        self._ours, self._before = {}, {}
+
+    def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+        is_compiling = torch.compiler.is_compiling
+        always = name == "cuda"
+        last_ns = 0
+
+        @functools.wraps(original)
+        def timed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal last_ns
+            if is_compiling():
+                return original(tensor, *args, **kwargs)
+            if recorder.activity is not IN_STEP or recorder.thread != get_ident():
+                return original(tensor, *args, **kwargs)
+            if not (always or _names_a_device(args, kwargs)):
+                return original(tensor, *args, **kwargs)
+            begin = recorder.clock()
+            device = recorder.device
+            if device is not None:
+                batch_ns = recorder.begin_ns + recorder.data_ns
+                token = device.copy_begins(follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
+            result = original(tensor, *args, **kwargs)
+            try:
+                if tensor.device.type == "cpu" != result.device.type:  # reading a result back is no input
+                    if device is not None:
+                        device.copy_ends(token)
+                    last_ns = recorder.clock()
+                    recorder.transfer_ns += last_ns - begin
+            except Exception:  # a subclass with a device of its own making: its copy is not timed
+                pass
+            return result
+
+        return timed
+
+
+def _names_a_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `.to(…)` is asked for a device, not only for a type."""
+    if args:
+        first = args[0]
+        # A torch.dtype or memory format has neither; a device, a tensor, "cuda:0" or 0 is one or has one.
+        return isinstance(first, (str, int)) or hasattr(first, "device") or type(first).__name__ == "device"
+    return kwargs.get("device") is not None or kwargs.get("other") is not None

@@ -1,0 +1,32 @@
+"""Write docs/metrics.md from the catalogue: `python scripts/metrics_page.py > docs/metrics.md` (`make golden` does)."""
+
+from __future__ import annotations
+
+from gpuwatch.metrics import CATALOGUE, Metric
+
+HEAD = """\
+# Metrics
+
+Served by the agent at `/metrics` (port 9478), written from `gpuwatch/metrics.py` by `make golden`. Base units; ratios are 0–1; `_total`
+is a counter, `_info` is 1 with facts as labels. What was not measured is absent, never 0.
+
+Join with dcgm-exporter by `gpu` and `UUID`, with node_exporter by `instance`. `run` is a unique id; its name for people, its job and
+its user are in `gpuwatch_run_info`. Series of a run go 15 minutes after it ended.
+
+| metric | kind | unit | labels | |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return HEAD + "".join(row(metric) for metric in CATALOGUE)
+
+
+def row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,98 @@
+"""What a batch tells, whatever its container; moving it keeps what it is."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from gpuwatch.batches import move, sample_count, sample_counter, size_bytes, tensors
+
+
+class Tensor:
+    def __init__(self, *shape: int, pinned: bool = False) -> None:
+        self.shape, self.nbytes, self._pinned = shape, 4, pinned
+        self.asked: tuple[Any, ...] = ()
+
+    def is_pinned(self) -> bool:
+        return self._pinned
+
+    def to(self, device: str, non_blocking: bool = False) -> tuple[str, bool]:
+        return device, non_blocking
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+BATCHES: tuple[tuple[Any, int, int | None], ...] = (
+    (Tensor(32, 3), 32, 4),
+    ([Tensor(32, 3), Tensor(32)], 32, 8),
+    ({"x": Tensor(16), "y": [Tensor(16)]}, 16, 8),
+    (("name", {"deep": [[Tensor(5)]]}), 5, 4),
+    (Pair(Tensor(7), Tensor(7)), 7, 8),
+    ([Tensor(), Tensor(9)], 9, 8),  # a scalar has no length
+    ("text", -1, None),
+    ([], -1, None),
+    (None, -1, None),
+    (3, -1, None),
+    ([[1, 2], [3, 4]], -1, None),
+)
+
+
+@pytest.mark.parametrize(("batch", "samples", "nbytes"), BATCHES)
+def test_samples_and_bytes(batch: Any, samples: int, nbytes: int | None) -> None:
+    assert sample_count(batch) == samples
+    assert size_bytes(batch) == nbytes
+    counter = sample_counter(batch)
+    assert (counter(batch) if counter else -1) == samples
+
+
+def test_the_counter_copes_with_batches_of_another_shape() -> None:
+    counter = sample_counter({"x": [Tensor(8)]})
+    assert counter is not None
+    assert counter({"x": [Tensor(3)]}) == 3
+    assert counter([Tensor(4)]) == 4
+    assert counter({"y": Tensor(2)}) == 2
+    assert counter("nothing") == -1
+
+
+def test_a_batch_of_a_million_numbers_is_not_searched_to_its_end() -> None:
+    batch = [[1] * 1000 for _ in range(1000)]
+    begin = time.thread_time_ns()
+    assert sample_count(batch) == -1 and list(tensors(batch)) == []
+    assert time.thread_time_ns() - begin < 200_000_000
+
+
+def test_a_batch_that_contains_itself_ends() -> None:
+    batch: list[Any] = []
+    batch.append(batch)
+    assert sample_count(batch) == -1 and size_bytes(batch) is None
+
+
+def test_pinned_memory_is_copied_without_waiting() -> None:
+    assert move(Tensor(1, pinned=True), "cuda") == ("cuda", True)
+    assert move(Tensor(1), "cuda") == ("cuda", False)
+
+
+def default(**values: Any) -> defaultdict[str, Any]:
+    return defaultdict(list, values)
+
+
+@pytest.mark.parametrize(
+    "make", [dict, OrderedDict, UserDict, default], ids=["dict", "OrderedDict", "UserDict", "defaultdict"]
+)
+def test_mappings_stay_what_they_are(make: Any) -> None:
+    batch = make(x=Tensor(1), label="cat")
+    moved = move(batch, "cuda")
+    assert type(moved) is type(batch)
+    assert dict(moved) == {"x": ("cuda", False), "label": "cat"}
+    assert isinstance(batch["x"], Tensor), "the user's batch is left alone"
+
+
+def test_other_containers() -> None:
+    assert move(Pair(Tensor(1), 3), "cuda") == Pair(("cuda", False), 3)
+    assert move([Tensor(1), (Tensor(1),)], "cuda") == [("cuda", False), (("cuda", False),)]
+    assert move(MappingProxyType({"x": Tensor(1)}), "cuda") == {"x": ("cuda", False)}
+    assert move("text", "cuda") == "text"

@@ -1,0 +1,181 @@
+"""The device timeline against a device that is only time: what it says must be what the stream did."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwatch.device import RING, DeviceTimeline, DeviceTimes
+from gpuwatch.testing import FakeClock, FakeDevice
+
+MS = 1_000_000
+
+
+class Loop:
+    """A training loop on a fake device, told by hand."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.device = FakeDevice(self.clock, self.clock.sleep)
+        self.timeline = DeviceTimeline(self.device)
+        self.found: list[DeviceTimes] = []
+
+    def step(
+        self,
+        wait_s: float,
+        device_s: float,
+        host_s: float = 0.0,
+        copy_s: float = 0.0,
+        after_s: float = 0.0,
+        optimizer: bool = True,
+    ) -> None:
+        """Fetch for `wait_s`, copy, launch, take `host_s` of Python, launch the optimizer, then `after_s` of something else."""
+        self.clock.sleep(wait_s)
+        self.timeline.begin()
+        if copy_s:
+            token = self.timeline.copy_begins(follows=True)
+            self.device.launch(copy_s)
+            self.timeline.copy_ends(token)
+        self.device.launch(device_s)
+        self.clock.sleep(host_s)
+        if optimizer:
+            self.timeline.launched()
+        self.clock.sleep(after_s)
+        self.timeline.end()
+        self.found += self.timeline.harvest(self.clock())
+
+    def finish(self) -> list[DeviceTimes]:
+        self.clock.sleep(1000.0)
+        self.found += self.timeline.harvest(self.clock())
+        return self.found
+
+
+def test_a_wait_that_starves_the_device_is_a_gap() -> None:
+    loop = Loop()
+    for _ in range(5):
+        loop.step(wait_s=0.030, device_s=0.010, host_s=0.001)
+    times = loop.finish()
+    # the device works on for 9 ms after the host has gone to fetch: of 30 ms of wait 21 leave it idle
+    assert [t.gap_ns for t in times] == [None, *[21 * MS] * 4]
+    assert [t.compute_ns for t in times] == [10 * MS] * 5
+
+
+def test_a_wait_behind_queued_work_is_no_gap() -> None:
+    loop = Loop()
+    for _ in range(20):
+        loop.step(wait_s=0.008, device_s=0.010, host_s=0.001)
+    times = loop.finish()
+    assert [t.gap_ns for t in times[1:]] == [0] * 19
+    assert sum(t.gap_ns or 0 for t in times) == loop.device.idle_ns == 0
+    assert not any(t.drained for t in times[1:])
+
+
+def test_host_work_after_the_last_launch_is_in_the_gap() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.step(wait_s=0.001, device_s=0.005, host_s=0.005, after_s=0.030)
+    times = loop.finish()
+    assert [t.gap_ns for t in times[1:]] == [31 * MS] * 3
+    assert all(t.launch_seen and t.drained for t in times)
+
+
+def test_without_an_optimizer_the_step_ends_when_the_host_asks_for_the_next_batch() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.step(wait_s=0.003, device_s=0.005, host_s=0.005, after_s=0.030, optimizer=False)
+    times = loop.finish()
+    assert [t.gap_ns for t in times[1:]] == [3 * MS] * 3  # no more than the wait itself
+    assert not any(t.launch_seen for t in times)
+    assert times[1].compute_ns == 35 * MS
+
+
+def test_copies_that_follow_each_other_are_one_transfer_and_a_late_one_is_added() -> None:
+    loop = Loop()
+    line = loop.timeline
+    line.begin()
+    for seconds in (0.003, 0.002):
+        token = line.copy_begins(follows=True)
+        loop.device.launch(seconds)
+        line.copy_ends(token)
+    loop.device.launch(0.010)
+    token = line.copy_begins(follows=False)
+    loop.device.launch(0.001)
+    line.copy_ends(token)
+    line.launched()
+    assert line.end()
+    (times,) = loop.finish()
+    assert (times.transfer_ns, times.compute_ns) == (6 * MS, 10 * MS)
+
+
+def test_nothing_is_touched_while_a_graph_is_captured() -> None:
+    loop = Loop()
+    loop.step(wait_s=0.001, device_s=0.005)
+    loop.device.capturing = True  # recording or querying raises now
+    loop.timeline.begin()
+    loop.timeline.launched()
+    assert loop.timeline.end() is False
+    assert loop.timeline.harvest(loop.clock()) == []
+    loop.device.capturing = False
+    loop.step(wait_s=0.001, device_s=0.005)
+    times = loop.finish()
+    assert len(times) == 2
+    assert times[1].gap_ns is None  # what lay between was not seen
+
+
+def test_a_device_that_falls_far_behind_is_left_to_the_host_s_clock_and_events_are_bounded() -> None:
+    loop = Loop()
+    for _ in range(3 * RING):
+        loop.step(wait_s=0.0, device_s=1.0)
+    assert loop.timeline.pending == RING
+    assert loop.timeline.given_up == 2 * RING
+    assert loop.device.events_made <= 3 * (RING + 2)
+
+
+def test_events_are_reused() -> None:
+    loop = Loop()
+    for _ in range(10_000):
+        loop.step(wait_s=0.002, device_s=0.001, copy_s=0.001)
+    assert loop.device.events_made < 20
+    assert loop.device.synchronized == 0
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 50)] * 5, st.booleans()),
+        min_size=2,
+        max_size=40,
+    )
+)
+def test_the_parts_are_the_device_s_whole_time_from_first_batch_to_last_launch(
+    steps: list[tuple[int, int, int, int, int, bool]],
+) -> None:
+    loop = Loop()
+    for wait, device, host, copy, after, optimizer in steps:
+        loop.step(wait / 1e3, device / 1e3, host / 1e3, copy / 1e3, after / 1e3, optimizer)
+    times = loop.finish()
+    assert len(times) == len(steps)
+    whole = sum((t.gap_ns or 0) + t.transfer_ns + t.compute_ns for t in times)
+    assert all(t.transfer_ns >= 0 and t.compute_ns >= 0 for t in times)
+    # measured once more by the stream alone: from the first batch in hand to the last end
+    first_wait = steps[0][0]
+    last_launch_to_end = steps[-1][4] if steps[-1][5] else 0
+    host_end = sum(wait + host + after for wait, _, host, _, after, _ in steps) - first_wait - last_launch_to_end
+    assert whole >= host_end * MS
+    busy = sum(device + copy for _, device, _, copy, _, _ in steps)
+    assert whole >= busy * MS
+
+
+def test_the_fake_itself_knows_its_idle_time() -> None:
+    clock = FakeClock()
+    device = FakeDevice(clock, clock.sleep)
+    device.launch(0.010)
+    clock.sleep(0.030)
+    device.launch(0.010)
+    assert device.idle_ns == 20 * MS
+    device.synchronize()
+    assert clock() == 1_000_000_000 + 40 * MS
+    with pytest.raises(RuntimeError, match="completed"):
+        late = device.record(None)
+        device.launch(1.0)
+        device.elapsed_ns(late, device.record(None))

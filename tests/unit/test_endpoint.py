@@ -1,0 +1,118 @@
+"""Where hook and agent meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwatch import endpoint
+from gpuwatch.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "good", ["ipc:///run/gpuwatch/hook.sock", "tcp://127.0.0.1:9479", "tcp://localhost:1", "tcp://[::1]:65535"]
+)
+def test_endpoints_that_can_be_used(good: str) -> None:
+    assert endpoint.checked(good, "--listen") == good
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        ("http://x:1", "give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT"),
+        ("ipc://relative.sock", "give ipc:///absolute/path.sock"),
+        ("tcp://127.0.0.1", "give ipc:///absolute/path.sock"),
+        ("tcp://127.0.0.1:0", "give ipc:///absolute/path.sock"),
+        ("tcp://127.0.0.1:70000", "give ipc:///absolute/path.sock"),
+        ("", "give ipc:///absolute/path.sock"),
+        ("tcp://10.0.0.1:9479", "use tcp://127.0.0.1:9479, or one agent on each node"),
+        ("tcp://*:9479", "only loopback addresses are taken without encryption"),
+        ("ipc:///" + "x" * 107, "at most 107 bytes"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_the_remedy(bad: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        endpoint.checked(bad, "GPUWATCH_ENDPOINT")
+    assert str(caught.value).startswith(f"GPUWATCH_ENDPOINT={bad}: ") and remedy in str(caught.value)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for sockets, the only one that is looked at."""
+    monkeypatch.setattr(endpoint, "SYSTEM_DIRECTORY", tmp_path / "system")
+    monkeypatch.setattr(endpoint, "directories", lambda environ=os.environ: [tmp_path / "system", tmp_path / "user"])
+    (tmp_path / "system").mkdir()
+    (tmp_path / "user").mkdir()
+    yield tmp_path
+
+
+def make_socket(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+    return listener
+
+
+def test_the_declared_endpoint_wins_and_none_is_found_without_an_agent(runtime: Path) -> None:
+    assert endpoint.find({"GPUWATCH_ENDPOINT": "tcp://127.0.0.1:9479"}) == "tcp://127.0.0.1:9479"
+    assert endpoint.find({}) is None
+    with pytest.raises(ConfigError, match="GPUWATCH_ENDPOINT=x"):
+        endpoint.find({"GPUWATCH_ENDPOINT": "x"})
+
+
+def test_the_first_agents_socket_is_found(runtime: Path) -> None:
+    user = runtime / "user" / "hook.sock"
+    with make_socket(user):
+        assert endpoint.find({}) == f"ipc://{user}"
+        system = runtime / "system" / "hook.sock"
+        with make_socket(system):
+            assert endpoint.find({}) == f"ipc://{system}"
+
+
+def test_what_a_dead_agent_left_is_passed_over(runtime: Path) -> None:
+    make_socket(runtime / "system" / "hook.sock").close()
+    assert endpoint.find({}) is None
+    with make_socket(runtime / "user" / "hook.sock"):
+        assert endpoint.find({}) == f"ipc://{runtime / 'user' / 'hook.sock'}"
+
+
+def test_a_busy_agent_is_no_dead_one(runtime: Path) -> None:
+    path = runtime / "user" / "hook.sock"
+    with make_socket(path):
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(str(path))
+        assert endpoint.find({}) == f"ipc://{path}"
+        for each in waiting:
+            each.close()
+
+
+def test_a_file_that_is_no_socket_is_passed_over(runtime: Path) -> None:
+    (runtime / "user" / "hook.sock").write_text("")
+    assert endpoint.find({}, lambda path: True) is None
+
+
+def test_another_users_socket_is_passed_over(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_socket(runtime / "user" / "hook.sock"):
+        mine = (runtime / "user" / "hook.sock").stat().st_uid
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+        assert endpoint.find({}) is None or mine == 0, "root's sockets are everybody's"
+
+
+def test_an_agent_listens_in_the_first_folder_it_may_write_in(runtime: Path) -> None:
+    assert endpoint.default_listen({}) == f"ipc://{runtime / 'system' / 'hook.sock'}"
+    (runtime / "system").rmdir()
+    assert endpoint.default_listen({}) == f"ipc://{runtime / 'system' / 'hook.sock'}", "it can be made"
+
+
+def test_folders_in_their_order() -> None:
+    assert endpoint.directories({"XDG_RUNTIME_DIR": "/run/user/7"}) == [
+        Path("/run/gpuwatch"),
+        Path("/run/user/7/gpuwatch"),
+        Path(f"/tmp/gpuwatch-{os.getuid()}"),
+    ]

@@ -1,0 +1,214 @@
+"""A `Watch` on a device that is only time: real loops, real contexts, the device's own account of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuwatch import wire
+from gpuwatch.hook import Watch
+from gpuwatch.testing import FakeDevice
+from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
+
+
+class Rig:
+    """A watch, its clock and its device; `train` is a loop's body."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.clock = Clock()
+        self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
+        self.watch: Watch = fake_watch(self.clock, monkeypatch)
+        self.watch._taps.attach(self.device)
+
+    def batches(self, waits_ms: list[float]) -> Iterator[int]:
+        for number, wait in enumerate(waits_ms):
+            self.clock.sleep_ms(wait)
+            yield number
+
+    def train(self, host_ms: float, launch_ms: float, after_ms: float = 0.0) -> None:
+        self.device.launch(launch_ms / 1e3)
+        self.clock.sleep_ms(host_ms)
+        self.watch._recorder.launched()
+        self.clock.sleep_ms(after_ms)
+
+    def states(self) -> dict[str, float]:
+        """Return ms by state once the device has done all, and check that they close."""
+        self.device.synchronize()
+        self.watch._recorder.poll(self.clock())
+        report = self.watch.report()
+        timeline = self.watch._publisher.accounts.timeline
+        assert timeline.ledger.sum_ns == timeline.ledger.watermark_ns - timeline.ledger.start_ns
+        assert sum(report.states.values()) == pytest.approx(report.duration_s)
+        return {state: round(seconds * 1e3, 6) for state, seconds in report.states.items() if seconds > 0}
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+def test_a_hidden_wait_is_never_called_starvation(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([8.0] * 50)):
+        rig.train(host_ms=1, launch_ms=10)
+    states = rig.states()
+    assert states["input_wait"] == pytest.approx(8)  # the first, before anything was launched
+    assert states["compute"] == pytest.approx(500)
+    accounts = rig.watch._publisher.accounts
+    assert accounts.timeline.hidden_ns == 49 * 8 * MS
+    assert rig.watch.report().timeline == "device"
+
+
+def test_a_wait_that_is_partly_hidden_is_booked_for_what_the_device_felt(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([30.0] * 20)):
+        rig.train(host_ms=1, launch_ms=10)
+    states = rig.states()
+    assert states["input_wait"] == pytest.approx(30 + 19 * 21)
+    assert states["compute"] == pytest.approx(200)
+
+
+def test_host_work_between_launch_and_fetch_is_host_wait(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([1.0] * 20)):
+        rig.train(host_ms=6, launch_ms=6, after_ms=30)
+    states = rig.states()
+    assert states["host_wait"] == pytest.approx(20 * 30)
+    assert states["input_wait"] == pytest.approx(20)
+
+
+def test_an_evaluation_inside_a_loop_is_neither_gap_nor_starvation(rig: Rig) -> None:
+    for number in rig.watch.steps(rig.batches([2.0] * 10)):
+        rig.train(host_ms=5, launch_ms=5)
+        if number == 4:
+            with rig.watch.phase("eval"):
+                for _ in rig.watch.steps(rig.batches([50.0] * 3)):
+                    rig.device.launch(0.001)
+                    rig.clock.sleep_ms(1)
+    states = rig.states()
+    assert states["eval"] == pytest.approx(153)
+    assert states["input_wait"] == pytest.approx(20)
+    assert states["compute"] == pytest.approx(50)
+    assert rig.watch.report().steps == 10
+
+
+def test_steps_without_a_loader_are_measured_too(rig: Rig) -> None:
+    for _ in range(10):
+        with rig.watch.step():
+            with rig.watch.data():
+                rig.clock.sleep_ms(20)
+            with rig.watch.transfer():
+                rig.device.launch(0.004)
+                rig.clock.sleep_ms(1)
+            rig.train(host_ms=2, launch_ms=8)
+    states = rig.states()
+    # 12 ms of device work are launched over 3 ms: 9 of the 20 ms are hidden
+    assert states["input_wait"] == pytest.approx(20 + 9 * 11)
+    assert states["transfer"] == pytest.approx(40)
+    assert states["compute"] == pytest.approx(80)
+
+
+def test_the_wire_carries_what_the_device_felt(rig: Rig) -> None:
+    sender = connect(rig.watch)
+    for _ in rig.watch.steps(rig.batches([30.0] * 5)):
+        rig.train(host_ms=1, launch_ms=10)
+    rig.states()
+    turn(rig.watch, hello=True)
+    steps = [message for message in told(sender) if isinstance(message, wire.Steps)][-1]
+    assert list(wire.unpack(steps.columns["data_wait_ns"])) == [30 * MS] * 5
+    assert list(wire.unpack(steps.columns["input_wait_ns"])) == [30 * MS, *[21 * MS] * 4]
+    assert steps.totals.device_steps == 5 and steps.totals.hidden_ns == 4 * 9 * MS
+
+
+def test_while_the_device_works_on_the_ledger_waits_and_the_report_is_provisional(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([0.0] * 5)):
+        rig.train(host_ms=1, launch_ms=100)
+    report = rig.watch.report()
+    assert report.steps == 0  # none is done by the device
+    assert sum(report.states.values()) == pytest.approx(report.duration_s)
+    assert report.provisional["compute"] == pytest.approx(0.005)
+
+
+def test_closing_does_not_wait_for_the_device_and_loses_no_second(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([0.0] * 5)):
+        rig.train(host_ms=1, launch_ms=100)
+    before = rig.clock()
+    rig.watch.close()
+    assert rig.clock() == before and rig.device.synchronized == 0
+    report = rig.watch.report()
+    assert report.steps == 5
+    assert sum(report.states.values()) == pytest.approx(report.duration_s)
+
+
+def test_a_graph_capture_in_the_middle_leaves_events_alone(rig: Rig) -> None:
+    for number in rig.watch.steps(rig.batches([5.0] * 9)):
+        rig.device.capturing = number in (3, 4)  # recording or querying an event raises then
+        rig.train(host_ms=2, launch_ms=2)
+    rig.device.capturing = False
+    states = rig.states()
+    assert states["compute"] == pytest.approx(18, abs=3)
+    assert rig.watch.report().steps == 9
+
+
+def test_the_optimizer_s_step_is_the_last_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks  # type: ignore[attr-defined]
+    before = len(hooks)
+    rig = Rig(monkeypatch)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in rig.watch.steps(rig.batches([1.0] * 5)):
+        rig.device.launch(0.005)
+        rig.clock.sleep_ms(5)
+        optimizer.step()
+        rig.clock.sleep_ms(30)
+    assert rig.states()["host_wait"] == pytest.approx(150)
+    rig.watch.close()
+    assert len(hooks) == before  # nothing stays behind
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["step", "phase", "pause", "turn", "report"]), *[st.integers(0, 30)] * 4), max_size=30
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(operations)
+def test_any_training_closes_and_calls_no_more_starvation_than_the_stream_was_empty(
+    monkeypatch: pytest.MonkeyPatch, told_ops: list[tuple[str, int, int, int, int]]
+) -> None:
+    rig = Rig(monkeypatch)
+    stream: list[float] = []
+    queue = iter(told_ops)
+    waited = 0.0
+
+    def batches() -> Iterator[int]:
+        nonlocal waited
+        for kind, wait, host, launch, after in queue:
+            if kind == "step":
+                rig.clock.sleep_ms(wait)
+                waited += wait
+                stream[:] = [host, launch, after]
+                yield 1
+            elif kind == "phase":
+                with rig.watch.phase("eval"):
+                    rig.clock.sleep_ms(wait)
+                    rig.device.launch(launch / 1e3)
+            elif kind == "turn":
+                turn(rig.watch)
+            elif kind == "report":
+                report = rig.watch.report()
+                assert sum(report.states.values()) == pytest.approx(report.duration_s)
+
+    before = rig.watch._publisher.accounts.timeline.ledger.totals_ns.copy()
+    for _ in rig.watch.steps(batches()):
+        rig.train(*stream)
+        turn(rig.watch)
+        after = rig.watch._publisher.accounts.timeline.ledger.totals_ns.copy()
+        assert all(after[state] >= before[state] for state in after)
+        before = after
+    states = rig.states()
+    assert states.get("input_wait", 0) <= rig.clock() / 1e6
+    rig.watch.close()

@@ -1,0 +1,85 @@
+"""Who a training process is, from environments as schedulers make them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.identity import identify, script_name
+
+STAT = "4711 (python (x) y) S " + " ".join(str(field) for field in range(4, 22)) + " 987654 0 0"
+
+
+@pytest.fixture
+def procfs(tmp_path: Path) -> Path:
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "stat").write_text(STAT)
+    (tmp_path / "self" / "ns" / "pid").write_text("")
+    (tmp_path / "sys" / "kernel" / "random").mkdir(parents=True)
+    (tmp_path / "sys" / "kernel" / "random" / "boot_id").write_text("0000-1111\n")
+    return tmp_path
+
+
+def test_a_process_of_its_own(procfs: Path) -> None:
+    who = identify({}, procfs)
+    assert who.run == f"{who.host}-{os.getpid()}-987654"
+    assert (who.rank, who.local_rank, who.world_size, who.local_world_size, who.job) == (0, 0, 1, 1, "")
+    assert (who.process_start_ticks, who.boot_id) == (987654, "0000-1111")
+    assert who.pid_namespace == (procfs / "self" / "ns" / "pid").stat().st_ino
+
+
+@pytest.mark.parametrize(
+    ("environ", "run"),
+    [
+        ({"GPUWATCH_RUN": " mine ", "SLURM_JOB_ID": "9"}, "mine"),
+        ({"SLURM_JOB_ID": "9"}, "slurm-9"),
+        ({"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "2"}, "slurm-9.2"),
+        ({"TORCHELASTIC_RUN_ID": "abc"}, "elastic-abc"),
+        ({"GPUWATCH_RUN": "x" * 500}, "x" * 128),
+    ],
+)
+def test_a_run_id_that_all_ranks_share(procfs: Path, environ: dict[str, str], run: str) -> None:
+    assert identify(environ, procfs).run == run
+
+
+def test_torchrun_without_an_id_gives_the_ranks_of_a_node_its_own(procfs: Path) -> None:
+    parent = procfs / str(os.getppid())
+    parent.mkdir()
+    (parent / "stat").write_text(STAT.replace("987654", "5555"))
+    launched = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    for rank in ("0", "7"):
+        who = identify({**launched, "RANK": rank}, procfs)
+        assert who.run == f"{who.host}-{os.getppid()}-5555"
+    two_nodes = identify({**launched, "WORLD_SIZE": "16"}, procfs)
+    assert two_nodes.run == f"{two_nodes.host}-{os.getpid()}-987654", (
+        "nothing tells two nodes that they belong together"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 1, 8, 4)),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, (3, 3, 4, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 0, 3, 1)),
+        ({"RANK": "-1", "WORLD_SIZE": "many"}, (0, 0, 1, 1)),
+        ({"WORLD_SIZE": "0"}, (0, 0, 1, 1)),
+    ],
+)
+def test_the_place_in_a_distributed_run(procfs: Path, environ: dict[str, str], expected: tuple[int, ...]) -> None:
+    who = identify(environ, procfs)
+    assert (who.rank, who.local_rank, who.world_size, who.local_world_size) == expected
+
+
+def test_without_proc_what_is_not_known_is_zero_or_empty(tmp_path: Path) -> None:
+    who = identify({}, tmp_path)
+    assert (who.process_start_ticks, who.pid_namespace, who.boot_id) == (0, 0, "")
+
+
+@pytest.mark.parametrize(("argv", "name"), [("/a/train.py", "train.py"), ("-c", "python"), ("", "python")])
+def test_a_run_is_named_after_its_script(monkeypatch: pytest.MonkeyPatch, argv: str, name: str) -> None:
+    monkeypatch.setattr(sys, "argv", [argv])
+    assert script_name() == name

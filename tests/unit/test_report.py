@@ -1,0 +1,72 @@
+"""The verdict's text, to the character."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.report import Report, make_report
+from gpuwatch.window import HostFacts, StepColumns, Window
+from gpuwatch.wire import Loader
+
+WINDOW = Window(
+    duration_s=192.0,
+    states_s={"compute": 60.0, "input_wait": 120.0, "startup": 2.0, "checkpoint": 9.6, "other": 0.4},
+    steps=StepColumns(
+        data_wait_s=(1.0, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04),
+        transfer_s=(0.0,) * 7,
+        compute_s=(0.02,) * 7,
+        epoch_start=(True, *(False,) * 6),
+    ),
+    fetch_cpu_ratio=0.96,
+    loader=Loader(num_workers=0, batch_bytes=12 << 20),
+    host=HostFacts(cpu_cores=16),
+)
+
+
+def report(window: Window = WINDOW, steps: int = 3000) -> Report:
+    return make_report("host-1-2", "train.py", window, {"other": 0.1}, steps, 96_000)
+
+
+def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
+    assert str(report()) == (
+        "gpuwatch · train.py · 3m 12s, 3,000 steps of 60 ms\n"
+        "  input-bound: 62% of the time training waited for data\n"
+        "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
+        "  why   batches are made in the training process. training waited for data 62% of the time (40 ms of\n"
+        "        a 60 ms step on average); num_workers=0: batches are made in the training process itself;\n"
+        "        during a fetch the training thread is on the CPU 96% of the time: it computes (decoding,\n"
+        "        augmenting)\n"
+        "  do    DataLoader(num_workers=2, persistent_workers=True); takes up to 48 MiB of /dev/shm (up to 3×\n"
+        "        the throughput)"
+    )
+
+
+def test_the_verdict_of_a_healthy_run() -> None:
+    window = Window(duration_s=10.0, states_s={"compute": 9.9, "input_wait": 0.1})
+    assert str(report(window, steps=1000)).splitlines()[:3] == [
+        "gpuwatch · train.py · 10.0 s, 1,000 steps",
+        "  healthy: 99% of the time is compute, the input keeps up",
+        "  where compute 99%  input_wait 1.0%",
+    ]
+
+
+def test_on_a_gpu_the_host_clock_says_what_it_cannot_see() -> None:
+    window = Window(duration_s=10.0, device="cuda", states_s={"compute": 5.0, "input_wait": 5.0})
+    lines = str(report(window)).splitlines()
+    assert lines[1] == (
+        "  input-bound: 50% of the time training waited for data (by the host's clock: what the device had queued may hide a part)"
+    )
+    assert lines[2].endswith("(host clock)")
+
+
+def test_the_numbers_behind_the_text() -> None:
+    made = report()
+    assert (made.verdict.state, round(made.verdict.ratio, 3)) == ("input", 0.625)
+    assert made.step_s == pytest.approx(0.06)
+    assert sum(made.states.values()) == made.duration_s
+    assert list(made.shares) == ["input_wait", "compute", "checkpoint", "startup", "other"]
+    assert (made.steps, made.samples, made.provisional) == (3000, 96_000, {"other": 0.1})
+
+
+def test_no_line_is_longer_than_a_terminal_but_the_sentence() -> None:
+    assert max(map(len, str(report()).splitlines())) <= 100
