@@ -6,9 +6,14 @@ for batch in gpuwatch.watch(loader):    # one line; a verdict is printed when th
 
 __version__ = "0.1.0"
 
+from typing import TYPE_CHECKING
+
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, NoData, ProtocolError
 from gpuwatch.hook import Watch, watch
 from gpuwatch.report import Report
+
+if TYPE_CHECKING:
+    from gpuwatch.tuning import TuneResult, tune
 
 __all__ = [
     "ConfigError",
@@ -17,7 +22,18 @@ __all__ = [
     "NoData",
     "ProtocolError",
     "Report",
+    "TuneResult",
     "Watch",
     "__version__",
+    "tune",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return what is imported only when asked for: a training process has no use for it."""
+    if name in ("tune", "TuneResult"):
+        from gpuwatch import tuning
+
+        return getattr(tuning, name)
+    raise AttributeError(f"module 'gpuwatch' has no attribute {name!r}")

@@ -86,8 +86,9 @@ class DeviceTimeline:
         Said again before anything was launched (a second loader feeds the step too), it moves the moment.
         """
         piece = self._open
-        if piece is not None and not piece.copies and not piece.launch_seen and self._events.usable():
-            self._events.record(piece.batch)
+        if piece is not None and not piece.launch_seen and self._events.usable():
+            if not piece.copies:  # else it was copied while it was fetched, and is on the device already
+                self._events.record(piece.batch)
             return
         self._open = None
         if len(self._pending) >= RING:
@@ -100,14 +101,17 @@ class DeviceTimeline:
         previous, self._last = self._last, None
         self._open = _Piece(previous, self._events.record(None))
 
-    def copy_begins(self, follows: bool) -> Any | None:
+    def copy_begins(self, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
+        `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
 
         Return what `copy_ends` wants to be given.
         """
         piece = self._open
         if piece is None or not self._events.usable():
             return None
+        if in_fetch and not piece.copies:
+            return self._events.record(piece.batch)
         if not follows:
             return self._events.record(None)
         return piece.copies[-1][1] if piece.copies else piece.batch

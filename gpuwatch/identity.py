@@ -38,10 +38,13 @@ class Identity:
     host: str
 
 
-def identify(environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc")) -> Identity:
+def identify(
+    environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc"), launcher: int | None = None
+) -> Identity:
     """Return who this process is.
 
-    `run` is GPUWATCH_RUN, else the scheduler's or torchelastic's id, else host + pid + start time.
+    `run` is GPUWATCH_RUN, else the scheduler's or torchelastic's id, else what the ranks of a node share by the process that launched
+    them (torchrun, or the parent whose pid is `launcher`), else host + pid + start time.
     Source: the environment; /proc/self/stat, proc(5).
     """
     host = socket.gethostname()
@@ -49,9 +52,11 @@ def identify(environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc
     job = environ.get("SLURM_JOB_ID", "") or environ.get("PBS_JOBID", "") or environ.get("LSB_JOBID", "")
     world_size = max(1, _integer(environ, _WORLD_SIZE, 1))
     return Identity(
-        run=(_declared_run(environ) or _launched_run(environ, host, procfs) or f"{host}-{os.getpid()}-{start_ticks}")[
-            :MAX_NAME
-        ],
+        run=(
+            _declared_run(environ)
+            or _launched_run(environ, host, procfs, launcher)
+            or f"{host}-{os.getpid()}-{start_ticks}"
+        )[:MAX_NAME],
         job=job[:MAX_NAME],
         rank=_integer(environ, _RANK, 0),
         local_rank=_integer(environ, _LOCAL_RANK, 0),
@@ -81,13 +86,18 @@ def _declared_run(environ: Mapping[str, str]) -> str:
     return f"elastic-{elastic}" if elastic not in ("", "none") else ""
 
 
-def _launched_run(environ: Mapping[str, str], host: str, procfs: Path) -> str:
-    """Return the id that ranks share by their parent: torchrun on one node, which by default names no run."""
-    ranks, here = _integer(environ, _WORLD_SIZE, 1), _integer(environ, _LOCAL_WORLD_SIZE, 1)
-    if "TORCHELASTIC_RUN_ID" not in environ or ranks != here:
+def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher: int | None) -> str:
+    """Return the id that the ranks of one node share by their parent: torchrun, which by default names no run, or `launcher`.
+
+    Several worlds of one parent differ in their port. Nothing tells two nodes that they belong together.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ and _integer(environ, _WORLD_SIZE, 1) > 1:
+        parent = os.getppid()
+        return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
+    if launcher is None:
         return ""
-    parent = os.getppid()
-    return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
+    port = environ.get("MASTER_PORT", "")
+    return f"{host}-{launcher}-{_start_ticks(procfs, str(launcher))}" + (f"-{port}" if port.isdigit() else "")
 
 
 def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

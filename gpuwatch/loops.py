@@ -10,7 +10,6 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuwatch.batches import move, sample_counter
@@ -195,7 +194,7 @@ class WatchedIterator(Iterator[T]):
                 self._watch._find_device()
             else:
                 recorder.poll(begin)
-            cpu = thread_time_ns()
+            cpu = recorder.thread_time.busy_ns() if recorder.thread_time is not None else -1
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -214,8 +213,8 @@ class WatchedIterator(Iterator[T]):
         recorder.activity = IN_STEP
         if recorder.device is not None:
             recorder.device.begin()
-        if cpu >= 0:
-            recorder.fetch_cpu_ns += thread_time_ns() - cpu
+        if cpu >= 0 and recorder.thread_time is not None:
+            recorder.fetch_cpu_ns += recorder.thread_time.busy_ns() - cpu
             recorder.fetch_wall_ns += end - begin
         if self._first:
             self._note_first(batch)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.thread_time import ThreadTime
+
 if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
 
@@ -72,6 +74,7 @@ class Recorder:
         "samples",
         "step_owner",
         "thread",
+        "thread_time",
         "transfer_ns",
         "unfed",
     )
@@ -107,7 +110,9 @@ class Recorder:
         self.countdown = 1
         self.fetch_cpu_ns = 0
         self.fetch_wall_ns = 0
-        """CPU and wall time of the training thread in those fetches that were sampled, cumulative."""
+        """Time on a CPU or in the queue for one, and wall time, of the training thread in those fetches that were sampled."""
+        self.thread_time: ThreadTime | None = None
+        """The training thread's."""
         self.home: DeviceTimeline | None = None
         """The device's timeline, once the user's code has set a device up."""
         self.device: DeviceTimeline | None = None
@@ -137,6 +142,7 @@ class Recorder:
             self.abandon(now, "other")
         self.parts = []
         self.thread = me
+        self.thread_time = ThreadTime()
         return True
 
     def begin_step(self, owner: object, at_ns: int) -> None:
@@ -179,7 +185,7 @@ class Recorder:
         self.activity = part
         if part is TRANSFERRING and self.device is not None:
             follows = at_ns - self.begin_ns - self.data_ns - self.transfer_ns < COPY_FOLLOWS_NS
-            self.copy = self.device.copy_begins(follows)
+            self.copy = self.device.copy_begins(follows, in_fetch=DATA_WAIT in self.parts)
 
     def end_part(self, at_ns: int) -> None:
         """The innermost part ends; the one around it goes on, so that no time is in two of them."""

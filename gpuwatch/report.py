@@ -83,7 +83,7 @@ def render(report: Report, width: int = 100) -> str:
     lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{clock}"]
     for finding in report.findings[:3]:
         why = "; ".join(evidence.text for evidence in finding.evidence)
-        lines += _wrapped("why", f"{finding.title}. {why}", width)
+        lines += _wrapped("why", f"{finding.title}: {why}", width)
         gain = ""
         if finding.predicted_speedup is not None and finding.predicted_speedup >= 1.05:
             gain = f" (up to {finding.predicted_speedup:.2g}× the throughput)"

@@ -77,7 +77,7 @@ class Window:
     device: str = "cpu"
     steps: StepColumns = StepColumns()
     fetch_cpu_ratio: float | None = None
-    """CPU over wall time of the training thread inside fetches."""
+    """Share of a fetch in which the training thread was on a CPU or in the queue for one."""
     loader: Loader | None = None
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""

@@ -123,7 +123,8 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     """Index of the first record, counted from 0 over the sender's life."""
     columns: dict[str, bytes]
     fetch_cpu_ratio: float | None = None
-    """CPU time over wall time of the training thread inside fetches since the last message; None: not sampled."""
+    """Share of the fetches since the last message in which the training thread was on a CPU or in the queue for one;
+    None: not sampled."""
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):

@@ -43,7 +43,7 @@ def gpu_view(
     return {
         "gpu": account.gpu,
         "uuid": account.uuid,
-        "name": next((device.name for device in devices if device.uuid == account.uuid), None),
+        "name": next((device.name for device in devices if device.uuid == account.uuid), ""),
         "state": account.state,
         "utilization_ratio": latest("gpuwatch_gpu_utilization_ratio"),
         "memory_used_bytes": latest("gpuwatch_gpu_memory_used_bytes"),

@@ -35,6 +35,7 @@ def streamlit_command(
         "client.toolbarMode": "minimal",
         "client.showSidebarNavigation": "false",
         "logger.hideWelcomeMessage": "true",
+        "logger.level": "warning",
         "global.developmentMode": "false",
     }
     app = Path(__file__).with_name("app.py")

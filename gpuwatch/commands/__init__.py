@@ -3,7 +3,11 @@
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.dashboard import dashboard
 from gpuwatch.commands.demo import demo
+from gpuwatch.commands.doctor import doctor
 from gpuwatch.commands.rules import rules
+from gpuwatch.commands.run import run
+from gpuwatch.commands.top import top
+from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import up
 
-COMMANDS = (up, agent, dashboard, demo, rules)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune)

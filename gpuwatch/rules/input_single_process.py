@@ -16,24 +16,21 @@ def input_single_process(window: Window) -> Finding | None:
         return None
     evidence = [
         wait_evidence(window, wait),
-        Evidence("loader workers", 0, "", "num_workers=0: batches are made in the training process itself"),
+        Evidence("loader workers", 0, "", "num_workers=0"),
     ]
     computing = window.fetch_cpu_ratio is None or window.fetch_cpu_ratio >= THRESHOLDS.fetch_on_cpu
     if window.fetch_cpu_ratio is not None:
-        doing = "it computes (decoding, augmenting)" if computing else "it waits (disk, network, a lock)"
-        evidence.append(
-            Evidence(
-                "fetch on CPU",
-                window.fetch_cpu_ratio,
-                "ratio",
-                f"during a fetch the training thread is on the CPU {percent(min(1.0, window.fetch_cpu_ratio))} of the time: {doing}",
-            )
-        )
+        share = percent(min(1.0, window.fetch_cpu_ratio))
+        text = f"{share} of a fetch is work for the CPU (decoding, augmenting)"
+        if not computing:
+            text = f"only {share} of a fetch is work for the CPU: it waits for the disk, the network or a lock"
+        evidence.append(Evidence("fetch on CPU", window.fetch_cpu_ratio, "ratio", text))
     needed = workers_needed(wait.fetch_s, wait.rest_s)
     cores = free_cores(window)
     workers, limit = needed, ""
     if computing and cores is not None and needed > cores:
-        workers, limit = cores, f" ({needed} would feed the step, but only {cores} cores are free for them)"
+        free = "1 core is" if cores == 1 else f"{cores} cores are"
+        workers, limit = cores, f" ({needed} would feed the step, but only {free} free for them)"
     # With w workers a batch takes fetch/w; the step cannot be faster than either the workers or itself.
     step_s = max(wait.rest_s, wait.fetch_s / workers)
     speedup = (wait.wait_s + wait.rest_s) / step_s

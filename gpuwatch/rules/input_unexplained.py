@@ -27,8 +27,12 @@ def input_unexplained(window: Window) -> Finding | None:
             )
     elif window.fetch_cpu_ratio is not None and (window.loader is None or window.loader.num_workers is None):
         on_cpu = window.fetch_cpu_ratio >= THRESHOLDS.fetch_on_cpu
-        doing = "computes" if on_cpu else "waits"
-        text = f"during a fetch the training thread {doing} ({min(1.0, window.fetch_cpu_ratio):.0%} on the CPU)"
+        share = f"{min(1.0, window.fetch_cpu_ratio):.0%}"
+        text = (
+            f"{share} of a fetch is work for the CPU"
+            if on_cpu
+            else f"only {share} of a fetch is work for the CPU: it waits"
+        )
         evidence.append(Evidence("fetch on CPU", window.fetch_cpu_ratio, "ratio", text))
         advice = (
             "make batches beside the training instead of in it: a DataLoader with num_workers, or a prefetching thread"

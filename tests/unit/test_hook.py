@@ -49,7 +49,8 @@ class Batch:
 
 def test_the_public_names() -> None:
     assert sorted(gpuwatch.__all__) == [
-        "ConfigError", "GpuwatchError", "MissingExtra", "NoData", "ProtocolError", "Report", "Watch", "__version__", "watch",
+        "ConfigError", "GpuwatchError", "MissingExtra", "NoData", "ProtocolError", "Report", "TuneResult", "Watch", "__version__",
+        "tune", "watch",
     ]  # fmt: skip
     assert all(hasattr(gpuwatch, name) for name in gpuwatch.__all__)
 

@@ -110,6 +110,21 @@ def test_steps_without_a_loader_are_measured_too(rig: Rig) -> None:
     assert states["compute"] == pytest.approx(80)
 
 
+def test_a_loader_that_copies_by_itself_is_told_apart_from_the_wait(rig: Rig) -> None:
+    for _ in range(10):
+        with rig.watch.step():
+            with rig.watch.data():
+                rig.clock.sleep_ms(20)
+                with rig.watch.transfer():
+                    rig.device.launch(0.004)
+                    rig.clock.sleep_ms(1)
+            rig.train(host_ms=2, launch_ms=8)
+    states = rig.states()
+    assert states["input_wait"] == pytest.approx(20 + 9 * 11)
+    assert states["transfer"] == pytest.approx(40)
+    assert states["compute"] == pytest.approx(80)
+
+
 def test_the_wire_carries_what_the_device_felt(rig: Rig) -> None:
     sender = connect(rig.watch)
     for _ in rig.watch.steps(rig.batches([30.0] * 5)):

@@ -53,10 +53,10 @@ def test_torchrun_without_an_id_gives_the_ranks_of_a_node_its_own(procfs: Path) 
     for rank in ("0", "7"):
         who = identify({**launched, "RANK": rank}, procfs)
         assert who.run == f"{who.host}-{os.getppid()}-5555"
-    two_nodes = identify({**launched, "WORLD_SIZE": "16"}, procfs)
-    assert two_nodes.run == f"{two_nodes.host}-{os.getpid()}-987654", (
-        "nothing tells two nodes that they belong together"
-    )
+    two_nodes = identify({**launched, "WORLD_SIZE": "16", "RANK": "9"}, procfs)
+    assert two_nodes.run == who.run, "each node's ranks are one run: nothing tells two nodes that they belong together"
+    alone = identify({**launched, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, procfs)
+    assert alone.run == f"{alone.host}-{os.getpid()}-987654"
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,8 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "gpuwatch · train.py · 3m 12s, 3,000 steps of 60 ms\n"
         "  input-bound: 62% of the time training waited for data\n"
         "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
-        "  why   batches are made in the training process. training waited for data 62% of the time (40 ms of\n"
-        "        a 60 ms step on average); num_workers=0: batches are made in the training process itself;\n"
-        "        during a fetch the training thread is on the CPU 96% of the time: it computes (decoding,\n"
-        "        augmenting)\n"
+        "  why   batches are made in the training process: training waited for data 62% of the time (40 ms of\n"
+        "        a 60 ms step); num_workers=0; 96% of a fetch is work for the CPU (decoding, augmenting)\n"
         "  do    DataLoader(num_workers=2, persistent_workers=True); takes up to 48 MiB of /dev/shm (up to 3×\n"
         "        the throughput)"
     )

@@ -29,7 +29,7 @@ def test_single_process_names_the_workers_that_feed_the_step_and_what_they_take(
     assert "num_workers=2," in finding.advice
     assert "24 MiB of /dev/shm" in finding.advice  # 2 workers × 2 prefetched × 6 MiB
     assert finding.predicted_speedup == pytest.approx(100 / 40)
-    assert "on the CPU 98%" in finding.evidence[2].text
+    assert finding.evidence[2].text == "98% of a fetch is work for the CPU (decoding, augmenting)"
 
 
 def test_single_process_is_capped_by_the_cores_that_are_free() -> None:
@@ -46,6 +46,7 @@ def test_single_process_is_not_capped_where_the_fetch_sleeps() -> None:
     finding = input_single_process(window(columns, loader=NO_WORKERS, fetch_cpu_ratio=0.03, host=two_cores))
     assert finding is not None
     assert "num_workers=9," in finding.advice
+    assert finding.evidence[2].text.startswith("only 3.0% of a fetch is work for the CPU: it waits")
 
 
 def test_single_process_is_quiet_with_workers_and_on_a_healthy_loop() -> None:

@@ -1,0 +1,36 @@
+"""`gpuwatch top`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuwatch.cli import require
+
+
+def top(
+    agent: Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")] = "http://127.0.0.1:9478",
+    prometheus: Annotated[
+        str | None, typer.Option(help="Read from this Prometheus instead of an agent.", envvar="GPUWATCH_PROMETHEUS")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once and end; so it does by itself where stdout is not a terminal.")
+    ] = False,
+) -> None:
+    """Show every run and GPU in the terminal: where their time goes, and what to change.
+
+    Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
+
+    Keys: arrows or j k choose, g GPUs, f findings, ? help, q quit. With `--once`: 1 when the agent does not answer.
+    """
+    for module in ("rich", "httpx"):
+        require(module, "dashboard")
+    from gpuwatch_dashboards.terminal.app import is_interactive, print_once, watch
+    from gpuwatch_dashboards.terminal.reader import open_reader
+
+    reader = open_reader(agent, prometheus)
+    if once or not is_interactive():
+        print_once(reader)
+    else:
+        watch(reader)

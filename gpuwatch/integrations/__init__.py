@@ -1,0 +1,18 @@
+"""One file a framework: its events told to a `Watch`. Each needs its framework, and says so where that is missing.
+
+Nothing here is imported by `import gpuwatch`.
+"""
+
+from __future__ import annotations
+
+from gpuwatch.errors import MissingExtra
+
+
+class MissingFramework(MissingExtra, ImportError):
+    """An integration was imported where its framework is not installed."""
+
+    def __init__(self, integration: str, package: str) -> None:
+        Exception.__init__(
+            self,
+            f"gpuwatch.integrations.{integration} needs '{package}', which is not installed: pip install {package}",
+        )

@@ -1,0 +1,87 @@
+"""Accelerate: the loop is the user's, so `gpuwatch.watch` around the prepared loader is all that is needed.
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in watch(loader):
+
+`watch` from here also tells Accelerate's own copies to the device apart from the wait for data; `gpuwatch.watch` counts both as
+`input_wait`, because the copy happens inside the fetch. Prepare first, then watch: what Accelerate prepares must be a DataLoader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from gpuwatch.hook import Watch
+from gpuwatch.hook import watch as watch_loader
+from gpuwatch.integrations import MissingFramework
+from gpuwatch.integrations.patches import Patches
+from gpuwatch.integrations.training import is_disabled, note_loader, open_watch
+
+if find_spec("accelerate") is None:
+    raise MissingFramework("accelerate", "accelerate")
+
+T = TypeVar("T")
+
+
+def watch(loader: Iterable[T], *, samples: Callable[[Any], int] | None = None) -> Iterable[T]:
+    """Return a prepared loader, watched as by `gpuwatch.watch`, its copies to the device as `transfer`."""
+    if is_disabled():
+        return loader
+    return watch_loader(_Prepared(loader), samples=samples)
+
+
+def time_copies(patches: Patches, current: Callable[[], Watch | None]) -> None:
+    """Have Accelerate's loaders tell their copies to the device as `transfer`.
+
+    They move a batch inside their fetch, by a function of their module: there is no public place between.
+    """
+
+    def send(original: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = current()
+        if watch is None:
+            return original(*args, **kwargs)
+        with watch.transfer():
+            return original(*args, **kwargs)
+
+    patches.wrap(import_module("accelerate.data_loader"), "send_to_device", send)
+
+
+class _Prepared:
+    """A loader that Accelerate prepared; everything but its iteration is its own."""
+
+    def __init__(self, loader: Any) -> None:
+        object.__setattr__(self, "_loader", loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(iter(self._loader))
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        patches = Patches()
+        time_copies(patches, open_watch)
+        patches.wrap(import_module("torch.utils.data").DataLoader, "__iter__", _iterate)
+        try:
+            yield from batches
+        finally:
+            patches.restore()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+
+def _iterate(original: Any, loader: Any) -> Any:
+    """Make the iterator of the DataLoader inside, and tell of its workers."""
+    iterator, watch = original(loader), open_watch()
+    if watch is not None:
+        note_loader(watch, loader, iterator)
+    return iterator

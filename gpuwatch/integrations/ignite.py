@@ -1,0 +1,124 @@
+"""Ignite: `GpuWatchHandler().attach(trainer)`.
+
+A step is one iteration of that engine. Another engine that runs inside its run, an evaluator, is `eval`; a `Checkpoint` handler's save is
+`checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from gpuwatch.hook import Watch
+from gpuwatch.integrations import MissingFramework
+from gpuwatch.integrations.patches import Patches
+from gpuwatch.integrations.training import Training, checked
+
+try:
+    _engine: Any = import_module("ignite.engine")
+    _handlers: Any = import_module("ignite.handlers")
+except ImportError as error:
+    raise MissingFramework("ignite", "pytorch-ignite") from error
+
+
+class GpuWatchHandler:
+    """Tells a `Watch` what an engine's `run` does. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
+
+    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
+        self._watch = watch
+        self._options = checked(options)
+        self._attached = Patches()
+        self._handlers: list[Any] = []
+        self._training: Training | None = None
+
+    def attach(self, engine: Any) -> GpuWatchHandler:
+        """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
+        self._attached.wrap(engine, "run", lambda original, *args, **kwargs: self._run(engine, original, args, kwargs))
+        self._handlers += [
+            engine.add_event_handler(_engine.Events.GET_BATCH_STARTED, lambda: self._time_fetches(engine)),
+            engine.add_event_handler(_engine.Events.ITERATION_STARTED, self._trains),
+            engine.add_event_handler(_engine.Events.EPOCH_COMPLETED, self._epoch_ended),
+        ]
+        return self
+
+    __call__ = attach
+
+    def detach(self) -> None:
+        """Leave the engine as it was."""
+        self._attached.restore()
+        self._attached = Patches()
+        for handler in self._handlers:
+            handler.remove()
+        self._handlers = []
+
+    def _run(self, engine: Any, original: Any, args: Any, kwargs: Any) -> Any:
+        if self._training is not None:
+            return original(*args, **kwargs)
+        with Training(self._watch, **self._options) as training:
+            self._training = training
+            try:
+                self._follow(training, engine)
+                return original(*args, **kwargs)
+            finally:
+                self._training = None
+                _forget(engine)
+
+    def _follow(self, training: Training, trainer: Any) -> None:
+        """Watch what the engine does inside: its iterator, other engines' runs, checkpoints."""
+
+        def run(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if engine is trainer:
+                return original(engine, *args, **kwargs)
+            return training.in_phase("eval", original, engine, *args, **kwargs)
+
+        def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+            return training.in_phase("checkpoint", original, *args, **kwargs)
+
+        def make_iterator(original: Any, *args: Any, **kwargs: Any) -> Any:
+            with training.starting_workers():
+                made = original(*args, **kwargs)
+            self._time_fetches(trainer)
+            return made
+
+        training.patches.wrap(_engine.Engine, "run", run)
+        training.patches.wrap(_handlers.Checkpoint, "__call__", save)
+        training.patches.wrap(trainer, "_setup_dataloader_iter", make_iterator)
+
+    def _time_fetches(self, engine: Any) -> None:
+        """Measure the engine's waits where they happen. Private to Ignite, unchanged from 0.4 to 0.5."""
+        iterator = getattr(engine, "_dataloader_iter", None)
+        if self._training is not None and iterator is not None and not isinstance(iterator, _Fetched):
+            engine._dataloader_iter = _Fetched(self._training, iterator)
+
+    def _trains(self, engine: Any) -> None:
+        if self._training is not None:
+            self._training.fetched([engine.state.batch])
+
+    def _epoch_ended(self) -> None:
+        if self._training is not None:
+            self._training.end_step()
+
+
+GpuWatchCallback = GpuWatchHandler
+
+
+def _forget(engine: Any) -> None:
+    """Give back the engine's own iterator, which an interrupted run keeps."""
+    iterator = getattr(engine, "_dataloader_iter", None)
+    if isinstance(iterator, _Fetched):
+        engine._dataloader_iter = iterator.iterator
+
+
+class _Fetched:
+    """The engine's iterator, its waits measured."""
+
+    def __init__(self, training: Training, iterator: Iterator[Any]) -> None:
+        self._training = training
+        self.iterator = iterator
+
+    def __iter__(self) -> _Fetched:
+        return self
+
+    def __next__(self) -> Any:
+        return self._training.fetch(self.iterator)

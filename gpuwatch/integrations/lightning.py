@@ -1,0 +1,129 @@
+"""Lightning: `Trainer(callbacks=[GpuWatchCallback()])`, of `lightning.pytorch` or of `pytorch_lightning`.
+
+A step is one batch. Validation, the sanity check included, is `eval`; `trainer.save_checkpoint`, which ModelCheckpoint calls, is
+`checkpoint`; the strategy's `batch_to_device` is `transfer`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.hook import Watch
+from gpuwatch.integrations import MissingFramework
+from gpuwatch.integrations.patches import say_once
+from gpuwatch.integrations.training import Training, checked
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _base() -> Any:
+    """Return the Callback class of the package that is in use, else of one that is installed."""
+    for name in _PACKAGES:
+        if (module := sys.modules.get(name)) is not None:
+            return module.Callback
+    for name in _PACKAGES:
+        if find_spec(name.partition(".")[0]) is not None:
+            return import_module(name).Callback
+    raise MissingFramework("lightning", "lightning")
+
+
+if TYPE_CHECKING:
+    _Callback = object
+else:
+    _Callback = _base()
+
+
+class GpuWatchCallback(_Callback):
+    """Tells a `Watch` what `trainer.fit` does. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
+
+    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
+        self._watch = watch
+        self._options = checked(options)
+        self._training: Training | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Begin, in the process that trains (a spawned one too)."""
+        if stage == "fit" and self._training is None:
+            self._training = training = Training(self._watch, **self._options)
+            _follow(training, trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._training is not None:
+            self._training.fetched([batch])
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._training is not None:
+            self._training.end_step()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._end()
+
+    def _end(self) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            training.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing that runs goes to another process with the trainer: a spawned one has a Watch of its own."""
+        return {**self.__dict__, "_training": None, "_watch": None}
+
+
+def _follow(training: Training, trainer: Any) -> None:
+    """Watch the trainer from inside: its fetches where they happen, its copies, validations and checkpoints."""
+    patches = training.patches
+
+    def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return training.in_phase("eval", original, *args, **kwargs)
+
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return training.in_phase("checkpoint", original, *args, **kwargs)
+
+    patches.wrap(trainer.strategy, "batch_to_device", training.copy)
+    patches.wrap(trainer, "save_checkpoint", save)
+    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    patches.wrap(getattr(loop, "val_loop", None), "run", evaluate)
+    _follow_fetcher(training, trainer)
+
+
+def _follow_fetcher(training: Training, trainer: Any) -> None:
+    """Time the trainer's data fetchers, which may be a batch ahead. Private to Lightning, unchanged from 2.0 to 2.6."""
+    package = "pytorch_lightning" if type(trainer).__module__.startswith("pytorch_lightning") else "lightning.pytorch"
+    fetcher = getattr(sys.modules.get(f"{package}.loops.fetchers"), "_DataFetcher", None)
+    if fetcher is None:
+        say_once(f"{package} has no _DataFetcher: waits for data are counted as other, and no steps")
+        return
+
+    def fetch(original: Any, self: Any) -> Any:
+        return training.fetch(_Next(original, self))
+
+    def start(original: Any, self: Any) -> Any:
+        if training.is_input():
+            with training.starting_workers():
+                return original(self)
+        return original(self)
+
+    training.patches.wrap(fetcher, "__next__", fetch)
+    training.patches.wrap(fetcher, "__iter__", start)
+
+
+class _Next:
+    """A fetcher's own `__next__`, as an iterator."""
+
+    __slots__ = ("_fetcher", "_original")
+
+    def __init__(self, original: Any, fetcher: Any) -> None:
+        self._original = original
+        self._fetcher = fetcher
+
+    def __iter__(self) -> _Next:
+        return self
+
+    def __next__(self) -> Any:
+        return self._original(self._fetcher)

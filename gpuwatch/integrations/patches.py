@@ -1,0 +1,71 @@
+"""Functions of others, replaced for as long as a training runs, and put back on any exit."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Wrapper = Callable[..., Any]
+"""Takes what it replaces, then the arguments of the call. What it replaces is bound already where it was an object's method."""
+
+_ABSENT = object()
+_said: set[str] = set()
+
+
+class Patches:
+    """Replaced attributes of classes, objects and modules; none where `on` is False."""
+
+    def __init__(self, on: bool = True) -> None:
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._on = on
+
+    def wrap(self, owner: Any, name: str, wrapper: Wrapper) -> bool:
+        """Have calls of `owner.name` go through `wrapper`; return False, with a message said once, where there is none."""
+        if not self._on:
+            return False
+        original = getattr(owner, name, None)
+        if not callable(original):
+            say_once(f"{_name(owner)} has no {name}(): what gpuwatch would see there is not told apart")
+            return False
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # Another one may have wrapped this in the meantime and keeps it: then it does nothing from the end on.
+            return wrapper(original, *args, **kwargs) if self._on else original(*args, **kwargs)
+
+        try:
+            before = vars(owner).get(name, _ABSENT)
+            setattr(owner, name, wrapped)
+        except (AttributeError, TypeError) as error:
+            say_once(f"{_name(owner)}.{name} cannot be watched: {error!r}")
+            return False
+        self._undo.append((owner, name, before, wrapped))
+        return True
+
+    def restore(self) -> None:
+        """Put back everything that is still as it was left here. Safe to call twice."""
+        self._on = False
+        while self._undo:
+            owner, name, before, wrapped = self._undo.pop()
+            if vars(owner).get(name) is not wrapped:
+                continue
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def say_once(message: str) -> None:
+    """Log a warning, once in this process."""
+    if message not in _said:
+        _said.add(message)
+        logger.warning("gpuwatch: %s", message)
+
+
+def _name(owner: Any) -> str:
+    named = owner if isinstance(owner, type) or hasattr(owner, "__name__") else type(owner)
+    return f"{named.__module__}.{named.__qualname__}" if isinstance(named, type) else str(named.__name__)

@@ -1,0 +1,286 @@
+"""A framework's training loop, told to a `Watch`: who asks for a batch, who trains on it, who evaluates or saves.
+
+The integrations use this and nothing of the hook's inside. What has no public name is in the functions at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuwatch.batches import sample_count, size_bytes
+from gpuwatch.facts import loader_facts
+from gpuwatch.hook import Watch
+from gpuwatch.integrations.patches import Patches, say_once
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
+T = TypeVar("T")
+_active: list[Training] = []
+
+
+class Training:
+    """One training by a framework, from its begin to its end on any way.
+
+    A step lasts from asking for a batch until the next one is asked for after training on it, as in `gpuwatch.watch`; several
+    fetches without training between them (a batch ahead, micro-batches) are one step's.
+    """
+
+    def __init__(self, watch: Watch | None = None, **options: Any) -> None:
+        """`watch`: the Watch to tell, else the one that is open, else one made of `options` that ends with this training.
+
+        The thread that calls this is the one that trains.
+        """
+        current = watch or open_watch()
+        self._owned = current is None
+        self.watch = current or Watch(**options)
+        self._disabled = is_disabled(self.watch)
+        self.patches = Patches(on=not self._disabled)
+        if not self._disabled:
+            self.watch.__enter__()
+            tap_torch(self.watch)
+        self._thread = get_ident()
+        self._step: AbstractContextManager[None] | None = None
+        self._trained = False
+        self._phases = 0
+        self._fresh = True
+        self._ended = False
+        _active.append(self)
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is not None:
+            self.patches.wrap(torch_data.DataLoader, "__iter__", self._loader_iter)
+
+    # The wait for data --------------------------------------------------------------------------------------------
+
+    def fetch(self, iterator: Iterator[T]) -> T:
+        """Return the iterator's next batch. The time is a wait for data; a step that has trained ends here."""
+        if not self.is_input():
+            return next(iterator)
+        if self._trained:
+            self.end_step()
+        fed = self._step is not None
+        self._begin_step()
+        begin, busy = time.monotonic_ns(), busy_ns(self.watch)
+        look_at_device(self.watch, begin)
+        try:
+            with self.watch.data():
+                batch = next(iterator)
+        except BaseException:
+            if not fed:  # no batch at all: this was a wait, and no step
+                self._step = None
+                drop_step(self.watch)
+            raise
+        count_fetch(self.watch, busy, time.monotonic_ns() - begin)
+        return batch
+
+    def fetched(self, batches: Sequence[Any]) -> None:
+        """Training goes on with these batches: what was fetched is one step's input."""
+        self._trained = True
+        if not self.is_input():
+            return
+        if any(batch is not None for batch in batches):
+            self._begin_step()  # the last batch, fetched before the one that there was not
+        if self._step is None:
+            return
+        try:
+            counts = [sample_count(batch) for batch in batches]
+            if counts and min(counts) >= 0:
+                count_samples(self.watch, sum(counts))
+            if self._fresh and batches:
+                self._fresh = False
+                note_batch(self.watch, batches[0])
+        except Exception as error:  # a batch of a kind that nobody thought of
+            say_once(f"samples are not counted: {error!r}")
+
+    def _begin_step(self) -> None:
+        if self._step is None:
+            self._step = self.watch.step()
+            self._step.__enter__()
+
+    def starting_workers(self) -> AbstractContextManager[None]:
+        """Return the context of making an iterator: a wait for data, for the step that comes."""
+        return self.watch.data()
+
+    def end_step(self) -> None:
+        """End the open step: the next batch is asked for, or the epoch has ended."""
+        self._trained = False
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    # What is no training input ------------------------------------------------------------------------------------
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return the context of a declared phase: "eval" or "checkpoint"."""
+        return _Phase(self, name)
+
+    def in_phase(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call `original` inside a phase."""
+        if get_ident() != self._thread:  # a checkpoint that is written beside the training
+            return original(*args, **kwargs)
+        with self.phase(name):
+            return original(*args, **kwargs)
+
+    def copy(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call `original`, which copies a batch to the device."""
+        if not self.is_input():
+            return original(*args, **kwargs)
+        with self.watch.transfer():
+            return original(*args, **kwargs)
+
+    def close(self) -> None:
+        """End the training: all that was patched is restored, and an own Watch is closed and tells its verdict."""
+        if self._ended:
+            return
+        self._ended = True
+        _active.remove(self)
+        self.patches.restore()
+        self.end_step()
+        if not self._disabled:
+            untap_torch(self.watch)
+        if self._owned:
+            self.watch.close()
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def is_input(self) -> bool:
+        """Whether this is training input: no phase is open, and the caller is the thread that trains."""
+        return not self._phases and not self._disabled and get_ident() == self._thread
+
+    def _loader_iter(self, original: Any, loader: Any) -> Any:
+        """Make a DataLoader's iterator: its workers start here."""
+        if not self.is_input():
+            return original(loader)
+        with self.starting_workers():
+            iterator = original(loader)
+        note_loader(self.watch, loader, iterator)
+        return iterator
+
+
+class _Phase:
+    def __init__(self, training: Training, name: str) -> None:
+        self._training = training
+        self._phase = training.watch.phase(name)
+
+    def __enter__(self) -> None:
+        self._training._phases += 1
+        self._phase.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._training._phases -= 1
+        self._phase.__exit__(*exception)
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a Watch. Raises: TypeError for one that it does not know, before a training has begun."""
+    inspect.signature(Watch).bind(**options)
+    return options
+
+
+def is_watched_already() -> bool:
+    """Whether a framework's training runs now in this process, so that its loaders are its integration's."""
+    return bool(_active)
+
+
+# The hook's inside: no public name yet --------------------------------------------------------------------------------
+
+
+def _fail_open(function: Callable[P, None]) -> Callable[P, None]:
+    """Have a failure said once and left out: it must not reach the training."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            say_once(f"{function.__name__} is left out: {error!r}")
+
+    return guarded
+
+
+def open_watch() -> Watch | None:
+    """Return the innermost open Watch of this process."""
+    from gpuwatch import hook
+
+    return hook._open_watches[-1] if hook._open_watches else None
+
+
+def is_disabled(watch: Watch | None = None) -> bool:
+    """Whether GPUWATCH_DISABLE is set, so that nothing is to be touched."""
+    from gpuwatch import hook
+
+    return hook._flag("GPUWATCH_DISABLE") if watch is None else watch._disabled
+
+
+@_fail_open
+def tap_torch(watch: Watch) -> None:
+    """Time copies, compilations and the device as inside a watched loop."""
+    watch._tap(watch._taps.loop_begins)
+
+
+@_fail_open
+def untap_torch(watch: Watch) -> None:
+    """The end of what `tap_torch` began."""
+    watch._tap(watch._taps.loop_ends)
+
+
+@_fail_open
+def look_at_device(watch: Watch, now_ns: int) -> None:
+    """Find the device once the user's code has set it up, and read what it has finished."""
+    if watch._recorder.home is None:
+        watch._find_device()
+    else:
+        watch._recorder.poll(now_ns)
+
+
+@_fail_open
+def drop_step(watch: Watch) -> None:
+    """The open step got no batch: its time was a wait for data."""
+    watch._recorder.abandon(watch._recorder.clock())
+
+
+@_fail_open
+def count_samples(watch: Watch, samples: int) -> None:
+    """Set the number of samples of the open step."""
+    watch._recorder.samples = samples
+
+
+@_fail_open
+def count_fetch(watch: Watch, busy_ns_before: int | None, wall_ns: int) -> None:
+    """Count a fetch by the training thread: evidence for why it waited."""
+    after = busy_ns(watch)
+    if after is not None and busy_ns_before is not None:
+        watch._recorder.fetch_cpu_ns += after - busy_ns_before
+        watch._recorder.fetch_wall_ns += wall_ns
+
+
+def busy_ns(watch: Watch) -> int | None:
+    """Return the training thread's time on a CPU or in the queue for one, in ns; None before there is such a thread."""
+    thread_time = watch._recorder.thread_time
+    return None if thread_time is None else thread_time.busy_ns()
+
+
+@_fail_open
+def note_loader(watch: Watch, loader: Any, iterator: Any) -> None:
+    """Tell a loader's settings and workers: evidence, and advice in numbers."""
+    watch._publisher.loader = loader_facts(loader, iterator)
+
+
+@_fail_open
+def note_batch(watch: Watch, batch: Any) -> None:
+    """Tell the bytes of a batch, and that this run trains."""
+    watch._trained_with_gradients = True
+    watch._publisher.note_batch(size_bytes(batch))

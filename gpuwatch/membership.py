@@ -1,0 +1,75 @@
+"""Which place a process has in a distributed run, as it becomes known: torch.distributed may come up after the Watch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpuwatch.identity import MAX_NAME, Identity, identify
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Membership:
+    """A process's identity: by the environment at first, by torch.distributed once that is initialised.
+
+    It is settled then, or when the first training step was made, and does not change any more. torch is never imported and
+    nothing is ever communicated: rank and world size are read from what this process knows.
+    """
+
+    def __init__(
+        self, suffix: str = "", environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc")
+    ) -> None:
+        self._suffix = suffix
+        self._environ = environ
+        self._procfs = procfs
+        self._settled = False
+        self._child = _parent() is not None
+        self.identity = self._suffixed(identify(environ, procfs))
+
+    def look(self, stepping: bool, stepped: bool) -> bool:
+        """Look once more, and return whether the process may speak for a run by now.
+
+        A child that multiprocessing made may be a rank, a loader's worker or anything: it is nobody before torch.distributed is up or
+        a step is open (`stepping`) or made (`stepped`).
+        """
+        if not self._settled:
+            world = _world()
+            if world is not None:
+                self.identity = self._in_world(*world)
+            self._settled = stepped or world is not None
+        return self._settled or stepping or not self._child
+
+    def _in_world(self, rank: int, world_size: int) -> Identity:
+        launcher = _parent() if world_size > 1 else None
+        who = identify(self._environ, self._procfs, launcher)
+        here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
+        local_rank = rank if here == world_size and "LOCAL_RANK" not in self._environ else who.local_rank
+        return self._suffixed(
+            replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here)
+        )
+
+    def _suffixed(self, who: Identity) -> Identity:
+        return replace(who, run=who.run[: MAX_NAME - len(self._suffix)] + self._suffix)
+
+
+def _world() -> tuple[int, int] | None:
+    """Return (rank, world size) of torch.distributed's default group; None while there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+    except Exception:  # still being imported, or torn down meanwhile
+        return None
+    return (rank, world_size) if 0 <= rank < world_size else None
+
+
+def _parent() -> int | None:
+    """Return the pid of the process that made this one by multiprocessing, None for any other process."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
+    return None if parent is None else parent.pid

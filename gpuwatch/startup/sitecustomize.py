@@ -1,0 +1,75 @@
+"""Runs at the start of every Python that `gpuwatch run` starts, before its script: watches for the imports that matter.
+
+Nothing is imported here but the standard library, and gpuwatch itself only once torch's loaders or a framework are: other programs
+that a script starts pay next to nothing. A `sitecustomize` that was there before is run as if this one were not.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib would be imported for this alone
+
+INSTRUMENTED = {
+    "torch.utils.data.dataloader": "watch_torch",
+    "torchdata.stateful_dataloader.stateful_dataloader": "watch_torchdata",
+    "accelerate.data_loader": "watch_accelerate",
+    "transformers.trainer": "watch_transformers",
+    "lightning.pytorch.trainer.trainer": "watch_lightning",
+    "pytorch_lightning.trainer.trainer": "watch_lightning",
+    "ignite.engine.engine": "watch_ignite",
+}
+"""Module → the function of gpuwatch.instrument that is called with it once it is imported."""
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules above as the others do, and has a function called after each is executed."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        function = INSTRUMENTED.pop(name, None)
+        if function is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return None
+        _call_after(spec.loader, function)
+        return spec
+
+
+def _call_after(loader: Any, function: str) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module
+        execute(module)
+        try:
+            from gpuwatch import instrument
+
+            getattr(instrument, function)(module)
+        except Exception as error:
+            print(f"gpuwatch: {module.__name__} is not watched: {error!r}", file=sys.stderr)
+
+    loader.exec_module = exec_module
+
+
+def _run_the_next_one() -> None:
+    """Run the `sitecustomize` that Python would have found without this one."""
+    others = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
+if os.environ.get("GPUWATCH_AUTO") == "1" and os.environ.get("GPUWATCH_DISABLE", "") in ("", "0"):
+    sys.meta_path.insert(0, Finder())
+_run_the_next_one()

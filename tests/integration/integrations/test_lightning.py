@@ -1,0 +1,152 @@
+"""Lightning's own ways: sanity checks, batches ahead, accumulation, validation inside an epoch, ends of any kind."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import gpuwatch
+from tests.integration.integrations import workload as w
+from tests.integration.integrations.loops import fit_lightning
+
+pl = w.require("lightning.pytorch")
+
+from gpuwatch.integrations.lightning import GpuWatchCallback  # noqa: E402
+
+
+def fit(truth: w.Truth, directory: Path, **options: Any) -> tuple[gpuwatch.Report, Any]:
+    with gpuwatch.Watch(quiet=True) as watch:
+        trainer = fit_lightning(truth, directory, [GpuWatchCallback(watch)], **options)
+        return watch.report(), trainer
+
+
+def near(report: gpuwatch.Report, truth: w.Truth) -> None:
+    for state in ("input_wait", "eval", "checkpoint"):
+        ours, true = report.states.get(state, 0.0), truth.spent_s[state]
+        assert ours == pytest.approx(true, abs=0.02 * report.duration_s), (state, report.states, truth)
+
+
+def test_sanity_checks_and_validation_inside_an_epoch_are_no_training_input(truth: w.Truth, tmp_path: Path) -> None:
+    report, _ = fit(truth, tmp_path, num_sanity_val_steps=2, val_check_interval=0.5)
+    assert truth.spent_s["eval"] > 5 * w.EVAL_BATCHES * w.EVAL_S  # one check before, two in each epoch
+    assert (report.steps, report.samples) == (w.STEPS, w.SAMPLES)
+    near(report, truth)
+
+
+def test_a_loader_without_length_is_fetched_a_batch_ahead(truth: w.Truth, tmp_path: Path) -> None:
+    loader = DataLoader(w.Stream(truth, w.BATCHES * w.BATCH_SIZE), batch_size=w.BATCH_SIZE)
+    report, _ = fit(truth, tmp_path, loader=loader, max_epochs=2)
+    assert (report.steps, report.samples) == (2 * w.BATCHES, 2 * w.BATCHES * w.BATCH_SIZE)
+    near(report, truth)
+
+
+def test_accumulation_and_max_steps_inside_an_epoch(truth: w.Truth, tmp_path: Path) -> None:
+    report, trainer = fit(truth, tmp_path, max_epochs=-1, max_steps=5, accumulate_grad_batches=2)
+    assert trainer.global_step == 5
+    assert (report.steps, report.samples) == (10, 10 * w.BATCH_SIZE)
+    near(report, truth)
+
+
+def test_a_resumed_training_counts_what_it_trains(truth: w.Truth, tmp_path: Path) -> None:
+    fit_lightning(truth, tmp_path, [], max_epochs=1)
+    fresh = w.Truth()
+    report, trainer = fit(fresh, tmp_path / "resumed", max_epochs=2, resume=next(tmp_path.glob("*.ckpt")))
+    assert trainer.global_step == 2 * w.BATCHES
+    assert (report.steps, report.samples) == (w.BATCHES, w.BATCHES * w.BATCH_SIZE)
+    near(report, fresh)
+
+
+@pytest.mark.parametrize(("error", "raised"), [(RuntimeError, RuntimeError), (KeyboardInterrupt, SystemExit)])
+def test_an_exception_ends_the_watch_and_restores_everything(
+    error: type[BaseException],
+    raised: type[BaseException],
+    truth: w.Truth,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lightning.pytorch.loops.fetchers import _DataFetcher
+
+    before = DataLoader.__iter__, _DataFetcher.__next__, _DataFetcher.__iter__
+
+    def fail(step: int) -> None:
+        if step == 3:
+            raise error("in the middle")
+
+    callback = GpuWatchCallback(run="broken")
+    with pytest.raises(raised):
+        fit_lightning(truth, tmp_path, [callback], update=fail)
+    assert (DataLoader.__iter__, _DataFetcher.__next__, _DataFetcher.__iter__) == before
+    err = capsys.readouterr().err
+    assert err.count("gpuwatch · broken") == 1
+    assert "4 steps" in err
+
+
+def test_the_verdict_is_printed_once_and_the_trainer_is_left_as_it_was(
+    truth: w.Truth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = fit_lightning(truth, tmp_path, [GpuWatchCallback(run="once")], max_epochs=1)
+    assert capsys.readouterr().err.count("gpuwatch · once") == 1
+    assert "save_checkpoint" not in vars(trainer)
+    assert "batch_to_device" not in vars(trainer.strategy)
+    assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
+
+
+def test_pytorch_lightning_works_with_the_same_callback(truth: w.Truth, tmp_path: Path) -> None:
+    w.require("pytorch_lightning")
+    report, _ = fit(truth, tmp_path, package="pytorch_lightning")
+    assert (report.steps, report.samples) == (w.STEPS, w.SAMPLES)
+    near(report, truth)
+
+
+def test_workers_start_inside_the_wait_and_are_known(truth: w.Truth, tmp_path: Path) -> None:
+    loader = DataLoader([{"x": torch.ones(8), "labels": torch.zeros(1)}] * 8, batch_size=4, num_workers=1)
+    with gpuwatch.Watch(quiet=True) as watch:
+        fit_lightning(truth, tmp_path, [GpuWatchCallback(watch)], loader=loader, max_epochs=1)
+        known = watch._publisher.loader
+    assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
+
+
+def test_a_private_api_that_is_gone_is_said_once_and_training_goes_on(
+    truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import lightning.pytorch.loops.fetchers as fetchers
+
+    callback = GpuWatchCallback(quiet=True)
+    trainer = pl.Trainer(
+        max_epochs=1, logger=False, accelerator="cpu", enable_checkpointing=False, enable_progress_bar=False
+    )
+    monkeypatch.delattr(fetchers, "_DataFetcher")
+    for _ in range(2):
+        callback.setup(trainer, None, "fit")
+        callback.teardown(trainer, None, "fit")
+    assert sum("has no _DataFetcher" in record.message for record in caplog.records) == 1
+
+
+def test_disabled_nothing_is_touched(truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWATCH_DISABLE", "1")
+    seen, original = [], DataLoader.__iter__
+
+    fit_lightning(
+        truth,
+        tmp_path,
+        [GpuWatchCallback()],
+        max_epochs=1,
+        update=lambda step: seen.append(DataLoader.__iter__ is original),
+    )
+    assert seen == [True] * w.BATCHES
+
+
+def test_a_wrong_option_is_refused_before_training() -> None:
+    with pytest.raises(TypeError, match="nmae"):
+        GpuWatchCallback(nmae="a")
+
+
+def test_the_callback_can_be_pickled_for_a_spawned_process() -> None:
+    with gpuwatch.Watch(quiet=True) as watch:
+        copy = pickle.loads(pickle.dumps(GpuWatchCallback(watch, run="a")))
+    assert copy._watch is None and copy._options == {"run": "a"}

@@ -1,0 +1,159 @@
+"""`gpuwatch run`: a script that was not changed, its ledger as it reaches an agent, and all else as without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.transport import ZmqReceiver
+from gpuwatch.wire import Bye, Hello, Totals, decode
+from tests.integration.integrations import workload as w
+
+SCRIPT = Path(__file__).with_name("script.py")
+RUN = [sys.executable, "-m", "gpuwatch", "run", "--"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a run ended and what it told: the totals of each process that said good-bye."""
+
+    code: int
+    out: str
+    err: str
+    totals: list[Totals]
+    hellos: list[Hello]
+
+
+def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Done:
+    """Run `gpuwatch run -- command` with a listener in the agent's place."""
+    endpoint = f"ipc://{directory}/hook.sock"
+    receiver, messages, over = ZmqReceiver([endpoint]), [], threading.Event()
+
+    def listen() -> None:
+        while not over.is_set():
+            messages.extend(decode(frame) for frame in receiver.receive(50))
+        messages.extend(decode(frame) for frame in receiver.receive(50))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        done = subprocess.run(
+            [*RUN, *command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, **(environment or {}), "GPUWATCH_ENDPOINT": endpoint},
+        )
+    finally:
+        over.set()
+        thread.join()
+        receiver.close()
+    totals = [message.totals for message in messages if isinstance(message, Bye)]
+    hellos = [message for message in messages if isinstance(message, Hello)]
+    return Done(done.returncode, done.stdout, done.stderr, totals, hellos)
+
+
+@pytest.mark.parametrize(
+    ("loop", "package"),
+    [
+        ("plain", "torch"),
+        ("watched", "torch"),
+        ("accelerate", "accelerate"),
+        ("lightning", "lightning"),
+        ("transformers", "transformers"),
+        ("ignite", "ignite"),
+    ],
+)
+def test_an_unchanged_script_has_the_ledger_of_a_watched_one(loop: str, package: str, tmp_path: Path) -> None:
+    w.require(package)
+    done = run(tmp_path, [sys.executable, str(SCRIPT), loop, str(tmp_path)])
+    assert done.code == 0, done.err
+    truth = json.loads(next(line for line in done.out.splitlines() if line.startswith('{"input_wait"')))
+    (totals,) = done.totals
+    states = {state: ns / 1e9 for state, ns in totals.states_ns.items()}
+    wall_s = truth.pop("wall")
+    print(loop, w.table(states, w.Truth(truth), wall_s))
+    for state in ("input_wait", "eval", "checkpoint"):
+        # Imports are in this wall clock: the bound is a share of what was injected.
+        assert states.get(state, 0.0) == pytest.approx(truth[state], abs=0.03 * sum(truth.values())), (states, truth)
+    assert totals.steps == w.STEPS and totals.samples == w.SAMPLES
+    assert sum(states.values()) == pytest.approx((totals.watermark_ns - totals.start_ns) / 1e9, rel=0.002)
+    assert done.err.count("gpuwatch · script.py") >= 1
+    assert "not watched" not in done.err
+
+
+def test_loader_workers_report_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, [sys.executable, str(SCRIPT), "workers", str(tmp_path)])
+    assert done.code == 0, done.err
+    (totals,) = done.totals
+    assert totals.steps == 4
+    assert len({hello.origin.sender for hello in done.hellos}) == 1
+
+
+def test_torchrun_workers_are_watched_with_their_ranks(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run(tmp_path, [*torchrun, str(SCRIPT), "plain", str(tmp_path)])
+    assert done.code == 0, done.err
+    assert [totals.steps for totals in done.totals] == [w.STEPS, w.STEPS]
+    assert {hello.rank for hello in done.hellos} == {0, 1}
+
+
+def test_exit_code_output_and_arguments_are_the_scripts(tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv[1:]); print('oops', file=sys.stderr); sys.exit(7)"
+    done = run(tmp_path, [sys.executable, "-c", code, "--epochs", "3", "--", "-v"])
+    assert (done.code, done.out, done.err) == (7, "['--epochs', '3', '--', '-v']\n", "oops\n")
+
+
+INSTRUMENTED = "import sys; print('Finder' in [type(each).__name__ for each in sys.meta_path])"
+
+
+def test_a_shell_scripts_python_is_watched_too(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f'#!/bin/sh\n{sys.executable} -c "{INSTRUMENTED}"\n')
+    script.chmod(0o755)
+    assert run(tmp_path, [str(script)]).out == "True\n"
+
+
+def test_signals_reach_the_script_itself(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    with subprocess.Popen([*RUN, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+
+
+def test_a_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.CUSTOMIZED = __name__, __file__\n")
+    code = "import sitecustomize, os, sys; print(CUSTOMIZED, sitecustomize.__file__, 'startup' in str(sys.path))"
+    done = run(tmp_path, [sys.executable, "-c", code], {"PYTHONPATH": str(tmp_path)})
+    path = str(tmp_path / "sitecustomize.py")
+    assert done.out == f"{('sitecustomize', path)} {path} False\n", done.err
+
+
+def test_disabled_changes_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, [sys.executable, "-c", INSTRUMENTED], {"GPUWATCH_DISABLE": "1"}).out == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (["no-such-program"], 127, "no-such-program: no such program"),
+        (["/dev/null"], 126, "/dev/null: not executable"),
+        (["/tmp"], 126, "/tmp: is a directory"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_as_a_shell_does(command: list[str], code: int, message: str) -> None:
+    done = subprocess.run([*RUN, *command], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == code
+    assert message in done.stderr and "Traceback" not in done.stderr

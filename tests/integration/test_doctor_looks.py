@@ -1,0 +1,157 @@
+"""The doctor's looks at the real thing: NVML's binding on a library with its ABI, TCP sockets, this machine's kernel."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpuwatch.doctor.hook_socket import hook_socket
+from gpuwatch.doctor.nvml import read_nvml
+from gpuwatch.doctor.processes import holder, listening
+from gpuwatch.doctor.surroundings import Surroundings, here
+from gpuwatch.doctor.web import fetch
+from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
+from tests.servers import free_port
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml(tmp_path)
+    fake.install(monkeypatch)
+    return fake
+
+
+def test_nvml_tells_driver_gpus_and_processes(nvml: FakeNvml) -> None:
+    nvml.write([FakeGpu(processes=((4711, 1 << 30),)), FakeGpu(uuid="GPU-b", name="NVIDIA L4", minor=1)])
+    facts = read_nvml()
+    assert (facts.state, facts.driver) == ("answers", "550.54.15")
+    assert facts.cuda is not None and facts.cuda >= (12, 0)
+    assert facts.gpus == (("GPU-00000000-0000-4000-8000-000000000000", "NVIDIA H100 80GB HBM3"), ("GPU-b", "NVIDIA L4"))
+    assert facts.pids == {4711} and facts.silent == ()
+
+
+def test_nvml_names_the_gpu_that_is_lost_and_still_lists_the_others(nvml: FakeNvml) -> None:
+    nvml.write([FakeGpu(), FakeGpu(uuid="GPU-b", minor=1, lost=True)])
+    facts = read_nvml()
+    assert facts.state == "answers" and len(facts.silent) == 1
+    assert facts.silent[0].startswith("GPU 1: ") and len(facts.gpus) == 1
+
+
+def test_nvml_without_driver_library_or_with_two_versions(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert read_nvml().state == "not loaded"
+    nvml.write([FakeGpu()], errors={"nvmlInitWithFlags": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH})
+    assert read_nvml().state == "mismatch"
+    nvml.write([FakeGpu()], errors={"nvmlInitWithFlags": pynvml.NVML_ERROR_UNKNOWN})
+    assert read_nvml().state == "fails"
+    patch_library(monkeypatch, tmp_path / "none.so")
+    assert read_nvml().state == "no library"
+
+
+def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml) -> None:
+    nvml.write([FakeGpu()], hangs_s={"nvmlInitWithFlags": 20.0})
+    begun_s = time.monotonic()
+    try:
+        assert read_nvml().state == "hangs"
+        assert time.monotonic() - begun_s < 3.0
+    finally:
+        nvml.write([])  # lets the thread go
+
+
+def this_machine() -> Surroundings:
+    return here("http://127.0.0.1:9478", False, None, None, 8501)
+
+
+def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("GPUWATCH_ENDPOINT", f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        assert hook_socket(this_machine()).status == "ok"
+    refused = hook_socket(this_machine())
+    assert refused.status == "problem" and "refused" in refused.found
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_listener_of_this_process_is_found_by_its_port(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with server:
+        inode = listening(server.getsockname()[1], Path("/proc"))
+        assert inode == os.fstat(server.fileno()).st_ino
+        assert holder(inode, Path("/proc")) == os.getpid()
+    assert listening(free_port(), Path("/proc")) is None
+
+
+def test_what_this_machine_says_agrees_with_its_own_tools() -> None:
+    around = this_machine()
+    clocks = around.clocks()
+    assert abs(clocks.wall_s - time.time()) < 1 and clocks.boot_s >= clocks.monotonic_s > 0
+    assert around.ntp() in (True, False, None)
+    usage = shutil.disk_usage("/")
+    assert around.space(Path("/"))[0] == usage.total
+    assert around.cores() == len(os.sched_getaffinity(0))
+    assert around.version_of("msgspec") and around.version_of("no-such-distribution") is None
+    assert "msgspec>=0.18" in around.requirements()
+    assert around.reads(Path("/proc/self/io")) and not around.reads(Path("/proc/self/none"))
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(503 if self.path == "/readyz" else 200)
+        self.end_headers()
+        self.wfile.write(b"words")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_fetch_gives_every_status_and_passes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            assert [(fetch(url + path).status, fetch(url + path).body) for path in ("/", "/readyz")] == [
+                (200, b"words"),
+                (503, b"words"),
+            ]
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(ConnectionRefusedError):
+        fetch(url)
+
+
+@pytest.fixture
+def not_http() -> Iterator[int]:
+    """The port of a server that greets with something else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"220 mail ready\r\n")
+                connection.recv(65536)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_fetch_from_what_is_no_web_server_is_an_error_as_any_other(not_http: int) -> None:
+    with pytest.raises(OSError, match="no HTTP there"):
+        fetch(f"http://127.0.0.1:{not_http}/")

@@ -1,0 +1,354 @@
+"""The hook in real processes: how they begin, fork, fail and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch import wire
+from gpuwatch.transport import ZmqReceiver
+
+
+def run(script: str, tmp_path: Path, expect: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a training script to its end."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(script))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GPUWATCH_")}
+    clean["GPUWATCH_ENDPOINT"] = f"ipc://{tmp_path}/nobody.sock"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    """No torch, nothing of the agent's or the dashboard's."""
+    done = run(
+        """
+        import sys
+        import gpuwatch
+        print(*sys.modules)
+        """,
+        tmp_path,
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    heavy = {"torch", "numpy", "psutil", "prometheus_client", "pynvml", "starlette", "uvicorn", "typer", "rich", "yaml"}
+    heavy |= {
+        "sqlite3",
+        "asyncio",
+        "httpx",
+        "streamlit",
+        "plotly",
+        "gpuwatch_agent",
+        "gpuwatch_dashboards",
+        "grafana_foundation_sdk",
+    }
+    assert loaded & heavy == set()
+
+
+def test_a_script_with_one_line_more_prints_its_verdict_once_at_the_end(tmp_path: Path) -> None:
+    done = run(
+        """
+        import time, gpuwatch
+        def batches():
+            for _ in range(30):
+                time.sleep(0.01)
+                yield 1
+        for batch in gpuwatch.watch(batches()):
+            time.sleep(0.01)
+        """,
+        tmp_path,
+    )
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("gpuwatch · train.py · ") and "30 steps" in lines[0]
+    assert lines[1].startswith("  input-bound: ") and 40 <= int(lines[1].split()[1].rstrip("%")) <= 60
+    assert done.stderr.count("gpuwatch ·") == 1
+
+
+ENDINGS: dict[str, tuple[str, int, str]] = {
+    "falls off its end": ("pass", 0, ""),
+    "sys.exit in the loop": ("sys.exit(3)", 3, ""),
+    "an exception": ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
+    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("style", ["for batch in gpuwatch.watch(range(9)):", "for batch in w.steps(range(9)):"])
+def test_however_it_ends_the_verdict_is_printed_and_the_traceback_is_the_users(
+    tmp_path: Path, how: str, style: str
+) -> None:
+    statement, status, last = ENDINGS[how]
+    done = run(
+        f"""
+        import os, signal, sys, time, gpuwatch
+        w = gpuwatch.Watch()
+        {style}
+            time.sleep(0.01)
+            if batch == 5:
+                {statement}
+        """,
+        tmp_path,
+        status,
+    )
+    assert done.stderr.count("gpuwatch ·") == 1
+    assert ("9 steps" if how == "falls off its end" else "6 steps") in done.stderr
+    if last:
+        traceback = done.stderr[done.stderr.index("Traceback (most recent call last):") :]
+        assert traceback.rstrip().endswith(last)
+        assert traceback.count("File ") == 1 and "gpuwatch/" not in traceback
+
+
+def test_os_exit_is_left_alone(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, gpuwatch
+        for batch in gpuwatch.watch(range(9)):
+            os._exit(7)
+        """,
+        tmp_path,
+        7,
+    )
+    assert done.stderr == ""
+
+
+def test_disabled_and_quiet(tmp_path: Path) -> None:
+    script = """
+        import threading, gpuwatch
+        with gpuwatch.Watch() as w:
+            for batch in w.steps(range(9)): pass
+            print(sorted(thread.name for thread in threading.enumerate()))
+        """
+    assert run(script, tmp_path, GPUWATCH_DISABLE="1").stdout == "['MainThread']\n"
+    quiet = run(script, tmp_path, GPUWATCH_QUIET="1")
+    assert (quiet.stdout, quiet.stderr) == ("['MainThread', 'gpuwatch']\n", "")
+
+
+def test_a_bad_endpoint_is_named_once_and_training_goes_on(tmp_path: Path) -> None:
+    done = run(
+        """
+        import time, gpuwatch
+        for batch in gpuwatch.watch(range(8)): time.sleep(0.2)
+        """,
+        tmp_path,
+        GPUWATCH_ENDPOINT="tcp://10.0.0.1:9479",
+    )
+    assert done.stderr.count("GPUWATCH_ENDPOINT=tcp://10.0.0.1:9479: only loopback") == 1
+    assert "8 steps" in done.stderr
+
+
+def test_without_an_agent_nothing_grows_over_200_000_steps(tmp_path: Path) -> None:
+    """What waits for an agent that was declared is full after 90,000 steps: 4 MiB."""
+    done = run(
+        """
+        import gc, os, pathlib, threading, time, gpuwatch
+        w = gpuwatch.Watch(quiet=True)
+        def resident_bytes():
+            w.report(); time.sleep(0.7); gc.collect()
+            return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        before = resident_bytes()
+        for _ in w.steps(range(120_000)): pass
+        full = resident_bytes()
+        for _ in w.steps(range(200_000)): pass
+        after = resident_bytes()
+        print(full - before, after - full, w.report().steps, len(threading.enumerate()))
+        """,
+        tmp_path,
+    )
+    filling, growth, steps, threads = map(int, done.stdout.split())
+    assert filling < 40_000_000, "steps without any work are logged faster than twice a second empties"
+    assert growth < 10_000_000
+    assert (steps, threads) == (320_000, 2)
+
+
+def test_forked_children_report_nothing_end_cleanly_and_do_not_end_the_run(tmp_path: Path) -> None:
+    socket = tmp_path / "a.sock"
+    receiver = ZmqReceiver([f"ipc://{socket}"])
+    try:
+        done = run(
+            """
+            import os, sys, time, gpuwatch
+            w = gpuwatch.Watch(run="forks")
+            statuses = []
+            for batch in w.steps(range(6)):
+                time.sleep(0.15)
+                if batch in (2, 4):
+                    child = os.fork()
+                    if child == 0:
+                        with w.step(), w.data(), w.phase("eval"): pass
+                        for _ in w.steps(range(3)): pass
+                        w.close()
+                        if batch == 2: sys.exit(5)
+                        os._exit(6)
+                    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            print(statuses)
+            """,
+            tmp_path,
+            GPUWATCH_ENDPOINT=f"ipc://{socket}",
+        )
+        messages = [wire.decode(frame) for frame in receiver.receive(1000)]
+    finally:
+        receiver.close()
+    assert done.stdout == "[5, 6]\n"
+    assert done.stderr.count("gpuwatch ·") == 1 and "6 steps" in done.stderr
+    assert len({message.origin.sender for message in messages}) == 1
+    assert [type(message).__name__ for message in messages].count("Bye") == 1
+    bye = messages[-1]
+    assert isinstance(bye, wire.Bye) and bye.totals.steps == 6
+
+
+def test_a_forked_child_may_train_on_its_own(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, time, gpuwatch
+        parent = gpuwatch.Watch(quiet=True)
+        parent.__enter__()
+        child = os.fork()
+        if child == 0:
+            for batch in gpuwatch.watch(range(7)): time.sleep(0.01)
+            raise SystemExit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        tmp_path,
+    )
+    assert done.stdout == "0\n"
+    assert "7 steps" in done.stderr and done.stderr.count("gpuwatch ·") == 1
+
+
+def test_training_in_another_thread_and_reports_from_the_main_one(tmp_path: Path) -> None:
+    done = run(
+        """
+        import json, threading, time, gpuwatch
+        w = gpuwatch.Watch(quiet=True)
+        def train():
+            for batch in w.steps(range(2_000)):
+                end = time.perf_counter() + 0.0005
+                while time.perf_counter() < end: pass
+        thread = threading.Thread(target=train); thread.start()
+        worst, last = 0.0, {}
+        while thread.is_alive():
+            report = w.report()
+            worst = max(worst, abs(sum(report.states.values()) - report.duration_s))
+            final = {s: v - report.provisional.get(s, 0.0) for s, v in report.states.items()}
+            assert all(v >= final.get(s, 0.0) - 1e-6 or v - final.get(s, 0) < 1e-6 for s, v in last.items())
+            last = final
+        thread.join()
+        print(json.dumps([worst, w.report().steps, w.report().states["compute"]]))
+        """,
+        tmp_path,
+    )
+    worst, steps, compute = json.loads(done.stdout)
+    assert worst < 1e-6 and steps == 2000 and compute > 0.95
+
+
+def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 10) -> list[wire.Message]:
+    messages: list[wire.Message] = []
+    deadline = time.monotonic() + timeout_s
+    while not done(messages):
+        assert time.monotonic() < deadline, [type(message).__name__ for message in messages]
+        messages += [wire.decode(frame) for frame in receiver.receive(100)]
+    return messages
+
+
+def test_an_agent_that_comes_later_is_found_and_the_totals_close(tmp_path: Path) -> None:
+    socket = tmp_path / "later.sock"
+    script = tmp_path / "late.py"
+    script.write_text("import time, gpuwatch\nfor _ in gpuwatch.watch(range(400)): time.sleep(0.01)\n")
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env={**os.environ, "GPUWATCH_ENDPOINT": f"ipc://{socket}", "GPUWATCH_QUIET": "1"}
+    )
+    try:
+        time.sleep(1.5)
+        receiver = ZmqReceiver([f"ipc://{socket}"])
+        try:
+            messages = receive_until(receiver, lambda seen: any(isinstance(m, wire.Bye) for m in seen))
+        finally:
+            receiver.close()
+    finally:
+        process.kill()
+        process.wait(10)
+    assert {"Hello", "Steps", "Bye"} == {type(message).__name__ for message in messages}
+    steps = [message for message in messages if isinstance(message, wire.Steps)]
+    rows = sum(wire.step_count(message.columns) for message in steps)
+    assert rows + steps[-1].totals.records_dropped == 400
+    bye = messages[-1]
+    assert isinstance(bye, wire.Bye) and bye.totals.steps == 400
+    assert sum(bye.totals.states_ns.values()) == bye.totals.watermark_ns - bye.totals.start_ns
+
+
+@pytest.mark.parametrize("agent", ["absent", "stopped"])
+def test_the_end_of_a_training_waits_at_most_a_second_for_an_agent(tmp_path: Path, agent: str) -> None:
+    socket = tmp_path / "stuck.sock"
+    receiver = ZmqReceiver([f"ipc://{socket}"]) if agent == "stopped" else None  # never read from
+    try:
+        done = run(
+            """
+            import atexit, time, gpuwatch
+            w = gpuwatch.Watch(quiet=True)
+            for _ in w.steps(range(100)):
+                time.sleep(0.005)
+                for _ in range(20):
+                    with w.phase("x"): pass
+            begin = time.perf_counter()
+            w.close()
+            print(time.perf_counter() - begin)
+            """,
+            tmp_path,
+            GPUWATCH_ENDPOINT=f"ipc://{socket}",
+        )
+    finally:
+        if receiver is not None:
+            receiver.close()
+    assert float(done.stdout) < 1.0
+
+
+def test_a_hook_that_cannot_open_a_socket_trains_on(tmp_path: Path) -> None:
+    done = run(
+        """
+        import time, zmq, gpuwatch
+        def broken(*_): raise zmq.ZMQError(24)
+        zmq.Context.socket = broken
+        for _ in gpuwatch.watch(range(10)): time.sleep(0.13)
+        """,
+        tmp_path,
+    )
+    assert done.stderr.count("telling the agent failed") == 1
+    assert "10 steps" in done.stderr
+
+
+def test_loader_workers_that_watch_report_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = run(
+        """
+        import sys, time, warnings
+        warnings.simplefilter("ignore")
+        import gpuwatch
+        from torch.utils.data import DataLoader, IterableDataset
+        class Files(IterableDataset):
+            def __iter__(self):
+                for index in gpuwatch.watch([1, 2, 3]):
+                    yield index
+        if __name__ == "__main__":
+            for context in ("fork", "spawn"):
+                for batch in gpuwatch.watch(DataLoader(Files(), num_workers=1, multiprocessing_context=context)):
+                    time.sleep(0.01)
+        """,
+        tmp_path,
+    )
+    assert done.stderr.count("3 steps") == 1 and done.stderr.count("6 steps") == 1
+    assert done.stderr.count("gpuwatch ·") == 2, "one after the first pass, one at the end"

@@ -1,0 +1,66 @@
+"""What the healthy machine of the doctor's tests is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.doctor.nvml import NvmlFacts
+from gpuwatch.doctor.web import Answer
+
+GIB = 1 << 30
+H100 = "NVIDIA H100 80GB HBM3"
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "host": "node-17",
+    "collectors": [
+        {"name": "cpu", "success": True, "message": None},
+        {"name": "gpu", "success": None, "message": "no driver"},
+    ],
+    "history": {},
+}
+VERSIONS = {
+    "gpuwatch-training": "0.1.0",
+    "msgspec": "0.18.6",
+    "pyzmq": "26.0",
+    "nvidia-ml-py": "13.0",
+    "psutil": "5.10",
+    "streamlit": "1.50.0",
+}
+REQUIREMENTS = [
+    "msgspec>=0.18",
+    "pyzmq>=25",
+    "nvidia-ml-py; extra == 'agent'",
+    'psutil>=5.9; extra == "agent"',
+    "tomli; (python_version < '3.11') and extra == 'agent'",
+    "streamlit>=1.50; extra == 'dashboard'",
+]
+UNLIMITED = -1
+
+
+def two_gpus(**changes: Any) -> NvmlFacts:
+    facts: dict[str, Any] = {"driver": "550.54.15", "cuda": (12, 4), "gpus": (("GPU-aa11", H100), ("GPU-ab22", H100))}
+    return NvmlFacts("answers", **{**facts, **changes})
+
+
+def answers(pages: Mapping[str, Any]) -> Callable[[str], Answer]:
+    """Return a fetch that knows these URLs: a body, or the error to raise; anything else refuses."""
+
+    def fetch(url: str) -> Answer:
+        page = pages.get(url, ConnectionRefusedError(111, "Connection refused"))
+        if isinstance(page, Exception):
+            raise page
+        if isinstance(page, Answer):
+            return page
+        return Answer(200, json.dumps(page).encode())
+
+    return fetch
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -1,0 +1,164 @@
+"""The agent's own view, and the socket through which a hook finds it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch import endpoint
+from gpuwatch.doctor.agent import agent, agent_clock, agent_version, collectors
+from gpuwatch.doctor.hook_socket import hook_socket
+from gpuwatch.doctor.surroundings import Surroundings
+from gpuwatch.doctor.web import AgentView, Answer, ask_agent
+from tests.unit.doctor.machines import STATUS, answers
+
+Machine = Callable[..., Surroundings]
+URL = "http://127.0.0.1:9478"
+
+
+def alive(**changes: Any) -> AgentView:
+    return AgentView(URL, "answers", {**STATUS, **changes}, ready=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A short path for sockets, which may have 107 bytes."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gw-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def listener(place: Path) -> Iterator[Path]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "hook.sock"))
+        server.listen()
+        yield place / "hook.sock"
+
+
+def test_agent(machine: Machine) -> None:
+    assert agent(machine(view=alive())).found == f"{URL} is ready, gpuwatch 0.1.0 on node-17"
+    assert agent(machine()).status == "skipped"
+    assert agent(machine(agent_wanted=True)).status == "problem"
+    hung = agent(machine(view=AgentView(URL, "silent", error="timed out")))
+    assert hung.status == "problem" and "timed out" in hung.found
+    stale = AgentView(URL, "answers", STATUS, ready=False, not_ready="the last sample is 9 s old")
+    assert agent(machine(view=stale)).found == f"{URL} is not ready: the last sample is 9 s old"
+
+
+def test_collectors(machine: Machine) -> None:
+    assert collectors(machine(view=alive())).found == "1 of 2 work; nothing to measure here: gpu"
+    assert collectors(machine()).status == "skipped"
+    failing = [{"name": "shm", "success": False, "message": "EACCES"}]
+    outcome = collectors(machine(view=alive(collectors=failing)))
+    assert (outcome.status, outcome.found) == ("problem", "shm: EACCES")
+
+
+def test_agent_version(machine: Machine) -> None:
+    assert agent_version(machine(view=alive())).status == "ok"
+    assert agent_version(machine()).status == "skipped"
+    outcome = agent_version(machine(view=alive(version="0.2.0")))
+    assert outcome.status == "warning" and "'gpuwatch-training==0.2.0'" in str(outcome.remedy)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status"), [(1000.5, "ok"), (1002.4, "ok"), (1002.6, "warning"), (990.0, "warning")]
+)
+def test_agent_clock_allows_for_the_round_trip(machine: Machine, theirs: float, status: str) -> None:
+    times = iter((1000.0, 1001.0))
+    pages = {f"{URL}/api/v1/status": {**STATUS, "time_s": theirs}, f"{URL}/readyz": "ok"}
+    view = ask_agent(URL, answers(pages), lambda: next(times))
+    assert view.ready and agent_clock(machine(view=view)).status == status
+    assert agent_clock(machine()).status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("page", "state"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "refused"),
+        (TimeoutError("timed out"), "silent"),
+        (Answer(200, b"<html>"), "foreign"),
+        (Answer(404, b"{}"), "foreign"),
+        ({"version": 3}, "foreign"),
+    ],
+)
+def test_who_answers_at_the_agents_address(page: Any, state: str) -> None:
+    view = ask_agent(URL, answers({f"{URL}/api/v1/status": page}), lambda: 0.0)
+    assert (view.state, view.status) == (state, None) and view.error
+
+
+def test_no_socket_is_no_problem(machine: Machine, tmp_path: Path) -> None:
+    outcome = hook_socket(machine())
+    assert outcome.status == "skipped" and str(tmp_path / "run") in outcome.found
+
+
+def test_a_socket_that_is_listened_to(machine: Machine, listener: Path) -> None:
+    uid = listener.stat().st_uid
+    outcome = hook_socket(machine(socket_directories=(listener.parent,), uid=uid))
+    assert outcome.status == "ok" and f"{listener} (" in outcome.found
+
+
+def test_a_socket_that_a_dead_agent_left(machine: Machine, place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "hook.sock"))
+    around = machine(socket_directories=(place,), uid=os.getuid())
+    assert hook_socket(around).status == "warning" and "a dead agent left it" in hook_socket(around).found
+    declared = machine(environ={"GPUWATCH_ENDPOINT": f"ipc://{place}/hook.sock"}, uid=os.getuid())
+    assert hook_socket(declared).status == "problem"
+
+
+def test_a_socket_that_this_user_may_not_use(machine: Machine, listener: Path) -> None:
+    owner = listener.stat().st_uid
+    foreign = machine(socket_directories=(listener.parent,), uid=owner + 4242 if owner else 4242)
+    if owner == 0:  # root's: the group decides
+        listener.chmod(0o660)
+        refused = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({4242}))
+        assert hook_socket(refused).status == "problem" and "usermod -aG gpuwatch" in str(hook_socket(refused).remedy)
+        member = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({listener.stat().st_gid}))
+        assert hook_socket(member).status == "ok"
+    else:
+        assert hook_socket(foreign).status == "warning" and "another user's" in hook_socket(foreign).found
+
+
+def test_the_first_socket_that_works_is_taken_and_a_plain_file_is_not_one(
+    machine: Machine, listener: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run/hook.sock").write_text("")
+    uid = listener.stat().st_uid
+    both = machine(socket_directories=(tmp_path / "run", listener.parent), uid=uid)
+    assert hook_socket(both).status == "ok"
+    alone = hook_socket(machine(uid=os.getuid()))
+    assert alone.status == "problem" and "is not a socket" in alone.found
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_problem(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = hook_socket(machine(socket_directories=(tmp_path / "file",)))  # stat fails with ENOTDIR, not ENOENT
+    assert outcome.status == "problem" and "Not a directory" in outcome.found
+
+
+def test_the_doctor_finds_what_the_hook_finds(
+    machine: Machine, listener: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "SYSTEM_DIRECTORY", listener.parent)
+    assert endpoint.find({}) == f"ipc://{listener}"
+    around = machine(socket_directories=endpoint.directories({}), uid=os.getuid())
+    assert hook_socket(around).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ("tcp://10.0.0.1:9479", "only loopback"),
+        ("ipc:///none/hook.sock", "there is no /none/hook.sock"),
+    ],
+)
+def test_a_declared_endpoint_that_cannot_be_reached(machine: Machine, declared: str, words: str) -> None:
+    outcome = hook_socket(machine(environ={"GPUWATCH_ENDPOINT": declared}))
+    assert outcome.status == "problem" and words in outcome.found

@@ -1,0 +1,174 @@
+"""The registry, the report, and what happens to a check that crashes or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.doctor import CHECKS, examine, report
+from gpuwatch.doctor.deadline import Once
+from gpuwatch.doctor.outcome import Check, Outcome, ok
+from gpuwatch.doctor.settings import KNOWN
+from gpuwatch.doctor.surroundings import Surroundings
+
+Machine = Callable[..., Surroundings]
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs/doctor.md"
+SAMPLE = [
+    Check("Software", "python", "ok", "3.11.7", None),
+    Check("GPU", "driver", "problem", "the driver is not loaded", "modprobe nvidia"),
+    Check("GPU", "visible GPUs", "skipped", "there is no driver", None),
+]
+
+
+def test_nothing_is_wrong_with_a_healthy_machine(machine: Machine) -> None:
+    checks = examine(machine())
+    assert [check for check in checks if check.status in ("problem", "warning")] == []
+    assert [(check.group, check.name) for check in checks] == [(group, name) for group, name, _ in CHECKS]
+    assert {check.name for check in checks if check.status == "skipped"} == {
+        "locked memory",
+        "agent",
+        "collectors",
+        "version",
+        "agent's clock",
+        "hook socket",
+        "targets",
+        "alert rules",
+    }
+
+
+def test_what_is_wrong_has_a_remedy(machine: Machine, tmp_path: Path) -> None:
+    bare = machine(procfs=tmp_path / "none", sysfs=tmp_path / "none", versions={}, disk=(0, 0), limit=(16, 16))
+    checks = examine(bare)
+    wrong = [check for check in checks if check.status in ("problem", "warning")]
+    assert len(wrong) > 8
+    assert [check.name for check in wrong if not check.remedy] == []
+    assert all("\n" not in check.found for check in checks)
+
+
+def test_a_check_that_crashes_is_a_result_and_stops_no_other(machine: Machine) -> None:
+    def crashes(around: Surroundings) -> Outcome:
+        raise KeyError("cpu")
+
+    checks = examine(machine(), [("a", "crashes", crashes), ("a", "works", lambda around: ok("fine"))])
+    assert [(check.name, check.status) for check in checks] == [("crashes", "warning"), ("works", "ok")]
+    assert "KeyError: 'cpu'" in checks[0].found
+
+
+def test_checks_that_hang_are_given_up_on_together(machine: Machine) -> None:
+    end = threading.Event()
+
+    def hangs(around: Surroundings) -> Outcome:
+        end.wait(30)
+        return ok("at last")
+
+    begun_s = time.monotonic()
+    try:
+        checks = examine(machine(), [("a", str(n), hangs) for n in range(5)] + [("a", "ok", lambda _: ok("fine"))], 0.3)
+    finally:
+        end.set()
+    assert [check.status for check in checks] == ["problem"] * 5 + ["ok"]
+    assert checks[0].found == "no result within 0.3 s"
+    assert time.monotonic() - begun_s < 5 * 0.3
+
+
+def test_a_reading_that_checks_share_is_taken_once() -> None:
+    counted = iter(range(10))
+    read = Once(lambda: next(counted))
+    assert [read(), read(), next(counted)] == [0, 0, 1]
+
+
+def test_names_are_unique_and_groups_hold_together() -> None:
+    names = [name for _, name, _ in CHECKS]
+    groups = [group for group, _, _ in CHECKS]
+    assert len(set(names)) == len(names) >= 25
+    assert len([1 for before, group in zip(["", *groups], groups, strict=False) if before != group]) == len(set(groups))
+
+
+def test_plain_text_has_one_unwrapped_line_a_check() -> None:
+    assert report.as_text(SAMPLE, "title") == (
+        "title\n\nSoftware\n"
+        "ok       python        3.11.7\n\nGPU\n"
+        "problem  driver        the driver is not loaded\n"
+        "                       -> modprobe nvidia\n"
+        "skipped  visible GPUs  there is no driver\n\n"
+        "1 problem (driver), no warnings, 1 ok, 1 skipped"
+    )
+
+
+def test_the_terminal_wraps_what_is_wrong_and_cuts_what_is_well() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    long = "a word and another " * 5
+    checks = [Check("g", "one", "ok", long, None), Check("g", "two", "problem", long, "act " * 20)]
+    screen = StringIO()
+    report.show(checks, "title", Console(file=screen, width=60, highlight=False))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[3].startswith("  ✓ one") and lines[3].rstrip().endswith("…") and "✗ two" in lines[4]
+    assert "".join(lines).count("another") == 2 + 5 and "".join(lines).count("act") == 20
+
+
+def test_json_is_as_documented() -> None:
+    document = json.loads(report.as_json(SAMPLE, "0.1.0", "node-17"))
+    block = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert block
+    documented = json.loads(block[1])
+    assert documented.keys() == document.keys()
+    assert documented["counts"].keys() == document["counts"].keys()
+    assert documented["checks"][0].keys() == document["checks"][0].keys()
+    assert document["counts"] == {"problem": 1, "warning": 0, "ok": 1, "skipped": 1}
+    assert document["checks"][1]["remedy"] == "modprobe nvidia" and document["checks"][0]["remedy"] is None
+
+
+def documented_tables() -> str:
+    """Return the two tables of docs/doctor.md as the code has them."""
+    lines = ["| group | check | what it looks at |", "|---|---|---|"]
+    for group, name, look in CHECKS:
+        first = " ".join((look.__doc__ or "").split("\n\n")[0].split()).partition(" Source:")[0]
+        lines.append(f"| {group} | {name} | {first} |")
+    return "\n".join(lines) + "\n\nVariables that are read: " + ", ".join(f"`{name}`" for name in KNOWN) + "."
+
+
+def test_golden_docs_list_every_check() -> None:
+    begin, end = "<!-- checks -->\n", "\n<!-- end -->"
+    before, _, rest = DOCS.read_text().partition(begin)
+    now, _, after = rest.partition(end)
+    assert after, "docs/doctor.md lacks its marks"
+    if os.environ.get("UPDATE_GOLDEN"):
+        DOCS.write_text(before + begin + documented_tables() + end + after)
+    else:
+        assert now == documented_tables(), "UPDATE_GOLDEN=1 pytest tests/unit/doctor writes it anew"
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    sources = [*ROOT.glob("gpuwatch/**/*.py"), *ROOT.glob("agent/**/*.py"), *ROOT.glob("dashboards/**/*.py")]
+    sources += ROOT.glob("docker-compose*.yml")
+    read = {
+        name
+        for path in sources
+        if "doctor" not in path.parts
+        for name in re.findall(r"[\"'{](GPUWATCH_[A-Z_]+)", path.read_text())
+    }
+    assert read - KNOWN.keys() == set()
+    assert len(read) > 10
+
+
+@pytest.mark.parametrize(("group", "name", "look"), CHECKS, ids=[name for _, name, _ in CHECKS])
+def test_no_check_crashes_where_there_is_nothing_at_all(
+    machine: Machine, tmp_path: Path, group: str, name: str, look: Callable[[Surroundings], Outcome]
+) -> None:
+    nothing = tmp_path / "none"
+    bare = machine(
+        procfs=nothing, sysfs=nothing, dev=nothing, shm=nothing, versions={}, requirements=lambda: [], history=None
+    )
+    assert look(bare).status in ("ok", "warning", "problem", "skipped")

@@ -1,0 +1,178 @@
+"""Ports and who has them, the history, Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch.doctor.history import history
+from gpuwatch.doctor.ports import agent_port, page_port
+from gpuwatch.doctor.processes import command, gpuwatch_part, holder, listening
+from gpuwatch.doctor.prometheus import alert_rules, prometheus
+from gpuwatch.doctor.surroundings import Surroundings
+from gpuwatch.doctor.web import AgentView, Answer
+from tests.unit.doctor.machines import GIB, STATUS, write
+
+Machine = Callable[..., Surroundings]
+URL = "http://127.0.0.1:9478"
+PROMETHEUS = "http://prometheus:9090"
+
+
+def alive(**changes: Any) -> AgentView:
+    return AgentView(URL, "answers", {**STATUS, **changes}, ready=True)
+
+
+def listen(proc: Path, port: int, address: str = "0100007F", pid: int | None = 77, words: str = "nc\0-l\0") -> None:
+    """Let a process of the fixture listen."""
+    with (proc / "net/tcp").open("a") as table:
+        table.write(
+            f"   0: {address}:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 {port}9 1\n"
+        )
+    if pid is not None:
+        write(proc, {f"{pid}/cmdline": words})
+        (proc / f"{pid}/fd").mkdir()
+        (proc / f"{pid}/fd/3").symlink_to(f"socket:[{port}9]")
+
+
+def test_listening_sockets_are_read_as_the_kernel_writes_them(proc: Path) -> None:
+    listen(proc, 9478)
+    listen(proc, 80, address="0A0000C0", pid=None)  # another interface: not in the way of loopback
+    listen(proc, 81, address="00000000", pid=None)
+    write(proc, {"net/tcp6": f"head\n 0: {'0' * 32}:0052 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 829 1\n"})
+    found = [listening(port, proc) for port in (9478, 80, 81, 82, 83)]
+    assert found == [94789, None, 819, 829, None]
+    assert (holder(94789, proc), holder(819, proc)) == (77, None)
+
+
+def test_a_program_is_named_without_its_options(proc: Path) -> None:
+    write(
+        proc,
+        {
+            "2/cmdline": "/usr/bin/python3\0-m\0http.server\0--password\0secret\0",
+            "3/cmdline": "/usr/bin/python3.11\0/srv/app/serve.py\0--token=secret\0",
+            "4/cmdline": "",
+            "4/comm": "kthreadd\n",
+            "5/cmdline": "/opt/venv/bin/python\0/opt/venv/bin/gpuwatch\0agent\0",
+            "6/cmdline": "python\0-m\0streamlit\0run\0/x/gpuwatch_dashboards/app.py\0",
+        },
+    )
+    assert [command(pid, proc) for pid in (2, 3, 4, 99)] == [
+        "python3 -m http.server",
+        "python3.11 serve.py",
+        "kthreadd",
+        "",
+    ]
+    assert [gpuwatch_part(pid, proc) for pid in (2, 3, 5, 6)] == ["", "", "agent", "dashboard"]
+
+
+def test_agent_port(machine: Machine, proc: Path) -> None:
+    assert agent_port(machine()).found == "9478 is free"
+    assert agent_port(machine(agent_url="http://node-17:9478")).status == "skipped"
+    listen(proc, 9478)
+    taken = agent_port(machine())
+    assert taken.status == "problem" and taken.found.endswith("another program: nc, pid 77")
+    assert "--http 127.0.0.1:9480" in str(taken.remedy)
+    assert agent_port(machine(view=alive())).found == "9478 is answered by gpuwatch 0.1.0: nc, pid 77"
+    write(proc, {"77/cmdline": "python3\0-m\0gpuwatch\0agent\0"})
+    assert agent_port(machine()).found.startswith("9478 is held by gpuwatch")
+    (proc / "77/fd/3").unlink()
+    assert "does not show" in agent_port(machine()).found
+
+
+def test_page_port(machine: Machine, proc: Path) -> None:
+    assert page_port(machine()).found == "8501 is free"
+    listen(proc, 8501)
+    taken = page_port(machine())
+    assert taken.status == "warning" and "nc, pid 77" in taken.found and "--port 8502" in str(taken.remedy)
+    write(proc, {"77/cmdline": "/usr/bin/docker-proxy\0-port\0"})
+    health = {"http://127.0.0.1:8501/_stcore/health": Answer(200, b"ok")}
+    assert page_port(machine(pages=health)).status == "ok"
+    assert page_port(machine()).status == "warning"
+    write(proc, {"77/cmdline": "python3\0-m\0streamlit\0run\0/gpuwatch_dashboards/app.py\0"})
+    assert page_port(machine()).found.startswith("8501 is held by gpuwatch")
+
+
+def test_history_of_the_agent_that_would_be_started(machine: Machine, tmp_path: Path) -> None:
+    assert history(machine()).found == f"{tmp_path}/state/gpuwatch/history.db, 63 GiB free"
+    assert history(machine(history=None)).status == "skipped"
+    assert history(machine(disk=(64 * GIB, 63 * GIB))).status == "warning"
+    assert history(machine(disk=(64 * GIB, 64 * GIB - 1000))).status == "problem"
+    refused = history(machine(writes=lambda path: False))
+    assert refused.status == "problem" and f"{tmp_path}/state cannot be written" in refused.found
+    (tmp_path / "state/gpuwatch").write_text("")
+    assert "is a file, not a folder" in history(machine()).found
+    unseen = history(
+        machine(history=tmp_path / ("x" * 300) / "h.db")
+    )  # any error but "absent": it may not be looked at
+    assert unseen.status == "problem" and unseen.found.endswith("File name too long")
+
+
+def test_history_of_the_agent_that_answers(machine: Machine, tmp_path: Path) -> None:
+    kept = {"path": str(tmp_path / "h.db"), "failures": 0}
+    around = machine(view=alive(history=kept), writes=lambda path: False)
+    assert history(around).found.startswith(f"{tmp_path}/h.db")
+    unseen = {"path": str(tmp_path / ("x" * 300) / "h.db"), "failures": 0}
+    assert history(machine(view=alive(history=unseen))).status == "skipped"
+    failing = history(machine(view=alive(history={**kept, "failures": 3})))
+    assert failing.status == "problem" and "3 writes" in failing.found
+
+
+def target(job: str = "gpuwatch", health: str = "up", error: str = "") -> dict[str, Any]:
+    return {"labels": {"job": job, "instance": "node-17:9478"}, "health": health, "lastError": error}
+
+
+@pytest.mark.parametrize(
+    ("targets", "status", "words"),
+    [
+        ([target(), target(job="node")], "ok", "1 of 1 targets up"),
+        ([target(), target(health="unknown")], "ok", "1 of 2 targets up, 1 not scraped yet"),
+        ([target(job="node")], "problem", "no target of the job 'gpuwatch'"),
+        (
+            [target(), target(health="down", error="refused")],
+            "problem",
+            "1 of 2 targets are down: node-17:9478: refused",
+        ),
+    ],
+)
+def test_prometheus_targets(machine: Machine, targets: list[Any], status: str, words: str) -> None:
+    pages = {f"{PROMETHEUS}/api/v1/targets?state=active": {"data": {"activeTargets": targets}}}
+    outcome = prometheus(machine(prometheus_url=PROMETHEUS, pages=pages))
+    assert outcome.status == status and words in outcome.found
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (TimeoutError("timed out"), "timed out"),
+        (Answer(404, b""), "no Prometheus API there (status 404)"),
+        (Answer(200, b"<html>"), "no Prometheus API there"),
+        ({"data": None}, "no Prometheus API there"),
+    ],
+)
+def test_what_is_no_prometheus(machine: Machine, page: Any, words: str) -> None:
+    pages = {f"{PROMETHEUS}/api/v1/targets?state=active": page, f"{PROMETHEUS}/api/v1/rules?type=alert": page}
+    around = machine(prometheus_url=PROMETHEUS, pages=pages)
+    for look in (prometheus, alert_rules):
+        outcome = look(around)
+        assert outcome.status == "problem" and words in outcome.found
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "words"),
+    [
+        ([{"name": "GpuStarved", "health": "ok"}, {"name": "GpuHeldIdle", "health": "ok"}], "ok", "2 alerts"),
+        ([{"name": "NodeDown", "health": "ok"}], "warning", "are not loaded"),
+        ([{"name": "GpuStarved", "health": "err", "lastError": "many-to-many"}], "problem", "GpuStarved: many-to-many"),
+    ],
+)
+def test_alert_rules(machine: Machine, rules: list[Any], status: str, words: str) -> None:
+    pages = {f"{PROMETHEUS}/api/v1/rules?type=alert": {"data": {"groups": [{"rules": rules}]}}}
+    outcome = alert_rules(machine(prometheus_url=PROMETHEUS, pages=pages))
+    assert outcome.status == status and words in outcome.found
+
+
+def test_no_prometheus_was_named(machine: Machine) -> None:
+    assert (prometheus(machine()).status, alert_rules(machine()).status) == ("skipped", "skipped")
