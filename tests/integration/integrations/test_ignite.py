@@ -78,10 +78,10 @@ def test_an_exception_passes_and_everything_is_restored(
 
 
 def test_an_engine_without_data_has_steps_and_no_samples(truth: w.Truth, tmp_path: Path) -> None:
-    trainer = ignite.Engine(lambda engine, batch: truth.spend("compute", 0.01))
+    trainer = ignite.Engine(lambda engine, batch: truth.spend("compute", 0.05))
     with gpuwatch.Watch(quiet=True) as watch:
         GpuWatchHandler(watch).attach(trainer)
         trainer.run(max_epochs=2, epoch_length=5)
         report = watch.report()
     assert (report.steps, report.samples) == (10, None)
-    assert report.states["compute"] == pytest.approx(truth.spent_s["compute"], abs=0.02 * report.duration_s)
+    assert report.states["compute"] == pytest.approx(truth.spent_s["compute"], abs=0.02 * report.duration_s + 0.005)

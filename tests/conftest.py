@@ -1,4 +1,4 @@
-"""What every unit test leaves behind is taken away: an open `Watch` would go on into the next one."""
+"""What a test leaves behind is taken away: an open `Watch` would go on into the next one."""
 
 from __future__ import annotations
 
@@ -15,3 +15,4 @@ def no_open_watch() -> Iterator[None]:
     for watch in list(hook._open_watches):
         watch._quiet = True
         watch.close()
+    hook._open_watches.clear()
