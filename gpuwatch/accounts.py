@@ -48,6 +48,8 @@ class Accounts:
         self.timeline = Timeline(recorder.clock())
         self.loader: Loader | None = None
         self.batch_bytes: int | None = None
+        self.local_world_size = 1
+        """Ranks of the run on this node."""
         self.failures = 0
         self.blind = False
         """The hook has stopped recording: what comes after the watermark is unknown."""
@@ -100,6 +102,8 @@ class Accounts:
             overhead_ns=overhead_ns,
             hidden_ns=line.hidden_ns,
             device_steps=line.device_steps,
+            tokens=line.tokens if line.tokens_known else -1,
+            comm_steps=line.comm_steps,
         )
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
@@ -149,7 +153,9 @@ class Accounts:
             fetch_cpu_ratio=recorder.fetch_cpu_ns / recorder.fetch_wall_ns if recorder.fetch_wall_ns else None,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
+            worker_waits=self.watcher.worker_waits(),
             host=self.watcher.facts(),
+            local_world_size=self.local_world_size,
             activity=activity(recorder),
             stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
         )

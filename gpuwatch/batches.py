@@ -36,6 +36,17 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
     if path is None:
         return None
 
+    if len(path) == 1:  # the usual (inputs, labels)
+        (only,) = path
+
+        def count_first(batch: Any) -> int:
+            try:
+                return int(batch[only].shape[0])
+            except (AttributeError, IndexError, KeyError, TypeError):
+                return sample_count(batch)
+
+        return count_first
+
     def count(batch: Any) -> int:
         try:
             tensor = batch

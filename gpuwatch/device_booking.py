@@ -6,14 +6,13 @@ empty stream is reached the moment that the host records it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuwatch.device import DeviceTimes
 from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
 
 
-@dataclass(frozen=True)
-class Exposed:
+class Exposed(msgspec.Struct, frozen=True, gc=False):
     """What of a step's time the device felt, in ns."""
 
     input_wait_ns: int
@@ -77,3 +76,7 @@ class DeviceBooking:
         if self._tail is not None:
             self._ledger.book(self._tail, self._host_end_ns)
             self._tail = None
+
+    def tail(self) -> list[tuple[str, int]]:
+        """Return what `settle` would book now, as (state, until)."""
+        return [] if self._tail is None else [(self._tail, self._host_end_ns)]

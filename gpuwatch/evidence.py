@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from gpuwatch import node_io, waits
 from gpuwatch import procfs as proc
 from gpuwatch.errors import NoData
 from gpuwatch.window import HostFacts
 
 T = TypeVar("T")
+_WORKERS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class HostSample:
     io_pressure_s: float | None
     shm: tuple[int, int] | None
     worker_cpu_s: dict[int, float]
+    worker_waits: tuple[str, ...] = ()
+    """What each worker stood at."""
+    received_bytes: int | None = None
+    disks: dict[str, tuple[int, float]] | None = None
+    """(bytes read, seconds with work) since boot by disk."""
 
 
 def usable_cores() -> int | None:
@@ -73,6 +80,11 @@ class HostWatcher:
             io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
             shm=_optional(lambda: proc.shm_bytes(self._shm)),
             worker_cpu_s=proc.worker_cpu_s(worker_pids, self._procfs),
+            worker_waits=tuple(
+                w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := waits.standing_at(pid, self._procfs))
+            ),
+            received_bytes=_optional(lambda: node_io.received_bytes(self._procfs / "self")),
+            disks=_optional(lambda: node_io.disks(self._procfs)),
         )
         self._samples.append(sample)
         self._first = self._first or sample
@@ -90,14 +102,20 @@ class HostWatcher:
             cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
             cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
             io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
+            disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
+            disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),
+            network_receive_bytes_per_s=_rate(first.received_bytes, last.received_bytes, elapsed),
             shm_size_bytes=shm[-1][0] if shm else None,
             shm_used_bytes=max(used for _, used in shm) if shm else None,
         )
 
     def worker_cpu_ratios(self) -> tuple[float, ...] | None:
-        """Return the CPU use of each loader worker that lives now, 1.0 = one core; None with fewer than two looks."""
-        samples = list(self._samples)
-        if not samples or not samples[-1].worker_cpu_s:
+        """Return the CPU use of each loader worker that lived when workers were last seen, 1.0 = one core.
+
+        None with fewer than two looks at them. At the end of a pass the workers have gone, and yet it is them that it is about.
+        """
+        samples = [sample for sample in self._samples if sample.worker_cpu_s]
+        if not samples:
             return None
         last = samples[-1]
         ratios = []
@@ -106,6 +124,35 @@ class HostWatcher:
             if first is not last and last.at_s > first.at_s:
                 ratios.append((cpu_s - first.worker_cpu_s[pid]) / (last.at_s - first.at_s))
         return tuple(ratios) if ratios else None
+
+    def worker_waits(self) -> dict[str, float] | None:
+        """Return in which share of the looks workers were found at each of `waits.WAITS`; None with too few looks."""
+        return waits.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
+
+
+def _busiest(
+    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
+) -> float | None:
+    """Return the share of time in which the busiest disk had work."""
+    ratios = [
+        _ratio(first[name][1], last[name][1], elapsed_s)
+        for name in (last or {})
+        if first is not None and name in first and last
+    ]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return max(known) if known else None
+
+
+def _read_rate(
+    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
+) -> float | None:
+    if first is None or last is None or elapsed_s <= 0:
+        return None
+    return sum(max(0, last[name][0] - first[name][0]) for name in last if name in first) / elapsed_s
+
+
+def _rate(first: int | None, last: int | None, elapsed_s: float) -> float | None:
+    return None if first is None or last is None or elapsed_s <= 0 else max(0, last - first) / elapsed_s
 
 
 def _optional(read: Callable[[], T]) -> T | None:

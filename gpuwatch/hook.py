@@ -20,18 +20,24 @@ from typing import Any, TypeVar
 
 from gpuwatch.batches import size_bytes
 from gpuwatch.facts import loader_facts
-from gpuwatch.identity import Identity, identify, script_name
+from gpuwatch.identity import Identity, script_name
 from gpuwatch.loops import PartContext, PhaseContext, StepContext, WatchedIterator, WatchedLoader
+from gpuwatch.membership import Membership
 from gpuwatch.publisher import Publisher, RunFacts
 from gpuwatch.recorder import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
 from gpuwatch.report import Report
 from gpuwatch.taps import Taps
+from gpuwatch.throughput import declared
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+M = TypeVar("M")
+_TRAINING = ("train", "training")
 
 _open_watches: list[Watch] = []
 _made_in_process = 0
+_parent_trained = False
+"""This process was forked by one that had a Watch."""
 
 
 class Watch:
@@ -47,6 +53,8 @@ class Watch:
     - `quiet`: print no verdict (default: GPUWATCH_QUIET=1).
     - `transfers`: time `Tensor.to` and `Tensor.cuda` of the loop's body; False leaves them as they are.
     - `device_events`: measure by timing events on the device, where there is one; False leaves the host's clock alone.
+    - `flops_per_step`, `flops_per_sample`, `flops_per_token`: what this rank computes, forward and backward, in floating-point operations;
+      with `peak_flops`, the most that its device can do in a second, the report gives the utilisation (MFU).
     """
 
     def __init__(
@@ -59,6 +67,10 @@ class Watch:
         quiet: bool | None = None,
         transfers: bool = True,
         device_events: bool = True,
+        flops_per_step: float | None = None,
+        flops_per_sample: float | None = None,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._disabled = _flag("GPUWATCH_DISABLE") or _in_loader_worker()
         self._quiet = _flag("GPUWATCH_QUIET") if quiet is None else quiet
@@ -70,13 +82,14 @@ class Watch:
         self._said: set[str] = set()
         self._printed = (0, 0.0)
         """Steps and seconds of the verdict that was printed last."""
-        identity = self.identity = _unique(identify())
+        membership = Membership(_suffix(), forked=_parent_trained)
         self._facts = RunFacts(
             name=str(run or os.environ.get("GPUWATCH_RUN") or script_name())[:128],
-            job=str(job or identity.job)[:128],
+            job=str(job or membership.identity.job)[:128],
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
+            flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
-        self._publisher = Publisher(self._recorder, identity, self._facts, endpoint, self._early_verdict)
+        self._publisher = Publisher(self._recorder, membership, self._facts, endpoint, self._early_verdict)
         self._data = PartContext(self, DATA_WAIT)
         self._transfer = PartContext(self, TRANSFERRING)
         if self._disabled:
@@ -86,25 +99,39 @@ class Watch:
             atexit.register(self._at_exit)
 
     @property
+    def identity(self) -> Identity:
+        """Who this process is, and its place in a distributed run as far as it is known by now."""
+        return self._publisher.membership.identity
+
+    @property
     def run(self) -> str:
         """The run's unique id, shared by all ranks."""
         return self.identity.run
 
-    def steps(self, loader: Iterable[T], *, to: Any = None, samples: Callable[[Any], int] | None = None) -> Iterable[T]:
+    def steps(
+        self,
+        loader: Iterable[T],
+        *,
+        to: Any = None,
+        samples: Callable[[Any], int] | None = None,
+        tokens: Callable[[Any], int] | None = None,
+    ) -> Iterable[T]:
         """Return the loader, watched: each batch taken from it begins a step, which lasts until the next one is asked for.
 
         `to` moves each batch to a device and times that as `transfer` (non_blocking where its memory is pinned).
-        `samples` tells a batch's number of samples (default: the length of its first tensor).
+        `samples` tells a batch's number of samples (default: the length of its first tensor), `tokens` its number of tokens
+        (default: they are not counted).
         """
         if self._disabled and to is None:
             return loader
-        return WatchedLoader(self, loader, to, None if samples is None else _counted(samples))
+        return WatchedLoader(self, loader, to, None if samples is None else _counted(samples), tokens)
 
-    def step(self, samples: int | None = None) -> AbstractContextManager[None]:
+    def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
         """Return the context of one step, for a loop without a loader."""
         if self._disabled:
             return contextlib.nullcontext()
-        return StepContext(self, samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES)
+        known = samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES
+        return StepContext(self, known, tokens if isinstance(tokens, int) and tokens >= 0 else None)
 
     def data(self) -> AbstractContextManager[None]:
         """Return a context whose time is a wait for input."""
@@ -117,9 +144,21 @@ class Watch:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time belongs to a phase, steps inside it included.
 
-        "eval", "checkpoint", "startup" and "compile" are states of their own; any other name is `other`.
+        "eval", "checkpoint", "startup" and "compile" are states of their own; any other name is `other`, but for "train" and
+        "training": what is training needs no phase, so these change nothing.
         """
+        if str(name).strip().lower() in _TRAINING:
+            return contextlib.nullcontext()
         return contextlib.nullcontext() if self._disabled else PhaseContext(self, str(name)[:128])
+
+    def watch_communication(self, model: M) -> M:
+        """Return the DistributedDataParallel model, its waits for other ranks' gradients booked as `comm_wait` from now on.
+
+        On the CPU only; what is hidden behind the backward pass is not in it. See docs/ddp.md.
+        """
+        if not self._disabled:
+            self._tap(lambda: self._taps.communication.watch(model))
+        return model
 
     def report(self) -> Report:
         """Return all wall time since this Watch was opened, by state, with findings; `str()` of it is the verdict."""
@@ -158,10 +197,16 @@ class Watch:
 
     # What the loops call ------------------------------------------------------------------------------------------
 
-    def _loop(self, loader: Iterable[T], to: Any, samples: Callable[[Any], int] | None) -> WatchedIterator[T]:
+    def _loop(
+        self,
+        loader: Iterable[T],
+        to: Any,
+        samples: Callable[[Any], int] | None,
+        tokens: Callable[[Any], int] | None = None,
+    ) -> WatchedIterator[T]:
         """Return a new pass over the loader."""
         self._start()
-        iterator = WatchedIterator(self, loader, to, samples)
+        iterator = WatchedIterator(self, loader, to, samples, tokens)
         if iterator._open:
             self._loops.add(iterator)
             self._tap(self._taps.loop_begins)
@@ -205,6 +250,7 @@ class Watch:
 
     def _start(self) -> None:
         if not self._closed and not self._disabled:
+            self._publisher.look_at_world()
             self._publisher.start()
 
     def _failed(self, doing: str, error: BaseException) -> None:
@@ -258,28 +304,30 @@ class Watch:
 _default_lock = threading.Lock()
 
 
-def watch(loader: Iterable[T], *, to: Any = None, samples: Callable[[Any], int] | None = None) -> Iterable[T]:
+def watch(
+    loader: Iterable[T],
+    *,
+    to: Any = None,
+    samples: Callable[[Any], int] | None = None,
+    tokens: Callable[[Any], int] | None = None,
+) -> Iterable[T]:
     """Return the loader, watched: `for batch in gpuwatch.watch(loader):` is all that a training loop needs.
 
     Steps go to the `Watch` that is open, else to one that is opened here and ends with the process. A verdict is printed
-    when the loop ends, and when the process ends. See `Watch.steps` for `to` and `samples`.
+    when the loop ends, and when the process ends. See `Watch.steps` for the options.
     """
     if _flag("GPUWATCH_DISABLE") or _in_loader_worker():
         return Watch().steps(loader, to=to)
     with _default_lock:
         current = _open_watches[-1] if _open_watches else Watch()
-    return current.steps(loader, to=to, samples=samples)
+    return current.steps(loader, to=to, samples=samples, tokens=tokens)
 
 
-def _unique(identity: Identity) -> Identity:
-    """Give a second Watch of the same process a run id of its own."""
+def _suffix() -> str:
+    """Return what gives a second Watch of the same process a run id of its own."""
     global _made_in_process
     _made_in_process += 1
-    if _made_in_process == 1:
-        return identity
-    from dataclasses import replace
-
-    return replace(identity, run=f"{identity.run}-{_made_in_process}")
+    return "" if _made_in_process == 1 else f"-{_made_in_process}"
 
 
 def _flag(name: str) -> bool:
@@ -302,8 +350,9 @@ def _interpreter_is_ending() -> bool:
 
 def _forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
-    global _default_lock, _made_in_process
+    global _default_lock, _made_in_process, _parent_trained
     _default_lock = threading.Lock()
+    _parent_trained = _parent_trained or _made_in_process > 0
     _made_in_process = 0
     for each in list(_open_watches):
         each._recorder.thread = NOBODY

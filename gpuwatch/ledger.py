@@ -61,6 +61,12 @@ class Ledger:
         self.watermark_ns = until_ns
         return booked
 
+    def book_parts(self, parts_ns: Mapping[str, int]) -> None:
+        """Book so much time under each state, from the watermark on: the sum of a run of bookings."""
+        for state, part in parts_ns.items():
+            self.totals_ns[state] += part
+            self.watermark_ns += part
+
     def book_mixture(self, parts_ns: Mapping[str, int], until_ns: int) -> None:
         """Book the time from the watermark to `until_ns`, divided among states in the proportion of `parts_ns`.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuwatch.batches import move, sample_counter
 from gpuwatch.ledger import EVAL
-from gpuwatch.recorder import DATA_WAIT, IN_STEP, LOOSE, STEP, TRANSFERRING, UNKNOWN_SAMPLES
+from gpuwatch.recorder import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
 
 if TYPE_CHECKING:
     from gpuwatch.hook import Watch
@@ -22,29 +22,43 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Samples = Callable[[Any], int]
 _CPU_SAMPLED_EVERY = 8
+_CPU_SAMPLED_SELDOM = 64
+_QUICK_FETCH_NS = 1_000_000
+"""A look costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck."""
 
 
 class WatchedLoader(Generic[T]):
     """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
 
-    def __init__(self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Samples | None = None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        loader: Iterable[T],
+        to: Any = None,
+        samples: Samples | None = None,
+        tokens: Samples | None = None,
+    ) -> None:
         self._gpuwatch_watch = watch
         self._gpuwatch_loader = loader
         self._gpuwatch_to = to
         self._gpuwatch_samples = samples
+        self._gpuwatch_tokens = tokens
         self._gpuwatch_pass: WatchedIterator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        return self._gpuwatch_watch._loop(self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples)
+        return self._gpuwatch_begin()
+
+    def _gpuwatch_begin(self) -> WatchedIterator[T]:
+        return self._gpuwatch_watch._loop(
+            self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
+        )
 
     def __next__(self) -> T:
         """Return the next batch of a generator or another iterator, as it would itself."""
         if not isinstance(self._gpuwatch_loader, Iterator):
             raise TypeError(f"{type(self._gpuwatch_loader).__name__!r} object is not an iterator")
         if self._gpuwatch_pass is None:
-            self._gpuwatch_pass = self._gpuwatch_watch._loop(
-                self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples
-            )
+            self._gpuwatch_pass = self._gpuwatch_begin()
         return next(self._gpuwatch_pass)
 
     def __len__(self) -> int:
@@ -81,7 +95,9 @@ class WatchedLoader(Generic[T]):
         return self._gpuwatch_around(copy.deepcopy(self._gpuwatch_loader, memo))
 
     def _gpuwatch_around(self, loader: Iterable[T]) -> WatchedLoader[T]:
-        return WatchedLoader(self._gpuwatch_watch, loader, self._gpuwatch_to, self._gpuwatch_samples)
+        return WatchedLoader(
+            self._gpuwatch_watch, loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
@@ -98,11 +114,19 @@ def _same(loader: T) -> T:
 class WatchedIterator(Iterator[T]):
     """One pass over a loader. Each batch asked for ends the step before it."""
 
-    def __init__(self, watch: Watch, loader: Iterable[T], to: Any = None, samples: Samples | None = None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        loader: Iterable[T],
+        to: Any = None,
+        samples: Samples | None = None,
+        tokens: Samples | None = None,
+    ) -> None:
         self._watch = watch
         self._recorder = recorder = watch._recorder
         self._to = to
         self._samples = samples
+        self._tokens = tokens
         self._owner = object()
         """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
         self._first = True
@@ -154,16 +178,10 @@ class WatchedIterator(Iterator[T]):
 
     def __next__(self) -> T:
         recorder = self._recorder
-        if recorder.thread != get_ident() or not self._open:
-            batch = next(self._iterator)
-            return batch if self._to is None else move(batch, self._to)
-        if recorder.level != self._level:
-            self._settle_level()
-        begin = recorder.clock()
-        # The usual case is written out: a call costs as much as all that it does here.
-        if recorder.parts:
-            return self._fetch_slowly(begin)
-        if recorder.step_owner is self._owner:
+        # The usual case is written out, with few attributes: beside a real step all of this runs from cold caches, and a
+        # call costs as much as all that it does here. While a `data()` or `transfer()` is open the activity is another one.
+        if recorder.step_owner is self._owner and recorder.activity is IN_STEP and recorder.thread == get_ident():
+            begin = recorder.clock()
             if recorder.device is not None:
                 recorder.device_ends(begin)
             recorder.log.append(
@@ -181,22 +199,20 @@ class WatchedIterator(Iterator[T]):
             recorder.begin_ns = recorder.mark_ns = begin
             recorder.data_ns = recorder.transfer_ns = 0
             recorder.samples = UNKNOWN_SAMPLES
-        elif recorder.in_step:
-            return self._fetch_slowly(begin)
         else:
+            if recorder.thread != get_ident() or not self._open:
+                batch = next(self._iterator)
+                return batch if self._to is None else move(batch, self._to)
+            if recorder.level != self._level:
+                self._settle_level()
+            begin = recorder.clock()
+            if recorder.parts or (recorder.in_step and recorder.step_owner is not self._owner):
+                return self._fetch_slowly(begin)
             recorder.begin_step(self._owner, begin)
         recorder.activity = DATA_WAIT
-        cpu = -1
-        recorder.countdown -= 1
-        if not recorder.countdown:
-            recorder.countdown = _CPU_SAMPLED_EVERY
-            if recorder.home is None:
-                self._watch._find_device()
-            else:
-                recorder.poll(begin)
-            cpu = recorder.thread_time.busy_ns() if recorder.thread_time is not None else -1
+        recorder.countdown = countdown = recorder.countdown - 1
         try:
-            batch = next(self._iterator)
+            batch = next(self._iterator) if countdown else self._fetch_sampled(begin)
         except StopIteration:
             self._got_nothing()
             self._close()
@@ -213,19 +229,35 @@ class WatchedIterator(Iterator[T]):
         recorder.activity = IN_STEP
         if recorder.device is not None:
             recorder.device.begin()
-        if cpu >= 0 and recorder.thread_time is not None:
-            recorder.fetch_cpu_ns += recorder.thread_time.busy_ns() - cpu
-            recorder.fetch_wall_ns += end - begin
         if self._first:
             self._note_first(batch)
-        samples = self._samples
-        if samples is not None:
+        if self._samples is not None:
             try:
-                recorder.samples = samples(batch)
+                recorder.samples = self._samples(batch)
             except Exception as error:
                 self._cannot_count(error)
         if self._to is not None:
             batch = self._moved(batch)
+        return batch
+
+    def _fetch_sampled(self, begin: int) -> T:
+        """Fetch, with a look at the thread's own time and at the device. Where fetches are quick it is done more seldom."""
+        recorder = self._recorder
+        recorder.countdown = _CPU_SAMPLED_EVERY
+        if recorder.home is None:
+            self._watch._find_device()
+        else:
+            recorder.poll(begin)
+        if recorder.thread_time is None:
+            return next(self._iterator)
+        began, cpu = recorder.clock(), recorder.thread_time.busy_ns()
+        batch = next(self._iterator)
+        if recorder.thread_time is not None:  # the run may have been closed meanwhile
+            recorder.fetch_cpu_ns += recorder.thread_time.busy_ns() - cpu
+            wall = recorder.clock() - began
+            recorder.fetch_wall_ns += wall
+            if wall < _QUICK_FETCH_NS:
+                recorder.countdown = _CPU_SAMPLED_SELDOM
         return batch
 
     def _moved(self, batch: T) -> T:
@@ -289,6 +321,8 @@ class WatchedIterator(Iterator[T]):
         self._recorder.epoch_start = True
         if self._samples is None:
             self._samples = sample_counter(batch)
+        if self._tokens is not None:
+            self._samples = _with_tokens(self._tokens, self._samples, self._recorder, self._watch)
         if self._training:
             self._watch._first_batch(batch)
 
@@ -327,13 +361,31 @@ class WatchedIterator(Iterator[T]):
             pass
 
 
+def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, watch: Watch) -> Samples:
+    """Return a counter of samples that logs the batch's tokens beside: a loop that counts none pays nothing for it."""
+    failed = False
+
+    def count(batch: Any) -> int:
+        nonlocal failed
+        if not failed:
+            try:
+                recorder.log.append((TOKENS, max(0, int(tokens(batch)))))
+            except Exception as error:
+                failed = True
+                watch._failed("counting a batch's tokens", error)
+        return UNKNOWN_SAMPLES if samples is None else samples(batch)
+
+    return count
+
+
 class StepContext:
     """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
-    __slots__ = ("_recorder", "_samples", "_watch")
+    __slots__ = ("_recorder", "_samples", "_tokens", "_watch")
 
-    def __init__(self, watch: Watch, samples: int) -> None:
+    def __init__(self, watch: Watch, samples: int, tokens: int | None = None) -> None:
         self._watch = watch
+        self._tokens = tokens
         self._recorder = watch._recorder
         self._samples = samples
 
@@ -350,6 +402,8 @@ class StepContext:
         else:
             return
         recorder.samples = self._samples
+        if self._tokens is not None:
+            recorder.log.append((TOKENS, self._tokens))
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         recorder = self._recorder

@@ -21,14 +21,20 @@ class Membership:
     """
 
     def __init__(
-        self, suffix: str = "", environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc")
+        self,
+        suffix: str = "",
+        forked: bool = False,
+        environ: Mapping[str, str] = os.environ,
+        procfs: Path = Path("/proc"),
     ) -> None:
+        """`suffix` tells a second run of this process; `forked`: its parent has a run of its own, whose id it must not take."""
         self._suffix = suffix
         self._environ = environ
         self._procfs = procfs
         self._settled = False
         self._child = _parent() is not None
-        self.identity = self._suffixed(identify(environ, procfs))
+        own = f"-fork{os.getpid()}" if forked else ""
+        self.identity = _suffixed(identify(environ, procfs), own + suffix)
 
     def look(self, stepping: bool, stepped: bool) -> bool:
         """Look once more, and return whether the process may speak for a run by now.
@@ -38,22 +44,22 @@ class Membership:
         """
         if not self._settled:
             world = _world()
-            if world is not None:
+            if world is not None and world[1] > 1:
                 self.identity = self._in_world(*world)
             self._settled = stepped or world is not None
         return self._settled or stepping or not self._child
 
     def _in_world(self, rank: int, world_size: int) -> Identity:
-        launcher = _parent() if world_size > 1 else None
-        who = identify(self._environ, self._procfs, launcher)
+        who = identify(self._environ, self._procfs, launcher=_parent())
         here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
         local_rank = rank if here == world_size and "LOCAL_RANK" not in self._environ else who.local_rank
-        return self._suffixed(
-            replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here)
+        return _suffixed(
+            replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here), self._suffix
         )
 
-    def _suffixed(self, who: Identity) -> Identity:
-        return replace(who, run=who.run[: MAX_NAME - len(self._suffix)] + self._suffix)
+
+def _suffixed(who: Identity, suffix: str) -> Identity:
+    return replace(who, run=who.run[: MAX_NAME - len(suffix)] + suffix)
 
 
 def _world() -> tuple[int, int] | None:

@@ -12,7 +12,10 @@ from typing import Literal
 from gpuwatch.ledger import GPU_STATES
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
-Unit = Literal["seconds", "bytes", "ratio", "watts", "joules", "celsius", "timestamp", "count"]
+Unit = Literal["seconds", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "timestamp", "count"]
+
+When = Literal["always", "counted", "full"]
+"""Which series a node serves: "counted" from the first count on, "full" with `--series full` alone (as the counted are, from 0)."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Metric:
     unit: Unit
     help: str
     labels: tuple[str, ...] = ()
+    when: When = "always"
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,34 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_device_steps_total", "counter", "count", "Training steps that timing events on the device measured; absent without any.", RUN),
     Metric("gpuwatch_steps_total", "counter", "count", "Training steps done.", RUN),
     Metric("gpuwatch_samples_total", "counter", "count", "Training samples consumed, where the batch tells its size.", RUN),
+    Metric("gpuwatch_tokens_total", "counter", "count", "Training tokens consumed; absent where nobody counts them.", RUN),
+    Metric("gpuwatch_comm_steps_total", "counter", "count", "Training steps whose wait for other ranks was measured (state comm_wait); absent without any.", RUN),
     Metric("gpuwatch_step_seconds", "histogram", "seconds", "Time of one training step, data wait included.", RUN),
     Metric("gpuwatch_last_step_timestamp_seconds", "gauge", "timestamp", "Unix time of the last training step's end.", RUN),
-    Metric("gpuwatch_run_info", "info", "count", "Who a run is: its display name and settings.", (*RUN, "name", "job_id", "user", "timeline", "device", "world_size", "num_workers", "version")),
+    Metric("gpuwatch_run_info", "info", "count", "Who a run is: its display name and settings.", (*RUN, "name", "job_id", "job_step", "user", "container_id", "pod_uid", "workload_namespace", "workload_pod", "workload_container", "timeline", "device", "world_size", "num_workers", "version")),
     Metric("gpuwatch_run_up", "gauge", "count", "1 while the training process lives and its messages arrive, else 0.", RUN),
     Metric("gpuwatch_finding_active", "gauge", "count", "1 while a cause is found for a run, 0 once it has gone.", ("run", "cause")),
     Metric("gpuwatch_finding_evidence_ratio", "gauge", "ratio", "Share of time (or of a capacity) that an active finding concerns.", ("run", "cause")),
+    Metric("gpuwatch_straggler_excess_ratio", "gauge", "ratio", "Share of the step by which a rank is later than the others, which wait for it; only while it is found.", RUN),
     Metric("gpuwatch_step_records_lost_total", "counter", "count", "Step records that never reached the agent; their time is in the ledger all the same.", RUN),
     Metric("gpuwatch_hook_overhead_seconds_total", "counter", "seconds", "CPU time that the hook's background thread took in the training process.", RUN),
     Metric("gpuwatch_loader_worker_cpu_seconds_total", "counter", "seconds", "CPU time of a run's loader workers, summed.", RUN),
     Metric("gpuwatch_loader_workers", "gauge", "count", "Loader workers of a run that are alive.", RUN),
+    Metric("gpuwatch_loader_workers_in_disk_wait", "gauge", "count", "Loader workers that wait for a disk and cannot be interrupted (state D).", RUN),
+    Metric("gpuwatch_loader_worker_read_bytes_total", "counter", "bytes", "Bytes that a run's loader workers had read from disks, page cache hits not counted.", RUN),
+    Metric("gpuwatch_loader_worker_written_bytes_total", "counter", "bytes", "Bytes that a run's loader workers sent to disks.", RUN, "counted"),
+    Metric("gpuwatch_loader_worker_run_queue_seconds_total", "counter", "seconds", "Time in which a run's loader workers could have run and had no core, summed.", RUN),
+    Metric("gpuwatch_run_resident_memory_bytes", "gauge", "bytes", "Resident memory of a training process, its workers not counted.", RUN),
+    Metric("gpuwatch_run_threads", "gauge", "count", "Threads of a training process.", RUN, "full"),
+    Metric("gpuwatch_run_open_files", "gauge", "count", "File descriptors that a training process has open.", RUN, "full"),
+    Metric("gpuwatch_run_memory_limit_bytes", "gauge", "bytes", "Memory that a run's control group may use: its lowest rank's, one series a group.", RUN),
+    Metric("gpuwatch_run_memory_used_bytes", "gauge", "bytes", "Memory in use of a run's control group, page cache included.", RUN),
+    Metric("gpuwatch_run_oom_kills_total", "counter", "count", "Processes of a run's control group that were killed for want of memory.", RUN, "counted"),
+    Metric("gpuwatch_run_pressure_cpu_waiting_seconds_total", "counter", "seconds", "Time in which some task of a run's control group waited for a CPU.", RUN),
+    Metric("gpuwatch_run_pressure_io_waiting_seconds_total", "counter", "seconds", "Time in which some task of a run's control group waited for I/O.", RUN),
+    Metric("gpuwatch_run_pressure_memory_waiting_seconds_total", "counter", "seconds", "Time in which some task of a run's control group waited for memory.", RUN),
     # GPUs
-    Metric("gpuwatch_gpu_info", "info", "count", "What a GPU is.", (*GPU, "modelName", "pci_bus_id", "driver_version")),
+    Metric("gpuwatch_gpu_info", "info", "count", "What a GPU is.", (*GPU, "model", "pci_bus_id", "driver_version")),
     Metric("gpuwatch_gpu_owner_info", "info", "count", "Who holds a GPU: one series a GPU; run is empty without a hook and \"shared\" for several runs.", (*GPU, "run", "rank", "user", "job_id", "workload_namespace", "workload_pod", "workload_container")),
     Metric("gpuwatch_gpu_utilization_ratio", "gauge", "ratio", "Share of the driver's last sample period in which some kernel ran. Presence, not intensity.", GPU),
     Metric("gpuwatch_gpu_memory_used_bytes", "gauge", "bytes", "Memory in use on a GPU.", GPU),
@@ -82,12 +102,38 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_gpu_power_watts", "gauge", "watts", "Power draw of a GPU.", GPU),
     Metric("gpuwatch_gpu_energy_joules_total", "counter", "joules", "Energy used by a GPU since its driver was loaded.", GPU),
     Metric("gpuwatch_gpu_temperature_celsius", "gauge", "celsius", "Core temperature of a GPU.", GPU),
-    Metric("gpuwatch_gpu_throttled", "gauge", "count", "1 while the GPU's clocks are held down for this reason: power, thermal, hardware.", (*GPU, "reason")),
+    Metric("gpuwatch_gpu_throttled", "gauge", "count", "1 while the GPU's clocks are held down for this reason: power, thermal, hardware; with --series full each of the driver's reasons.", (*GPU, "reason")),
     Metric("gpuwatch_gpu_processes", "gauge", "count", "Processes with a context on a GPU.", GPU),
+    Metric("gpuwatch_gpu_sm_clock_hertz", "gauge", "hertz", "Clock of a GPU's multiprocessors.", GPU),
+    Metric("gpuwatch_gpu_memory_clock_hertz", "gauge", "hertz", "Clock of a GPU's memory.", GPU, "full"),
+    Metric("gpuwatch_gpu_sm_active_ratio", "gauge", "ratio", "Share of a GPU's multiprocessors that were busy, mean since the last sample (GPM: Hopper and later).", GPU),
+    Metric("gpuwatch_gpu_sm_occupancy_ratio", "gauge", "ratio", "Warps that were active of those that fit (GPM).", GPU, "full"),
+    Metric("gpuwatch_gpu_tensor_active_ratio", "gauge", "ratio", "Share of time in which the multiprocessors did tensor operations (GPM).", GPU),
+    Metric("gpuwatch_gpu_dram_bandwidth_ratio", "gauge", "ratio", "Bandwidth used of the most that the GPU's memory can give (GPM).", GPU),
+    Metric("gpuwatch_gpu_pcie_receive_bytes_per_second", "gauge", "bytes", "Rate of PCIe traffic to a GPU (GPM).", GPU, "full"),
+    Metric("gpuwatch_gpu_pcie_transmit_bytes_per_second", "gauge", "bytes", "Rate of PCIe traffic from a GPU (GPM).", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_receive_bytes_per_second", "gauge", "bytes", "Rate of NVLink traffic to a GPU, all links (GPM).", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_transmit_bytes_per_second", "gauge", "bytes", "Rate of NVLink traffic from a GPU, all links (GPM).", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_receive_bytes_total", "counter", "bytes", "Data received over all NVLinks, where the driver counts it.", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_transmit_bytes_total", "counter", "bytes", "Data sent over all NVLinks, where the driver counts it.", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_links", "gauge", "count", "NVLinks that are up.", GPU, "full"),
+    Metric("gpuwatch_gpu_nvlink_errors_total", "counter", "count", "Replays, recoveries and checksum errors of all NVLinks.", GPU, "counted"),
+    Metric("gpuwatch_gpu_pcie_generation", "gauge", "count", "PCIe generation of a GPU's link now; it falls while the GPU idles.", GPU, "full"),
+    Metric("gpuwatch_gpu_pcie_lanes", "gauge", "count", "PCIe lanes of a GPU's link now.", GPU, "full"),
+    Metric("gpuwatch_gpu_pcie_replays_total", "counter", "count", "PCIe packets that had to be sent again.", GPU, "counted"),
+    Metric("gpuwatch_gpu_ecc_errors_total", "counter", "count", "Memory errors since the driver was loaded: corrected, uncorrected.", (*GPU, "kind"), "counted"),
+    Metric("gpuwatch_gpu_xid_errors_total", "counter", "count", "XID errors that the driver reported since the agent started.", GPU, "counted"),
+    Metric("gpuwatch_gpu_last_xid", "gauge", "count", "Number of the last XID error; absent before the first.", GPU),
+    Metric("gpuwatch_gpu_last_xid_timestamp_seconds", "gauge", "timestamp", "Unix time of the last XID error; absent before the first.", GPU),
+    Metric("gpuwatch_gpu_mig_info", "info", "count", "A MIG instance of a GPU.", (*GPU, "GPU_I_ID", "GPU_I_PROFILE")),
+    Metric("gpuwatch_gpu_mig_memory_used_bytes", "gauge", "bytes", "Memory in use of a MIG instance.", (*GPU, "GPU_I_ID")),
+    Metric("gpuwatch_gpu_mig_memory_total_bytes", "gauge", "bytes", "Memory of a MIG instance.", (*GPU, "GPU_I_ID")),
+    Metric("gpuwatch_gpu_mig_sm_active_ratio", "gauge", "ratio", "Share of a MIG instance's multiprocessors that were busy (GPM).", (*GPU, "GPU_I_ID")),
     Metric("gpuwatch_gpus_seen", "gauge", "count", "GPUs that the driver lists now."),
     Metric("gpuwatch_gpus_expected", "gauge", "count", "The most GPUs that the driver has listed since the agent started."),
     # the node
     Metric("gpuwatch_cpu_seconds_total", "counter", "seconds", "CPU time of the node by mode, all cores together.", ("mode",)),
+    Metric("gpuwatch_cpu_core_busy_seconds_total", "counter", "seconds", "Time in which a core did anything but idle and wait for I/O.", ("cpu",), "full"),
     Metric("gpuwatch_cpu_cores", "gauge", "count", "CPU cores that are online."),
     Metric("gpuwatch_load1", "gauge", "count", "Load average over one minute."),
     Metric("gpuwatch_procs_running", "gauge", "count", "Tasks that run or wait for a CPU."),
@@ -105,14 +151,25 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_disk_io_time_seconds_total", "counter", "seconds", "Time in which a disk was busy.", ("device",)),
     Metric("gpuwatch_network_receive_bytes_total", "counter", "bytes", "Bytes received on an interface.", ("device",)),
     Metric("gpuwatch_network_transmit_bytes_total", "counter", "bytes", "Bytes sent on an interface.", ("device",)),
+    Metric("gpuwatch_infiniband_port_data_received_bytes_total", "counter", "bytes", "Bytes received on an InfiniBand or RoCE port.", ("device", "port")),
+    Metric("gpuwatch_infiniband_port_data_transmitted_bytes_total", "counter", "bytes", "Bytes sent on an InfiniBand or RoCE port.", ("device", "port")),
+    Metric("gpuwatch_infiniband_rate_bytes_per_second", "gauge", "bytes", "Rate that an InfiniBand or RoCE port has agreed on.", ("device", "port"), "full"),
+    Metric("gpuwatch_infiniband_symbol_errors_total", "counter", "count", "Symbol errors of an InfiniBand or RoCE port.", ("device", "port"), "counted"),
+    Metric("gpuwatch_infiniband_link_downed_total", "counter", "count", "How often an InfiniBand or RoCE port lost its link.", ("device", "port"), "counted"),
     # the agent itself
     Metric("gpuwatch_build_info", "info", "count", "Version of the agent.", ("version",)),
     Metric("gpuwatch_collector_duration_seconds", "gauge", "seconds", "How long a collector's last turn took.", ("collector",)),
     Metric("gpuwatch_collector_success", "gauge", "count", "1 when a collector's last turn succeeded, 0 when it failed; absent where it has nothing to measure.", ("collector",)),
+    Metric("gpuwatch_nvml_call_seconds_total", "counter", "seconds", "Time spent in the driver, by what was asked of it, all GPUs together.", ("call",)),
+    Metric("gpuwatch_nvml_call_interval_seconds", "gauge", "seconds", "How often that is asked: longer than planned where it costs more than its budget.", ("call",), "full"),
     Metric("gpuwatch_messages_received_total", "counter", "count", "Messages taken from hooks."),
     Metric("gpuwatch_messages_rejected_total", "counter", "count", "Messages from hooks that could not be used, by reason.", ("reason",)),
     Metric("gpuwatch_history_bytes", "gauge", "bytes", "Size of the history file."),
     Metric("gpuwatch_history_failures_total", "counter", "count", "Commits to the history that failed (a full disk, say)."),
+    Metric("gpuwatch_notifications_sent_total", "counter", "count", "Notifications that the agent itself delivered; absent without --notify."),
+    Metric("gpuwatch_notification_failures_total", "counter", "count", "Deliveries that failed; each is tried again."),
+    Metric("gpuwatch_notifications_dropped_total", "counter", "count", "Notifications given up after a day, or because too many waited."),
+    Metric("gpuwatch_notifications_waiting", "gauge", "count", "Notifications that wait to be delivered."),
     Metric("gpuwatch_sample_timestamp_seconds", "gauge", "timestamp", "Unix time of the sample that this page shows."),
     Metric("gpuwatch_agent_cpu_seconds_total", "counter", "seconds", "CPU time of the agent itself."),
     Metric("gpuwatch_agent_resident_memory_bytes", "gauge", "bytes", "Resident memory of the agent itself."),

@@ -18,8 +18,10 @@ from gpuwatch import __version__, endpoint, wire
 from gpuwatch.accounts import Accounts, activity, device
 from gpuwatch.errors import ConfigError
 from gpuwatch.identity import Identity
+from gpuwatch.membership import Membership
 from gpuwatch.recorder import NOBODY, Recorder
 from gpuwatch.report import Report, make_report
+from gpuwatch.throughput import Done
 from gpuwatch.timeline import PhaseRecord, StepRecord
 from gpuwatch.transport import Sender, ZmqSender
 
@@ -38,6 +40,7 @@ _STEPS_A_FRAME = 1024
 _LOOK_AGAIN_TURNS = 20
 """An agent that has taken nothing for so many turns may have come back elsewhere."""
 _CLOSE_S = 0.8
+_CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
 
 _not_ours: list[object] = []
@@ -51,6 +54,7 @@ class RunFacts:
     name: str
     job: str
     tags: dict[str, str]
+    flops: wire.Flops | None = None
 
 
 class Publisher:
@@ -59,7 +63,7 @@ class Publisher:
     def __init__(
         self,
         recorder: Recorder,
-        identity: Identity,
+        membership: Membership,
         facts: RunFacts,
         where: str | None = None,
         early_verdict: Callable[[], bool] | None = None,
@@ -67,7 +71,8 @@ class Publisher:
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
-        self._identity = identity
+        self.membership = membership
+        self._told_as: Identity | None = None
         self._facts = facts
         self._where = where
         self._early_verdict = early_verdict
@@ -76,6 +81,8 @@ class Publisher:
         self._connected_to: str | None = None
         self._refused_turns = 0
         self._hello_due = True
+        self._heard = False
+        """An agent has taken a message."""
         self._sender_id = uuid.uuid4().hex
         self._seq = itertools.count(1)
         self._backlog: deque[tuple[bytes, int]] = deque()
@@ -89,6 +96,16 @@ class Publisher:
         self._warned: set[str] = set()
         self.reporting: int | None = None
         """The thread that makes a report now, and so holds the accounts' lock."""
+
+    @property
+    def _identity(self) -> Identity:
+        return self._told_as or self.membership.identity
+
+    def look_at_world(self) -> bool:
+        """Look whether torch.distributed tells our rank by now; return whether there is a run to tell of."""
+        speaks = self.membership.look(self._recorder.in_step, self.accounts.timeline.steps > 0)
+        self.accounts.local_world_size = self.membership.identity.local_world_size
+        return speaks
 
     @property
     def loader(self) -> wire.Loader | None:
@@ -133,15 +150,20 @@ class Publisher:
                 window, tail_ns = accounts.window(now)
             finally:
                 self.reporting = None
-            steps = accounts.timeline.steps
-            samples = accounts.timeline.samples if accounts.timeline.samples_known else None
+            line = accounts.timeline
+            done = Done(
+                seconds=sum(line.phases_ns.values()) / 1e9,
+                steps=line.steps,
+                samples=line.samples if line.samples_known else None,
+                tokens=line.tokens if line.tokens_known else None,
+            )
         return make_report(
-            run=self._identity.run,
+            run=self.membership.identity.run,
             name=self._facts.name,
             window=window,
             provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
-            steps=steps,
-            samples=samples,
+            done=done,
+            flops=self._facts.flops,
         )
 
     def close(self) -> None:
@@ -200,6 +222,8 @@ class Publisher:
 
     def _tell(self, hello: bool, bye: bool = False) -> None:
         """Tell the agent what was folded. Step records that wait for it are bounded; the oldest go first, counted."""
+        if not self.look_at_world():
+            return
         with self.accounts.lock:
             news = self.accounts.take_news()
         told = 0
@@ -209,8 +233,9 @@ class Publisher:
                 self._find_agent()
             if self._sender is None:
                 return
-            if self._hello_due and self._sender.send(self._hello()):
-                self._hello_due = False
+            self._take_place()
+            if self._hello_due:
+                self._greet(self._sender, _CONNECT_TRIES if bye and not self._heard else 1)
             for phase in news.phases[-_BACKLOG_MESSAGES:]:
                 self._post(self._phase(phase), 0)
             while True:  # without steps too: a heartbeat
@@ -224,6 +249,25 @@ class Publisher:
             self._flush()
         finally:
             self._dropped += len(news.steps) - told
+
+    def _greet(self, sender: Sender, tries: int) -> None:
+        """Say who we are. At the end of a run that was too short for a connection, that is waited for a moment."""
+        while tries and not sender.send(self._hello()):
+            tries -= 1
+            if tries:
+                time.sleep(_CONNECT_TRY_S)
+        self._hello_due = not tries
+        self._heard = self._heard or not self._hello_due
+
+    def _take_place(self) -> None:
+        """Speak as the rank that torch.distributed has named; what was told under another name ends there."""
+        before, now = self._told_as, self.membership.identity
+        if before is not None and (before.run, before.rank) != (now.run, now.rank):
+            self._post(self._bye("moved"), 0)
+            self._flush()
+            self._sender_id = uuid.uuid4().hex
+            self._hello_due = True
+        self._told_as = now
 
     def _find_agent(self) -> None:
         """Connect once an agent's socket is there. ZeroMQ connects again by itself when an agent comes back there."""
@@ -316,6 +360,7 @@ class Publisher:
                 loader=loader,
                 versions=versions,
                 tags=self._facts.tags,
+                flops=self._facts.flops,
             )
         )
 
@@ -385,4 +430,6 @@ def _columns(steps: list[StepRecord]) -> dict[str, bytes]:
         ]
         rows["device_transfer_ns"] = [wire.MISSING if s.exposed is None else s.exposed.transfer_ns for s in steps]
         rows["device_compute_ns"] = [wire.MISSING if s.exposed is None else s.exposed.compute_ns for s in steps]
+    if any(step.comm_wait_ns is not None for step in steps):
+        rows["comm_wait_ns"] = [wire.MISSING if step.comm_wait_ns is None else step.comm_wait_ns for step in steps]
     return {name: wire.pack(column) for name, column in rows.items()}

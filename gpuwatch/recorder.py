@@ -19,7 +19,7 @@ from gpuwatch.thread_time import ThreadTime
 if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
 
-STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE = range(7)
+STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE, TOKENS, COMM = range(9)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
 (STEP, begin, end, data_wait, transfer, samples, epoch_start)   a step, or its last part
@@ -29,6 +29,8 @@ STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE = range(7)
 (EXIT, at)                                                      the innermost one ends
 (AWAIT,)                                                        the next piece is to be booked by the device's timeline
 (DEVICE, times)                                                 that timeline's word on the oldest such piece, None: none
+(TOKENS, count)                                                 tokens of the open step, beside those it has already
+(COMM, begin, end)                                              the open step waited for other ranks' gradients
 """
 
 STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "

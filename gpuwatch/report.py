@@ -9,9 +9,11 @@ from statistics import median
 
 from gpuwatch.diagnosis import Finding, diagnose
 from gpuwatch.ledger import shares
+from gpuwatch.throughput import Done, Throughput, throughput
 from gpuwatch.units import duration, percent
 from gpuwatch.verdict import Verdict, give_verdict
 from gpuwatch.window import Window
+from gpuwatch.wire import Flops
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Report:
     steps: int
     samples: int | None
     """Training samples, None where no batch told its size."""
+    tokens: int | None
+    """Training tokens, None where nobody counted them."""
+    throughput: Throughput
+    """While training: over the time of training steps, waits for data included, evaluations and start-up not."""
     step_s: float | None
     """Median time of a training step, the wait for its batch included; None without steps."""
     timeline: str
@@ -50,8 +56,8 @@ def make_report(
     name: str,
     window: Window,
     provisional_s: Mapping[str, float],
-    steps: int,
-    samples: int | None,
+    done: Done,
+    flops: Flops | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     findings = diagnose(window)
@@ -63,8 +69,10 @@ def make_report(
         duration_s=window.duration_s,
         states=dict(window.states_s),
         provisional=dict(provisional_s),
-        steps=steps,
-        samples=samples,
+        steps=done.steps,
+        samples=None if done.samples is None else int(done.samples),
+        tokens=None if done.tokens is None else int(done.tokens),
+        throughput=throughput(done, flops),
         step_s=median(totals) if totals else None,
         timeline=window.timeline,
         device=window.device,
@@ -81,7 +89,8 @@ def render(report: Report, width: int = 100) -> str:
     ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)
     clock = "" if report.timeline == "device" or report.device == "cpu" else "  (host clock)"
     lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{clock}"]
-    for finding in report.findings[:3]:
+    lines += _rates(report)
+    for finding in [each for each in report.findings if each.root is None][:3]:
         why = "; ".join(evidence.text for evidence in finding.evidence)
         lines += _wrapped("why", f"{finding.title}: {why}", width)
         gain = ""
@@ -89,6 +98,19 @@ def render(report: Report, width: int = 100) -> str:
             gain = f" (up to {finding.predicted_speedup:.2g}× the throughput)"
         lines += _wrapped("do", finding.advice + gain, width)
     return "\n".join(lines)
+
+
+def _rates(report: Report) -> list[str]:
+    """Return the line of what the user had counted or declared, none where nothing was."""
+    rates = report.throughput
+    parts = []
+    if rates.tokens_per_s is not None:
+        parts.append(f"{rates.tokens_per_s:,.0f} tokens/s")
+    if rates.flops_per_s is not None:
+        parts.append(f"{rates.flops_per_s / 1e12:.3g} TFLOP/s")
+    if rates.mfu_ratio is not None:
+        parts.append(f"MFU {percent(rates.mfu_ratio)}")
+    return [f"  rate  {'  '.join(parts)}"] if parts else []
 
 
 def _wrapped(label: str, text: str, width: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from gpuwatch.communication import CommunicationWatch
 from gpuwatch.compiling import CompileWatch
 from gpuwatch.device import DeviceTimeline, Events, torch_events
 from gpuwatch.recorder import Recorder
@@ -20,6 +21,7 @@ class Taps:
         self._transfers = TransferWatch(recorder) if transfers else None
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
+        self.communication = CommunicationWatch(recorder)
 
     def loop_begins(self) -> None:
         """A pass over a loader begins: time copies while it runs, and look whether there is a device by now."""
@@ -57,6 +59,7 @@ class Taps:
         if self._transfers is not None:
             self._transfers.remove_all()
         self._compiling.remove()
+        self.communication.remove()
         hook, self._optimizer_hook = self._optimizer_hook, None
         if hook is not None:
             hook.remove()

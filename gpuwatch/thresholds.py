@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from gpuwatch.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,81 @@ class Thresholds:
     """Busy share of all cores from which more workers will not help."""
     fetch_on_cpu: float = 0.50
     """CPU over wall time of a fetch in the training process from which it computes rather than waits."""
+    worker_waiting: float = 0.50
+    """Share of the looks at a run's loader workers in which they stood at one thing, from which that holds them up."""
+    worker_uneven: float = 0.50
+    """CPU use of the other workers over that of the busiest one, below which it alone is the slow one."""
+    disk_busy: float = 0.80
+    """Share of time in which a disk has work, from which it has none left to give."""
+    network_bytes_per_s: float = 100e3
+    """Less than this a second is not a data set that comes over the network."""
+    cpu_pressure: float = 0.50
+    """Share of time in which some task waits for a CPU, from which there are more tasks than cores."""
+    workers_per_core: float = 2.0
+    """Loader workers for each core that the process may use, from which they are too many."""
+    burst_correlation: float = 0.50
+    """Autocorrelation of the wait for data at a lag of `num_workers` steps from which batches come in bursts."""
+    burst_share: float = 0.75
+    """Share of all waiting that the slowest one of every `num_workers` steps must have."""
     first_batch_factor: float = 10.0
     """A first batch this many times the median wait is a pause."""
     first_batch_min_s: float = 0.1
     first_batch_share: float = 0.05
     """Share of step time that first batches must take to matter."""
+    pcie_bytes_per_s: float = 8e9
+    """Rate of copies from pinned memory from which it is the bus that limits them."""
+    host_wait_share: float = 0.10
+    """Share of time in which the device waited for the host's code."""
+    device_bubbles: float = 0.30
+    """Share of compute in which the driver sees no kernel, from which the host launches too slowly."""
+    drained_share: float = 0.90
+    """Share of steps at whose end the device had nothing left to do."""
     phase_share: float = 0.20
     """Share of an evaluation or of checkpoints from which they are worth a change."""
     shm_used: float = 0.80
     """Used share of /dev/shm that is near full."""
     shm_used_critical: float = 0.95
+    straggler_share: float = 0.05
+    """Share of the step by which a rank is later than the others from which it holds them up."""
+    straggler_share_critical: float = 0.20
+    rank_pace: float = 0.10
+    """Ranks whose steps take the same time but for this share go in step."""
     gpu_idle_s: float = 300.0
     """A GPU held by a process without work for this long is idle."""
     gpu_idle_utilization: float = 0.05
     saturated_share: float = 0.90
     """Share of compute from which there is nothing to gain outside of it."""
     gpu_busy: float = 0.90
+    throttled_share: float = 0.50
+    """Share of time in which a GPU's clocks are held down."""
+    power_fallen: float = 0.60
+    """Power over what the run usually draws, below which a GPU at full utilisation does no work."""
+    memory_creep_s: float = 600.0
+    """Device memory must have grown for this long to be called creeping."""
+    memory_creep_rises: int = 5
+    """How often it must have risen in that time, without falling."""
+    memory_creep_share: float = 0.05
+    """Share of the GPU's memory by which it must have grown."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not value >= 0:
+                raise ConfigError(f"{each.name} = {value}: cannot be negative")
+            if (
+                isinstance(each.default, float)
+                and 0 < each.default <= 1
+                and not each.name.endswith(("_s", "_per_core"))
+                and value > 1
+            ):
+                raise ConfigError(f"{each.name} = {value}: a share is from 0 to 1, e.g. {each.default}")
 
 
 THRESHOLDS = Thresholds()
+"""What every rule compares with."""
+
+
+def use(chosen: Thresholds) -> None:
+    """Replace the numbers of THRESHOLDS for this process: once, at an agent's start, before anything is diagnosed."""
+    for each in fields(Thresholds):
+        object.__setattr__(THRESHOLDS, each.name, getattr(chosen, each.name))

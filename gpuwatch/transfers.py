@@ -66,11 +66,12 @@ class TransferWatch:
         @functools.wraps(original)
         def timed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal last_ns
-            if is_compiling():
-                return original(tensor, *args, **kwargs)
-            if recorder.activity is not IN_STEP or recorder.thread != get_ident():
-                return original(tensor, *args, **kwargs)
-            if not (always or _names_a_device(args, kwargs)):
+            if (
+                is_compiling()
+                or recorder.activity is not IN_STEP
+                or recorder.thread != get_ident()
+                or not (always or _names_a_device(args, kwargs))
+            ):
                 return original(tensor, *args, **kwargs)
             begin = recorder.clock()
             device = recorder.device
@@ -79,7 +80,7 @@ class TransferWatch:
                 token = device.copy_begins(follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
             result = original(tensor, *args, **kwargs)
             try:
-                if tensor.device.type == "cpu" != result.device.type:  # reading a result back is no input
+                if tensor.is_cpu and not result.is_cpu:  # reading a result back is no input
                     if device is not None:
                         device.copy_ends(token)
                     last_ns = recorder.clock()

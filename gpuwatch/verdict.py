@@ -25,16 +25,16 @@ class Verdict:
 
 
 _SENTENCES = {
-    INPUT_WAIT: ("input", THRESHOLDS.input_share, "input-bound: {} of the time training waited for data"),
-    TRANSFER: ("transfer", THRESHOLDS.transfer_share, "transfer-bound: {} of the time went into copies to the device"),
-    HOST_WAIT: ("host", THRESHOLDS.input_share, "host-bound: {} of the time the device waited for the host's code"),
-    EVAL: ("eval", THRESHOLDS.phase_share, "evaluation takes {} of the time"),
-    CHECKPOINT: ("checkpoint", THRESHOLDS.phase_share, "checkpoints take {} of the time"),
-    OTHER: ("other", THRESHOLDS.phase_share, "{} of the time passed outside of training steps and declared phases"),
-    STALLED: ("stalled", THRESHOLDS.phase_share, "stalled for {} of the time: no step was made"),
-    UNKNOWN: ("unknown", THRESHOLDS.phase_share, "{} of the time is not known: the training process sent nothing"),
+    INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
+    TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
+    HOST_WAIT: ("host", "input_share", "host-bound: {} of the time the device waited for the host's code"),
+    EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
+    CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
+    OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
+    STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was made"),
+    UNKNOWN: ("unknown", "phase_share", "{} of the time is not known: the training process sent nothing"),
 }
-"""By state: the verdict's name, the share from which it can be the verdict, the sentence."""
+"""By state: the verdict's name, the threshold of the share from which it can be the verdict, the sentence."""
 
 
 def give_verdict(window: Window, findings: Sequence[Finding] = ()) -> Verdict:
@@ -48,7 +48,9 @@ def give_verdict(window: Window, findings: Sequence[Finding] = ()) -> Verdict:
     if not len(window.steps) and window.share(STARTUP) >= window.share(*_SENTENCES):
         return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
     losses = [
-        (window.share(state), state) for state, (_, least, _) in _SENTENCES.items() if window.share(state) >= least
+        (window.share(state), state)
+        for state, (_, least, _) in _SENTENCES.items()
+        if window.share(state) >= getattr(THRESHOLDS, least)
     ]
     if not losses:
         share = window.share(COMPUTE)

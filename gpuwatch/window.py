@@ -28,6 +28,8 @@ class StepColumns:
     """True for the first batch of an iterator."""
     hidden_wait_s: tuple[float, ...] = ()
     """The part of the wait that was hidden behind the device's work; empty where only the host's clock measured."""
+    drained: tuple[bool, ...] = ()
+    """Whether the device had nothing left to do when the host came to the step's end; empty where it was not looked at."""
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
@@ -44,10 +46,28 @@ class HostFacts:
     cpu_pressure_ratio: float | None = None
     """Share of time in which some task waited for a CPU (PSI some)."""
     io_pressure_ratio: float | None = None
+    """Share of time in which some task waited for I/O (PSI some)."""
+    disk_busy_ratio: float | None = None
+    """Share of time in which the busiest disk had work."""
+    disk_read_bytes_per_s: float | None = None
+    """Of all disks."""
+    network_receive_bytes_per_s: float | None = None
+    """As the training process's network namespace sees it, the loopback included."""
     memory_available_bytes: int | None = None
     shm_size_bytes: int | None = None
     """/dev/shm as the training process sees it."""
     shm_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryTrend:
+    """A GPU's used memory over a longer time than the window, looked at once a minute."""
+
+    span_s: float
+    rises: int
+    falls: int
+    growth_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,30 @@ class GpuFacts:
     """For how long a process has held the GPU with no work on it and no training step; None: it is not idle."""
     owner: str | None = None
     """User and process, for people: "alice, pid 4711 (python)"."""
+    throttled: Mapping[str, float] | None = None
+    """Share of time in which its clocks were held down, by reason: power, thermal, hardware."""
+    power_watts: float | None = None
+    power_usual_watts: float | None = None
+    """What it drew while this run made steps."""
+    memory_trend: MemoryTrend | None = None
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank of a distributed run: means over the same stretch of time for all ranks, in seconds a step."""
+
+    rank: int
+    steps: int
+    data_wait_s: float
+    transfer_s: float
+    compute_s: float
+    """With what the rank waited for the others."""
+    comm_wait_s: float | None = None
+    """That wait alone; None: not measured."""
+
+    @property
+    def step_s(self) -> float:
+        return self.data_wait_s + self.transfer_s + self.compute_s
 
 
 @dataclass(frozen=True)
@@ -81,10 +125,16 @@ class Window:
     loader: Loader | None = None
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""
+    worker_waits: Mapping[str, float] | None = None
+    """Share of the looks at the workers in which they were found at each of `gpuwatch.waits.WAITS`: their sum is 1."""
     host: HostFacts | None = None
     gpus: tuple[GpuFacts, ...] = ()
     local_world_size: int = 1
     """Ranks of the run on this node."""
+    rank: int = 0
+    world_size: int = 1
+    ranks: tuple[RankFacts, ...] = ()
+    """The run's ranks on this node that train now, this one included; empty where there is none to compare with."""
     activity: str | None = None
     stalled_s: float | None = None
     """For how long the run has been without a step, when it is stalled now."""

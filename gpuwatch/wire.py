@@ -25,10 +25,11 @@ MAX_STEPS_A_MESSAGE = 8192
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
 DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
-STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS)
+STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")
 """Columns of a step record, one int64 a step. start_ns is on the sender's monotonic clock; `samples` is -1 where not
 known; `epoch_start` is 1 for the first batch of an iterator, and left out where no row is one. The device's columns are what its own timeline says of the
-step: `input_wait_ns` is the exposed part of the wait, the rest of it was hidden. A column that is missing, or a row of -1,
+step: `input_wait_ns` is the exposed part of the wait, the rest of it was hidden. `comm_wait_ns` is the part of `compute_ns` in which
+the training thread waited for other ranks' gradients, measured where the device's columns are not. A column that is missing, or a row of -1,
 was not measured."""
 
 STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
@@ -59,6 +60,10 @@ class Totals(msgspec.Struct, frozen=True):
     """Data wait that was hidden behind the device's work, in the `device_steps`."""
     device_steps: int = 0
     """Training steps that the device's timeline measured."""
+    tokens: int = -1
+    """-1 while nobody counted any."""
+    comm_steps: int = 0
+    """Training steps whose wait for other ranks was measured."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -86,6 +91,16 @@ class Loader(msgspec.Struct, frozen=True):
     worker_pids: tuple[int, ...] = ()
 
 
+class Flops(msgspec.Struct, frozen=True):
+    """Floating-point operations as the user declares them, of one rank. None: not declared."""
+
+    per_step: float | None = None
+    per_sample: float | None = None
+    per_token: float | None = None
+    peak: float | None = None
+    """What the rank's device can do in a second, at the precision that is trained in."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Who the run is. Repeated every second, so that a late or restarted agent learns it."""
 
@@ -108,6 +123,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     versions: dict[str, str]
     tags: dict[str, str]
     device_uuids: tuple[str, ...] = ()
+    flops: Flops | None = None
 
 
 class Steps(msgspec.Struct, frozen=True, tag="steps"):
@@ -245,10 +261,12 @@ def _check_numbers(message: Message) -> None:
             message.process_start_ticks,
             message.pid_namespace,
         ]
+        if message.flops is not None:
+            ratios += [getattr(message.flops, name) for name in message.flops.__struct_fields__]
     else:
         totals = message.totals
         numbers += [totals.start_ns, totals.watermark_ns, totals.steps, totals.records_dropped, totals.overhead_ns]
-        numbers += [totals.hidden_ns, totals.device_steps]
+        numbers += [totals.hidden_ns, totals.device_steps, totals.tokens + 1, totals.comm_steps]
         numbers += [totals.samples + 1, *totals.states_ns.values(), *totals.phases_ns.values(), *totals.step_histogram]
     if isinstance(message, Steps):
         numbers.append(message.first_step)

@@ -17,6 +17,12 @@ its user are in `gpuwatch_run_info`. Series of a run go 15 minutes after it ende
 |---|---|---|---|---|
 """
 
+WHEN = {
+    "always": "",
+    "counted": " *From its first count on; with `--series full` from 0.*",
+    "full": " *With `--series full`.*",
+}
+
 
 def page() -> str:
     """Return the page."""
@@ -25,7 +31,7 @@ def page() -> str:
 
 def row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |\n"
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help}{WHEN[metric.when]} |\n"
 
 
 if __name__ == "__main__":

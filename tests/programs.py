@@ -17,10 +17,10 @@ TRAINER = Path(__file__).with_name("trainer.py")
 
 
 @contextmanager
-def agent(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def agent(directory: Path, environment: Mapping[str, str] | None = None, port: int | None = None) -> Iterator[Server]:
     """Run `gpuwatch agent` with a history and a socket in `directory`; hooks find it with `hook_environment`."""
     directory.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "gpuwatch", "agent", "--http", f"127.0.0.1:{port}"]
     command += ["--listen", endpoint(directory), "--history", str(directory / "history.db")]
     with _server(command, f"http://127.0.0.1:{port}", "/readyz", directory / "agent.log", environment) as server:

@@ -54,6 +54,10 @@ class Page:
             self._bodies[key] = body
         return body
 
+    def value(self, metric: str) -> float | None:
+        """Return the value of a metric without labels; None when it was not measured."""
+        return next((s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)), None)
+
     def _render(self, open_metrics: bool) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(SampleCollector(self._samples))

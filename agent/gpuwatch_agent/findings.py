@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from gpuwatch.diagnosis import Finding
+from gpuwatch.diagnosis import Finding, in_order
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
@@ -64,5 +64,10 @@ class FindingBook:
     def active(self, run: str, rank: int) -> list[ActiveFinding]:
         """Return the run's active findings in the diagnosis's order of the last moment."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
-        order = {"critical": 0, "warning": 1, "info": 2}
-        return sorted(found, key=lambda entry: (order[entry.finding.severity], -entry.finding.ratio))
+        by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
+        ordered = []
+        for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet is none
+            entry = by_key[finding.cause, finding.gpu]
+            entry.finding = finding
+            ordered.append(entry)
+        return ordered

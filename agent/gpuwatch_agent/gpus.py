@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuwatch_agent.collectors import GpuCollector
+from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpu_ledger import GpuAccount, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.windows import NodeMemory
 
 
-def gpu_readings(collector: GpuCollector | None, node: NodeMemory, table: ProcessTable) -> list[GpuReading]:
+def gpu_readings(collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> list[GpuReading]:
     """Return what the driver says of each GPU now, processes that have ended since it was asked left out."""
     if collector is None:
         return []
@@ -22,7 +22,8 @@ def gpu_readings(collector: GpuCollector | None, node: NodeMemory, table: Proces
         if pids is not None:
             pids = tuple(pid for pid in pids if pid not in ended)
         utilization = node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
-        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization))
+        age_ns = int(collector.process_list_age_s(device.uuid) * 1e9)
+        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns))
     return readings
 
 
@@ -31,9 +32,7 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
     return "; ".join(f"{table.user(pid) or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3])
 
 
-def gpu_view(
-    account: GpuAccount, collector: GpuCollector | None, node: NodeMemory, table: ProcessTable
-) -> dict[str, Any]:
+def gpu_view(account: GpuAccount, collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> dict[str, Any]:
     """Return one entry of `gpus` in /api/v1/status."""
     devices = collector.devices() if collector is not None else ()
 

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import IO
 
@@ -67,6 +68,20 @@ def open_history(path: Path) -> sqlite3.Connection:
             return _open(path)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"--history {path}: {error}; choose a file that you may write to") from error
+
+
+def check_readable(path: Path) -> None:
+    """Raise ConfigError unless this is a history file that this version can read; nothing is written."""
+    if not path.is_file():
+        raise ConfigError(f"--history {path}: there is no such file; an agent says its own at /api/v1/status")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
+    if not 0 < version <= SCHEMA_VERSION or not {"tick", "run", "steps", "finding"} <= tables:
+        raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpuwatch import wire
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpu_ledger import GpuRecord
+from gpuwatch_agent.history_steps import Batch, condense, unpacked
 from gpuwatch_agent.run_records import RunRecord
 
 logger = logging.getLogger(__name__)
 
+MOST_TICKS = 25_000
+"""Of a longer stretch than so many seconds, extremes are those of every second, third … sample."""
 
 _STEP_COLUMNS = (
     "time_s",
@@ -45,30 +52,55 @@ class HistoryReader:
         """Return the runs that are kept, an unreadable record left out."""
         return list(self._records("SELECT record FROM run", RunRecord))
 
+    def findings(self, run: str) -> list[dict[str, Any]]:
+        """Return every finding that a run's ranks have had, the oldest first: as JSON of the API, with `rank` and `seen_s`."""
+        with self._reader() as reader:
+            rows = reader.execute(
+                "SELECT rank, seen_ms, record FROM finding WHERE run = ? ORDER BY since_ms, rank, cause", (run,)
+            ).fetchall()
+        return [{**json.loads(record), "rank": rank, "seen_s": seen_ms / 1000} for rank, seen_ms, record in rows]
+
     def gpus(self) -> list[GpuRecord]:
         return list(self._records("SELECT record FROM gpu", GpuRecord))
 
     def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
+        self,
+        metric: str,
+        labels: Mapping[str, str],
+        start_s: float,
+        end_s: float,
+        points: int,
+        by: Sequence[str] | None = None,
+        extremes: bool = False,
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """Return (labels, [(Unix time, value)]) of each matching series, at most `points` a series: each interval's last."""
+        """Return (labels, [(Unix time, value)]) of each matching series, at most `points` a series: each interval's last.
+
+        With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their least and
+        their greatest value instead, in the order in which they came: a spike is not lost. (Over more than `MOST_TICKS`
+        seconds only every second, third … one is looked at.)
+        """
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
         # Intervals are the same at every request (panels do not flicker), so that one more may be touched.
         step_ms = max(1, -((start_ms - end_ms) // (points - 1))) if points > 1 else end_ms + 1
         names = BY_NAME[metric].labels
-        found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        columns: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+        shown = names if by is None else tuple(name for name in names if name in by)
+        found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+        columns: dict[int, dict[tuple[str, ...], list[int]]] = {}
         with self._reader() as reader:
-            rows = reader.execute(
-                "SELECT max(time_ms), layout, row FROM tick WHERE time_ms BETWEEN ? AND ? GROUP BY time_ms / ?",
-                (start_ms, end_ms, step_ms),
-            )
-            for time_ms, layout, row in rows:
+            for time_ms, layout, row in _ticks(reader, start_ms, end_ms, step_ms, extremes):
                 if layout not in columns:
-                    columns[layout] = _columns_of(reader, layout, metric, names, labels)
-                for index, values in columns[layout]:
-                    found.setdefault(values, []).append((time_ms / 1000, struct.unpack_from("=d", row, 8 * index)[0]))
-        return [(dict(zip(names, values, strict=True)), series) for values, series in found.items()]
+                    columns[layout] = _columns_of(reader, layout, metric, names, labels, shown)
+                values = array("d", row) if columns[layout] else ()
+                for group, indexes in columns[layout].items():
+                    value = values[indexes[0]] if len(indexes) == 1 else sum(values[index] for index in indexes)
+                    found.setdefault(group, []).append((time_ms, value))
+        return [
+            (
+                dict(zip(shown, group, strict=True)),
+                [(ms / 1000, value) for ms, value in (_extremes(series, 2 * step_ms) if extremes else series)],
+            )
+            for group, series in found.items()
+        ]
 
     def steps(self, run: str, rank: int, last: int) -> tuple[int, dict[str, list[float | None]]]:
         """Return (index of the first, columns) of the last steps: times in s, `time_s` the step's begin, oldest first.
@@ -102,6 +134,25 @@ class HistoryReader:
         surplus = max(0, taken - last)
         return first + surplus, {name: column[surplus:] for name, column in out.items()}
 
+    def condensed_steps(
+        self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
+    ) -> dict[str, Any]:
+        """Return the steps that began between `start_s` and `end_s` (None: all), as `history_steps.condense` does."""
+        where, values = "run = ? AND rank = ?", [run, rank]
+        if start_s is not None:  # a message is sent after its steps
+            where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
+        with self._reader() as reader:
+            query = f"FROM steps WHERE {where} ORDER BY id"
+            if start_s is None and end_s is None:
+                total = reader.execute(f"SELECT sum(count) {query}", values).fetchone()[0] or 0
+                return condense(self._batches(reader, query, values), total, points)
+            kept = list(_between(self._batches(reader, query, values), start_s, end_s))
+        return condense(kept, sum(len(batch) for batch in kept), points)
+
+    def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
+        for first_step, offset_ns, blob in reader.execute(f"SELECT first_step, offset_ns, columns {query}", values):
+            yield unpacked(first_step, offset_ns, msgspec.msgpack.decode(blob, type=dict[str, bytes]))
+
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=1.0)) as connection:
@@ -116,12 +167,59 @@ class HistoryReader:
                     logger.warning("history %s: a record is left out: %s", self.path, error)
 
 
+def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | None) -> Iterator[Batch]:
+    """Yield the parts of batches whose steps began in a stretch of Unix time."""
+    for batch in batches:
+        starts = batch.columns["start_ns"]
+        first = 0 if start_s is None else bisect_left(starts, int(start_s * 1e9) - batch.offset_ns)
+        last = len(starts) if end_s is None else bisect_right(starts, int(end_s * 1e9) - batch.offset_ns)
+        if last == 0:
+            return  # all that follow are later
+        if first < last:
+            yield batch if (first, last) == (0, len(starts)) else batch.part(first, last)
+
+
+def _ticks(
+    reader: sqlite3.Connection, start_ms: int, end_ms: int, step_ms: int, all_of_them: bool
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (time in ms, layout, packed values): each interval's last, or all of them as far as there is time for that."""
+    if not all_of_them:
+        yield from reader.execute(
+            "SELECT max(time_ms), layout, row FROM tick WHERE time_ms BETWEEN ? AND ? GROUP BY time_ms / ?",
+            (start_ms, end_ms, step_ms),
+        )
+        return
+    every = -(-(end_ms - start_ms) // (1000 * MOST_TICKS)) or 1
+    yield from reader.execute(
+        "SELECT time_ms, layout, row FROM tick WHERE time_ms BETWEEN ? AND ? AND time_ms / 1000 % ? = 0 ORDER BY time_ms",
+        (start_ms, end_ms, every),
+    )
+
+
+def _extremes(series: Iterable[tuple[int, float]], interval_ms: int) -> list[tuple[int, float]]:
+    """Return each interval's least and greatest value in their order; one point where they are the same."""
+    out: list[tuple[int, float]] = []
+    for _, points in groupby(series, key=lambda point: point[0] // interval_ms):
+        of_interval = list(points)
+        low, high = min(of_interval, key=itemgetter(1)), max(of_interval, key=itemgetter(1))
+        out += sorted({low, high})
+    return out
+
+
 def _columns_of(
-    reader: sqlite3.Connection, layout: int, metric: str, names: tuple[str, ...], labels: Mapping[str, str]
-) -> list[tuple[int, tuple[str, ...]]]:
+    reader: sqlite3.Connection,
+    layout: int,
+    metric: str,
+    names: tuple[str, ...],
+    labels: Mapping[str, str],
+    shown: tuple[str, ...],
+) -> dict[tuple[str, ...], list[int]]:
+    """Return the places of a metric's matching series in a row, by the values of the labels that are shown."""
     (text,) = reader.execute("SELECT series FROM layout WHERE id = ?", (layout,)).fetchone()
-    matching = []
+    matching: dict[tuple[str, ...], list[int]] = {}
     for index, (name, values) in enumerate(json.loads(text)):
-        if name == metric and labels.items() <= dict(zip(names, values, strict=False)).items():
-            matching.append((index, tuple(values)))
+        if name == metric:
+            own = dict(zip(names, values, strict=False))
+            if labels.items() <= own.items():
+                matching.setdefault(tuple(own[label] for label in shown), []).append(index)
     return matching

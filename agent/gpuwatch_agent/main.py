@@ -13,12 +13,15 @@ from pathlib import Path
 
 import uvicorn
 
+from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.config import NotifySettings
 from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
 from gpuwatch.transport import ZmqReceiver
 from gpuwatch_agent.api import make_app
-from gpuwatch_agent.collectors import Roots
+from gpuwatch_agent.collectors import STANDARD, Choice, Roots
 from gpuwatch_agent.history import History
+from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 
@@ -36,6 +39,9 @@ class Options:
     keep_days: float = 7.0
     keep_gib: float = 2.0
     roots: Roots = field(default_factory=Roots)
+    choice: Choice = STANDARD
+    notify: NotifySettings = field(default_factory=NotifySettings)
+    alerts: AlertThresholds = field(default_factory=AlertThresholds)
 
 
 def default_history() -> Path:
@@ -54,14 +60,18 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
     """
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(options.http))
-        history = History(
-            options.history or default_history(), options.keep_days * 86400, int(options.keep_gib * 2**30)
-        )
+        history_path = options.history or default_history()
+        history = History(history_path, options.keep_days * 86400, int(options.keep_gib * 2**30))
         stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
         boot_id = _boot_id(options.roots.procfs)
-        sampler = Sampler(receiver, history, options.roots, boot_id)
+        sampler = Sampler(receiver, history, options.roots, boot_id, options.choice)
+        if options.notify.urls:
+            notifier = _notifier(options, sampler, history_path)
+            sampler.extra_samples = notifier.samples
+            notifier.start()
+            stack.callback(notifier.stop)
         receiver.start()
         stack.callback(receiver.stop)
         sampler.start()
@@ -76,6 +86,12 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
+
+
+def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:
+    """Return the thread that tells people; what it has told is kept beside the history."""
+    path = history.with_name(history.name + ".notify.json")
+    return Notifier(lambda: sampler.snapshot, options.notify, options.alerts, socket.gethostname(), path)
 
 
 def _end_on_signals(server: uvicorn.Server) -> None:

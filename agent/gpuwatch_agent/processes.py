@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pwd
 from pathlib import Path
 
+from gpuwatch import node_io, waits, wire
 from gpuwatch import procfs as proc
-from gpuwatch import wire
 from gpuwatch.errors import NoData
+from gpuwatch_agent.owners import Owner, OwnerBook
 
 _SEARCH_EVERY_TURNS = 5
 _MOST_KNOWN = 4096
@@ -35,10 +35,12 @@ class ProcessTable:
         self._unfound: dict[tuple[int, int, int], int] = {}
         """Turns to go before a container's process is searched for again."""
         self._seen: set[int] = set()
+        self._owners = OwnerBook(procfs)
 
     def begin_turn(self) -> None:
         """Look at everything anew: what was found is good for one turn."""
         self._looked_up.clear()
+        self._owners.begin_turn()
         self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
@@ -72,16 +74,13 @@ class ProcessTable:
         known = known or (hello.pid_namespace, hello.pid, hello.process_start_ticks) in self._host_pids
         return False if known else None
 
+    def owner(self, pid: int) -> Owner:
+        """Return whose process it is, every part empty where not known."""
+        return self._owners.owner(pid)
+
     def user(self, pid: int) -> str:
         """Return the name (or number) of the user whose process it is, empty where not known."""
-        try:
-            uid = (self._procfs / str(pid)).stat().st_uid
-        except OSError:
-            return ""
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:
-            return str(uid)
+        return self._owners.owner(pid).user
 
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
@@ -93,6 +92,17 @@ class ProcessTable:
     def cpu_s(self, pid: int) -> float | None:
         try:
             return proc.process_cpu_s(pid, self._procfs)
+        except NoData:
+            return None
+
+    def standing_at(self, pid: int) -> str | None:
+        """Return what a process stands at now, one of `gpuwatch.waits.WAITS`; None when it is gone."""
+        return waits.standing_at(pid, self._procfs)
+
+    def received_bytes(self, pid: int) -> int | None:
+        """Return the bytes received in the process's network namespace; None where they may not be seen."""
+        try:
+            return node_io.received_bytes(self._procfs / str(pid))
         except NoData:
             return None
 

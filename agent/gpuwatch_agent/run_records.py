@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuwatch import wire
+from gpuwatch_agent.owners import NOBODY, Owner
 
 PHASES = ("data_wait", "transfer", "compute")
 _OLDEST_MESSAGE_NS = 3_600_000_000_000
@@ -23,20 +24,24 @@ class Counts(msgspec.Struct):
     overhead_ns: int = 0
     hidden_ns: int = 0
     device_steps: int = 0
+    tokens: int = -1
+    """-1 while nobody counted any."""
+    comm_steps: int = 0
 
     def plus(self, totals: wire.Totals | None) -> Counts:
         """Return these counts and a process's own."""
         if totals is None:
             return self
-        samples = -1 if self.samples < 0 and totals.samples < 0 else max(0, self.samples) + max(0, totals.samples)
         return Counts(
             steps=self.steps + totals.steps,
-            samples=samples,
+            samples=_sum_known(self.samples, totals.samples),
             phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
             histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
             overhead_ns=self.overhead_ns + totals.overhead_ns,
             hidden_ns=self.hidden_ns + totals.hidden_ns,
             device_steps=self.device_steps + totals.device_steps,
+            tokens=_sum_known(self.tokens, totals.tokens),
+            comm_steps=self.comm_steps + totals.comm_steps,
         )
 
 
@@ -51,6 +56,22 @@ class Speaker(msgspec.Struct):
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
+
+
+class WorkerIo(msgspec.Struct, frozen=True):
+    """What loader workers have read, written and waited; None: not to be seen."""
+
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    run_queue_s: float | None = None
+
+    def grown(self, now: WorkerIo, before: WorkerIo) -> WorkerIo:
+        """Return these totals and what one worker did between two looks."""
+        grown = {}
+        for name in self.__struct_fields__:
+            total, seen = getattr(self, name), getattr(now, name)
+            grown[name] = total if seen is None else (total or 0) + max(0, seen - (getattr(before, name) or 0))
+        return WorkerIo(**grown)
 
 
 class RunRecord(msgspec.Struct):
@@ -75,6 +96,15 @@ class RunRecord(msgspec.Struct):
     """CPU time of each worker as far as it is in `worker_cpu_s`."""
     user: str = ""
     ended_s: float | None = None
+    owner: Owner = NOBODY
+    worker_io: WorkerIo = WorkerIo()
+    worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
+    """What each worker had done as far as it is in `worker_io`."""
+
+
+def _sum_known(one: int, other: int) -> int:
+    """Return the sum of two counts, -1 where neither is known."""
+    return -1 if one < 0 and other < 0 else max(0, one) + max(0, other)
 
 
 def went_back(new: wire.Totals, old: wire.Totals) -> bool:
@@ -86,6 +116,8 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.overhead_ns < old.overhead_ns
         or new.hidden_ns < old.hidden_ns
         or new.device_steps < old.device_steps
+        or new.tokens < old.tokens
+        or new.comm_steps < old.comm_steps
         or any(a < b for a, b in zip(new.step_histogram, old.step_histogram, strict=True))
         or any(new.phases_ns.get(name, 0) < ns for name, ns in old.phases_ns.items())
         or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())

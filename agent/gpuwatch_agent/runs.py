@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
-from gpuwatch_agent.run_records import Counts, RunRecord, Speaker, clock_offset_ns, went_back
+from gpuwatch_agent.owners import NOBODY
+from gpuwatch_agent.run_records import Counts, RunRecord, Speaker, WorkerIo, clock_offset_ns, went_back
+from gpuwatch_agent.run_trace import Stretch, Trace
 
 SILENCE_NS = 10_000_000_000
 """A hook sends twice a second; after so long without a message the time is `unknown`."""
@@ -40,6 +42,8 @@ class RecentStep:
     samples: int
     epoch_start: bool
     hidden_ns: int = 0
+    comm_wait_ns: int = wire.MISSING
+    """The part of `compute_ns` that waited for other ranks; -1: not measured."""
 
 
 def _put_device_times(steps: list[RecentStep], columns: Mapping[str, Sequence[int]]) -> None:
@@ -60,6 +64,10 @@ class Run:
         self.rank = rank
         self.boot_id = boot_id
         self.ledger: Ledger | None = None
+        self.trace = Trace()
+        """Where in time the ledger's states lay, since this agent started."""
+        self.process_start_ns = 0
+        """Begin of the process that was heard last."""
         self.hello: wire.Hello | None = None
         self.status = RUNNING
         self.speakers: dict[str, Speaker] = {}
@@ -79,8 +87,11 @@ class Run:
         self.worker_seen_s: dict[int, float] = {}
         self.user = ""
         """Whose process it is; remembered when that has ended."""
+        self.owner = NOBODY
+        self.worker_io = WorkerIo()
+        self.worker_io_seen: dict[int, WorkerIo] = {}
         self.steps: deque[RecentStep] = deque(maxlen=_STEPS_KEPT)
-        self._totals_seen: deque[tuple[int, dict[str, int]]] = deque()
+        self._totals_seen: deque[tuple[int, dict[str, int], Counts]] = deque()
         self.changed = True
 
     @property
@@ -106,7 +117,8 @@ class Run:
             if self.status == LOST:
                 self._resume()
             return False
-        self._book(speaker, message.totals, now_ns, now_s)
+        columns = message.columns if isinstance(message, wire.Steps) else None
+        self._book(speaker, message.totals, columns, now_ns, now_s)
         self._resume()
         if isinstance(message, wire.Steps):
             self.activity = message.activity
@@ -126,7 +138,7 @@ class Run:
         silent_ns = now_ns - self.heard_ns
         gone = (alive is False and silent_ns > GONE_NS) or (alive is None and silent_ns > ABANDONED_NS)
         if self.ledger is not None and (gone or silent_ns > SILENCE_NS):
-            self.ledger.book(UNKNOWN, now_ns)
+            self._book_unknown(self.ledger, now_ns)
             self.activity = "silent"
             self.changed = True
         if gone:
@@ -138,7 +150,7 @@ class Run:
         """Keep the totals of this moment, so that the last minute's share can be told; of an ended run, its last one."""
         if self.ledger is None or self.status != RUNNING:
             return
-        self._totals_seen.append((now_ns, dict(self.ledger.totals_ns)))
+        self._totals_seen.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self._totals_seen) > 2 and self._totals_seen[1][0] <= now_ns - RECENT_NS:
             self._totals_seen.popleft()
         while self.steps and self.steps[0].end_ns < now_ns - RECENT_NS:
@@ -153,6 +165,16 @@ class Run:
             then = {}
         states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
         return sum(states.values()), states
+
+    def recent_tokens_a_step(self) -> float | None:
+        """Return the last minute's tokens a step; None where they are not counted."""
+        if len(self._totals_seen) < 2:
+            return None
+        then, now = self._totals_seen[0][2], self._totals_seen[-1][2]
+        if self.ledger is not None and self.ledger.sum_ns <= RECENT_NS:
+            then = Counts()
+        steps = now.steps - then.steps
+        return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
 
     def record(self) -> RunRecord | None:
         """Return what must outlive the agent; None before any totals came."""
@@ -176,6 +198,9 @@ class Run:
             worker_cpu_s=self.worker_cpu_s,
             worker_seen_s=self.worker_seen_s,
             user=self.user,
+            owner=self.owner,
+            worker_io=self.worker_io,
+            worker_io_seen=self.worker_io_seen,
             ended_s=self.ended_s,
         )
 
@@ -189,8 +214,11 @@ class Run:
         for name in ("status", "started_s", "last_message_s", "hello", "before", "lost", "last_step_s", "ended_s"):
             setattr(run, name, getattr(record, name))
         run.worker_cpu_s, run.worker_seen_s, run.user = record.worker_cpu_s, dict(record.worker_seen_s), record.user
+        run.owner = record.owner
+        run.worker_io, run.worker_io_seen = record.worker_io, dict(record.worker_io_seen)
         run.speakers = {speaker.sender: speaker for speaker in record.speakers}
         run.heard_ns = now_ns
+        run.process_start_ns = run.ledger.start_ns
         if record.boot_id != boot_id:  # that boot's clock has gone: its times are told by the wall clock
             run.ledger.shift(now_ns - int((now_s - record.last_message_s) * 1e9) - record.watermark_ns)
             if run.status == RUNNING:
@@ -213,8 +241,17 @@ class Run:
                 self.before = self.before.plus(self.speakers.pop(oldest).sent)
         return speaker
 
-    def _book(self, speaker: Speaker, totals: wire.Totals, now_ns: int, now_s: float) -> None:
+    def _book(
+        self,
+        speaker: Speaker,
+        totals: wire.Totals,
+        columns: Mapping[str, bytes] | None,
+        now_ns: int,
+        now_s: float,
+    ) -> None:
         start_ns, watermark_ns = totals.start_ns + speaker.offset_ns, totals.watermark_ns + speaker.offset_ns
+        if speaker.sent is None:
+            self.process_start_ns = start_ns
         if self.ledger is None:
             self.ledger = Ledger(start_ns)
             self.started_s = now_s - (now_ns - start_ns) / 1e9
@@ -223,13 +260,21 @@ class Run:
             if self.status == ENDED:
                 self.ledger.shift(start_ns - self.ledger.watermark_ns)
             else:
-                self.ledger.book(UNKNOWN, start_ns)
+                self._book_unknown(self.ledger, start_ns)
         if speaker.sent is not None and went_back(totals, speaker.sent):
             return
         before = speaker.sent.states_ns if speaker.sent is not None else {}
         grown = {state: ns - before.get(state, 0) for state, ns in totals.states_ns.items()}
+        begin_ns, then = self.ledger.watermark_ns, dict(self.ledger.totals_ns)
         self.ledger.book_mixture({s: ns for s, ns in grown.items() if ns > 0}, watermark_ns)
+        booked = {state: ns - then[state] for state, ns in self.ledger.totals_ns.items() if ns > then[state]}
+        self.trace.add(Stretch(begin_ns, self.ledger.watermark_ns, booked, columns, speaker.offset_ns))
         speaker.sent = totals
+
+    def _book_unknown(self, ledger: Ledger, until_ns: int) -> None:
+        begin_ns = ledger.watermark_ns
+        if booked_ns := ledger.book(UNKNOWN, until_ns):
+            self.trace.add(Stretch(begin_ns, until_ns, {UNKNOWN: booked_ns}))
 
     def _take_steps(self, speaker: Speaker, message: wire.Steps, now_ns: int, now_s: float) -> bool:
         """Count and keep step records. Ones that came before, or were counted as lost, are not taken again."""
@@ -251,6 +296,8 @@ class Run:
         kept = [RecentStep(*row) for row in rows]
         if message.columns.keys() >= set(wire.DEVICE_COLUMNS):
             _put_device_times(kept, columns)
+        for step, waited_ns in zip(kept, columns.get("comm_wait_ns", ()), strict=False):
+            step.comm_wait_ns = waited_ns
         self.steps.extend(kept)
         self.last_step_s = now_s - (now_ns - ends[-1]) / 1e9
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuwatch import __version__, wire
@@ -13,20 +13,25 @@ from gpuwatch.diagnosis import diagnose
 from gpuwatch.metrics import Sample
 from gpuwatch.verdict import give_verdict
 from gpuwatch_agent.collecting import Collecting
-from gpuwatch_agent.collectors import GpuCollector, Roots, build
+from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
+from gpuwatch_agent.detail import standard
 from gpuwatch_agent.exporter import Page
 from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.gpu_ledger import GpuBook
+from gpuwatch_agent.gpu_trends import GpuTrends
 from gpuwatch_agent.gpus import gpu_readings, gpu_view, owner_text
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.ranks import ranks_by_run
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.run_book import RunBook
+from gpuwatch_agent.run_cgroups import group_samples
+from gpuwatch_agent.run_processes import RunProcesses
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
 from gpuwatch_agent.views import finding_json, finding_view, run_view
-from gpuwatch_agent.windows import NodeMemory, node_window, run_window
+from gpuwatch_agent.windows import NodeMemory, look_at_gpus, node_window, run_window
 from gpuwatch_agent.workers import WorkerWatch
 
 logger = logging.getLogger(__name__)
@@ -38,24 +43,31 @@ _TRIM_EVERY = 60
 class Sampler:
     """Owns the books; everything in them is touched by this thread alone."""
 
-    def __init__(self, receiver: Receiver, history: History, roots: Roots, boot_id: str) -> None:
+    def __init__(
+        self, receiver: Receiver, history: History, roots: Roots, boot_id: str, choice: Choice = STANDARD
+    ) -> None:
         self._receiver = receiver
         self._history = history
         self._roots = roots
         self._boot_id = boot_id
-        collectors = build(roots)
-        self._gpu_collector = next((c for c in collectors if isinstance(c, GpuCollector)), None)
+        self._choice = choice
+        collectors = build(roots, choice)
+        self._gpu_collector = gpu_source(collectors)
         self._collecting = Collecting(collectors)
         self._runs = RunBook(boot_id)
         self._gpus = GpuBook()
         self._table = ProcessTable(roots.procfs)
         self._workers = WorkerWatch(self._table)
+        self._processes = RunProcesses(roots.procfs, self._table)
         self._node = NodeMemory()
+        self._trends = GpuTrends()
         self._findings = FindingBook()
         self._views: dict[tuple[str, int], dict[str, Any]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: Snapshot | None = None
+        self.extra_samples: Callable[[], Iterable[Sample]] = tuple
+        """More of the agent's own series (the notifier's counters)."""
 
     def start(self) -> None:
         """Take up what a former agent kept, and begin."""
@@ -103,10 +115,13 @@ class Sampler:
         node_samples = self._collecting.turn()
         self._node.remember(node_samples, now_ns)
         self._workers.look(runs, now_ns)
+        self._processes.look(runs, now_ns)
         readings = gpu_readings(self._gpu_collector, self._node, self._table)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
         self._diagnose(runs, now_ns, now_s)
         samples = [*self._samples(runs, now_ns, now_s), *node_samples]
+        if not self._choice.full:
+            samples = list(standard(samples))
         self._commit(samples, runs, with_steps, now_s)
         self._publish(samples, runs, now_ns, now_s)
 
@@ -116,12 +131,15 @@ class Sampler:
             pid = self._table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
             if pid is not None:
                 found[pid] = run
-                run.user = self._table.user(pid)
+                run.owner = self._table.owner(pid)
+                run.user = run.owner.user
         return found
 
     def _diagnose(self, runs: Sequence[Run], now_ns: int, now_s: float) -> None:
         accounts = list(self._gpus.accounts.values())
+        look_at_gpus(self._trends, accounts, self._node, now_ns)
         views: dict[tuple[str, int], dict[str, Any]] = {}
+        ranks = ranks_by_run(runs)
         for run in runs:
             key = (run.run, run.rank)
             seen = self._views.get(key)
@@ -129,7 +147,8 @@ class Sampler:
             if seen is not None and unchanged and run.status == seen["status"] != RUNNING:
                 views[key] = seen  # it has ended, and stays as it was
                 continue
-            window = run_window(run, self._node, self._workers, self._table, accounts, now_ns)
+            beside = ranks.get(run.run, ())
+            window = run_window(run, self._node, self._workers, self._table, accounts, now_ns, beside, self._trends)
             if run.status == RUNNING:
                 self._findings.update(*key, diagnose(window), now_ns, now_s)
             active = self._findings.active(*key)
@@ -148,9 +167,11 @@ class Sampler:
         samples: list[AnySample] = []
         for run in runs:
             samples += run_samples(run, self._workers, offset_ns)
+            samples += self._processes.samples(run)
             pid = self._table.host_pid(run.hello) if run.hello is not None else None
             shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
             samples += shm_samples(run, self._table, shares)
+        samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
         samples += finding_samples(self._findings, list(runs))
@@ -160,6 +181,7 @@ class Sampler:
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(self._rejected().items())),
             Sample("gpuwatch_history_bytes", self._history.size_bytes),
             Sample("gpuwatch_history_failures_total", self._history.failures),
+            *self.extra_samples(),
             Sample("gpuwatch_sample_timestamp_seconds", now_s),
         ]
         return samples
@@ -192,11 +214,11 @@ class Sampler:
     def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
         views = sorted(self._views.values(), key=lambda view: -view["last_message_s"])
         found = [
-            {"run": view["run"], "rank": view["rank"], "name": view["name"], **finding}
+            {**finding, "run": view["run"], "rank": view["rank"], "name": view["name"]}
             for view in views
             for finding in view["findings"]
         ]
-        found += [{"run": None, "rank": None, "name": None, **finding_view(e)} for e in self._findings.active("", 0)]
+        found += [{**finding_view(e), "run": None, "rank": None, "name": None} for e in self._findings.active("", 0)]
         self.snapshot = Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from gpuwatch import wire
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import HistogramSample, Sample
+from gpuwatch.rules.straggler import STRAGGLER
 from gpuwatch_agent.findings import FindingBook
-from gpuwatch_agent.gpu_ledger import SHARED, GpuAccount
+from gpuwatch_agent.gpu_ledger import GpuAccount
+from gpuwatch_agent.owners import together
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.workers import WorkerWatch
@@ -31,6 +33,8 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     yield Sample("gpuwatch_steps_total", counts.steps, key)
     if counts.samples >= 0:
         yield Sample("gpuwatch_samples_total", counts.samples, key)
+    if counts.tokens >= 0:
+        yield Sample("gpuwatch_tokens_total", counts.tokens, key)
     total_s = sum(counts.phases_ns.values()) / 1e9
     yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.histogram), total_s, key)
     if run.last_step_s is not None:
@@ -41,6 +45,8 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     if counts.device_steps:
         yield Sample("gpuwatch_hidden_input_wait_seconds_total", counts.hidden_ns / 1e9, key)
         yield Sample("gpuwatch_device_steps_total", counts.device_steps, key)
+    if counts.comm_steps:
+        yield Sample("gpuwatch_comm_steps_total", counts.comm_steps, key)
     if run.worker_cpu_s or workers.count(run):
         yield Sample("gpuwatch_loader_worker_cpu_seconds_total", run.worker_cpu_s, key)
         yield Sample("gpuwatch_loader_workers", workers.count(run), key)
@@ -50,8 +56,14 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     loader_workers = hello.loader.num_workers if hello.loader is not None else None
     info = (
         hello.name,
-        hello.job,
+        run.owner.job or hello.job,
+        run.owner.step,
         run.user,
+        run.owner.container_id,
+        run.owner.pod_uid,
+        run.owner.namespace,
+        run.owner.pod,
+        run.owner.container,
         hello.timeline,
         hello.device,
         str(hello.world_size),
@@ -81,20 +93,22 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     yield Sample("gpuwatch_gpu_ledger_watermark_timestamp_seconds", watermark_s, key)
     run = account.run
     rank = str(run.rank) if run is not None else ""
-    job = run.hello.job if run is not None and run.hello is not None else ""
-    users = sorted({user for pid in account.pids if (user := table.user(pid))})
-    user = users[0] if len(users) == 1 else (SHARED if users else "")
-    yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, user, job, "", "", ""))
+    owner = together(table.owner(pid) for pid in account.pids)
+    job = owner.job or (run.hello.job if run is not None and run.hello is not None else "")
+    workload = (owner.namespace, owner.pod, owner.container)
+    yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, owner.user, job, *workload))
 
 
 def finding_samples(book: FindingBook, runs: list[Run]) -> Iterator[Sample]:
-    """Yield a 0 or 1 for each cause that a run has had, over all of its ranks, and the evidence of the active ones."""
+    """Yield a 0 or 1 for each cause that a run has had, over all of its ranks, the evidence of the active ones, and who is late."""
     ratios: dict[tuple[str, str], float | None] = {}
     for run in runs:
         active = {entry.finding.cause: entry.finding.ratio for entry in book.active(run.run, run.rank)}
         for cause in book.causes_seen.get((run.run, run.rank), ()):
             known, ratio = ratios.get((run.run, cause)), active.get(cause)
             ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
+        if STRAGGLER in active:
+            yield Sample("gpuwatch_straggler_excess_ratio", active[STRAGGLER], (run.run, str(run.rank)))
     for (name, cause), ratio in ratios.items():
         yield Sample("gpuwatch_finding_active", float(ratio is not None), (name, cause))
         if ratio is not None:

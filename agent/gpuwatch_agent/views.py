@@ -8,6 +8,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+import msgspec
+
+from gpuwatch import wire
+from gpuwatch.throughput import Done, throughput
 from gpuwatch.verdict import Verdict
 from gpuwatch.window import Window
 from gpuwatch_agent.findings import ActiveFinding
@@ -21,7 +25,6 @@ def run_view(
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
-    loader = hello.loader if hello is not None else None
     return {
         "run": run.run,
         "rank": run.rank,
@@ -30,6 +33,7 @@ def run_view(
         "host": hello.host if hello is not None else "",
         "pid": hello.pid if hello is not None else None,
         "user": run.user,
+        "owner": {name: value or None for name, value in msgspec.structs.asdict(run.owner).items() if name != "user"},
         "status": run.status,
         "world_size": hello.world_size if hello is not None else 1,
         "timeline": hello.timeline if hello is not None else "host",
@@ -39,17 +43,25 @@ def run_view(
         "last_message_s": run.last_message_s,
         "steps": counts.steps,
         "samples": counts.samples if counts.samples >= 0 else None,
+        "tokens": counts.tokens if counts.tokens >= 0 else None,
         "records_lost": run.lost,
         "activity": run.activity,
         "states": {} if ledger is None else {state: ns / 1e9 for state, ns in ledger.totals_ns.items() if ns},
         "recent": _recent(run, window),
         "verdict": None if verdict is None else asdict(verdict),
         "findings": [finding_view(entry) for entry in findings],
-        "loader": None
-        if loader is None
-        else {name: getattr(loader, name) for name in loader.__struct_fields__ if name != "worker_pids"},
+        "loader": loader_view(hello),
+        "versions": hello.versions if hello is not None else {},
         "tags": hello.tags if hello is not None else {},
     }
+
+
+def loader_view(hello: wire.Hello | None) -> View | None:
+    """Return the loader's settings, None where they are not known."""
+    loader = hello.loader if hello is not None else None
+    if loader is None:
+        return None
+    return {name: getattr(loader, name) for name in loader.__struct_fields__ if name != "worker_pids"}
 
 
 def finding_view(entry: ActiveFinding) -> View:
@@ -71,6 +83,14 @@ def _recent(run: Run, window: Window) -> View | None:
     span_s = max((run.steps[-1].end_ns - run.steps[0].end_ns) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     per_s = len(steps) / span_s if span_s > 0 else None
     known = per_s is not None and min(samples) >= 0
+    tokens_a_step = run.recent_tokens_a_step()
+    done = Done(
+        span_s,
+        len(steps),
+        sum(samples) if known else None,
+        None if tokens_a_step is None else tokens_a_step * len(steps),
+    )
+    rates = throughput(done, run.hello.flops if run.hello is not None else None)
     return {
         "duration_s": window.duration_s,
         "states": dict(window.states_s),
@@ -78,5 +98,8 @@ def _recent(run: Run, window: Window) -> View | None:
         "step_s_p95": totals[min(len(totals) - 1, int(0.95 * len(totals)))],
         "data_wait_s_p50": median(steps.data_wait_s),
         "steps_per_s": per_s,
-        "samples_per_s": sum(samples) / span_s if known else None,
+        "samples_per_s": rates.samples_per_s,
+        "tokens_per_s": rates.tokens_per_s,
+        "flops_per_s": rates.flops_per_s,
+        "mfu_ratio": rates.mfu_ratio,
     }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpuwatch.metrics import HistogramSample, Sample
 from gpuwatch.recorder import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.timeline import STALL_FLOOR_NS
-from gpuwatch.window import GpuFacts, HostFacts, StepColumns, Window
+from gpuwatch.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
 from gpuwatch_agent.gpu_ledger import GpuAccount
+from gpuwatch_agent.gpu_trends import GpuTrends
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.workers import WorkerWatch
@@ -26,6 +28,11 @@ _WATCHED = {
     "gpuwatch_shm_used_bytes",
     "gpuwatch_gpu_utilization_ratio",
     "gpuwatch_gpu_memory_used_bytes",
+    "gpuwatch_gpu_memory_total_bytes",
+    "gpuwatch_gpu_power_watts",
+    "gpuwatch_gpu_throttled",
+    "gpuwatch_disk_io_time_seconds_total",
+    "gpuwatch_disk_read_bytes_total",
 }
 _IDLE_MODES = {"idle", "iowait"}
 
@@ -53,6 +60,24 @@ class NodeMemory:
             return None
         return max(0.0, last[key] - first[key]) / ((end_ns - begin_ns) / 1e9)
 
+    def rates(self, metric: str) -> list[float]:
+        """Return the rate of each of a counter's series; [] where none was measured."""
+        found = (self.rate(*series_of) for series_of in self._series(metric))
+        return [rate for rate in found if rate is not None]
+
+    def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
+        """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not told."""
+        shares = {
+            series_of[3]: self.mean(*series_of) or 0.0
+            for series_of in self._series("gpuwatch_gpu_throttled")
+            if series_of[1:3] == (gpu, uuid)
+        }
+        return shares or None
+
+    def _series(self, metric: str) -> list[tuple[str, ...]]:
+        """Return (metric, labels …) of each of a metric's series now."""
+        return [(name, *labels) for name, labels in (self._seen[-1][1] if self._seen else {}) if name == metric]
+
     def mean(self, metric: str, *labels: str) -> float | None:
         values = [seen[metric, labels] for _, seen in self._seen if (metric, labels) in seen]
         return sum(values) / len(values) if values else None
@@ -71,9 +96,16 @@ class NodeMemory:
 
 
 def run_window(
-    run: Run, node: NodeMemory, workers: WorkerWatch, table: ProcessTable, gpus: Sequence[GpuAccount], now_ns: int
+    run: Run,
+    node: NodeMemory,
+    workers: WorkerWatch,
+    table: ProcessTable,
+    gpus: Sequence[GpuAccount],
+    now_ns: int,
+    ranks: Sequence[RankFacts] = (),
+    trends: GpuTrends | None = None,
 ) -> Window:
-    """Return the run's last minute."""
+    """Return the run's last minute; `ranks` are the ranks on this node that train."""
     duration_ns, states_ns = run.recent_ns()
     hello = run.hello
     pid = table.host_pid(hello) if hello is not None else None
@@ -94,8 +126,13 @@ def run_window(
         fetch_cpu_ratio=run.fetch_cpu_ratio,
         loader=loader,
         worker_cpu_ratios=workers.ratios(run),
-        host=_host_facts(node, table, pid),
-        gpus=tuple(_gpu_facts(account, node, now_ns) for account in gpus if account.run is run),
+        worker_waits=workers.waits(run),
+        host=replace(_host_facts(node, table, pid), network_receive_bytes_per_s=workers.receive_rate(run)),
+        gpus=tuple(_gpu_facts(account, node, now_ns, trends=trends) for account in gpus if account.run is run),
+        local_world_size=max(1, len(ranks)),
+        rank=run.rank,
+        world_size=hello.world_size if hello is not None else 1,
+        ranks=tuple(ranks),
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
     )
@@ -135,6 +172,8 @@ def _host_facts(node: NodeMemory, table: ProcessTable, pid: int | None) -> HostF
         cpu_pressure_ratio=node.rate("gpuwatch_pressure_cpu_waiting_seconds_total"),
         io_pressure_ratio=node.rate("gpuwatch_pressure_io_waiting_seconds_total"),
         memory_available_bytes=None if memory is None else int(memory),
+        disk_busy_ratio=max(node.rates("gpuwatch_disk_io_time_seconds_total"), default=None),
+        disk_read_bytes_per_s=sum(reads) if (reads := node.rates("gpuwatch_disk_read_bytes_total")) else None,
         shm_size_bytes=shm[0] if shm else None,
         shm_used_bytes=shm[1] if shm else None,
     )
@@ -151,7 +190,19 @@ def _cores(node: NodeMemory, pid: int | None) -> int | None:
     return None if cores is None else int(cores)
 
 
-def _gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, owner: str | None = None) -> GpuFacts:
+def look_at_gpus(trends: GpuTrends, gpus: Sequence[GpuAccount], node: NodeMemory, now_ns: int) -> None:
+    """Take this second's readings of all GPUs into their trends."""
+    trends.keep_only([account.uuid for account in gpus])
+    for account in gpus:
+        memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
+        power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
+        trends.look(account, power, None if memory is None else int(memory), now_ns)
+
+
+def _gpu_facts(
+    account: GpuAccount, node: NodeMemory, now_ns: int, owner: str | None = None, trends: GpuTrends | None = None
+) -> GpuFacts:
+    total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
     memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
     return GpuFacts(
         gpu=account.gpu,
@@ -161,4 +212,8 @@ def _gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, owner: str | 
         process_count=len(account.pids),
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
         owner=owner,
+        throttled=node.throttled(account.gpu, account.uuid),
+        power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
+        power_usual_watts=trends.usual_watts(account.uuid) if trends is not None else None,
+        memory_trend=None if trends is None else trends.memory(account.uuid, None if total is None else int(total)),
     )

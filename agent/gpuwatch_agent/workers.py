@@ -1,14 +1,17 @@
-"""CPU use of the loader workers of each run, from the pids that its hook names."""
+"""What the loader workers of each run do: their CPU use, what they stand at, what they receive. From the pids that its hook names."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from gpuwatch import waits
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
 
 _WINDOW_NS = 15_000_000_000
 _MOST_WORKERS = 256
+_MOST_LOOKED_AT = 64
+_LOOKS = 16
 
 
 class WorkerWatch:
@@ -17,12 +20,15 @@ class WorkerWatch:
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
         self._cpu_s: dict[int, deque[tuple[int, float]]] = {}
+        self._waits: dict[tuple[str, int], deque[tuple[str, ...]]] = {}
+        self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
 
     def look(self, runs: list[Run], now_ns: int) -> None:
         """Read every known worker once and add to the runs' totals."""
         pids = {pid for run in runs for pid in self._pids(run)}
         for gone in self._cpu_s.keys() - pids:
             del self._cpu_s[gone]
+        self._look_at_waits(runs, now_ns)
         for run in runs:
             if run.status == RUNNING:
                 known = run.worker_seen_s
@@ -38,6 +44,32 @@ class WorkerWatch:
                 seen.append((now_ns, cpu_s))
                 while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
                     seen.popleft()
+
+    def _look_at_waits(self, runs: list[Run], now_ns: int) -> None:
+        running = {(run.run, run.rank): run for run in runs if run.status == RUNNING}
+        for key in (self._waits.keys() | self._received.keys()) - running.keys():
+            self._waits.pop(key, None)
+            self._received.pop(key, None)
+        for key, run in running.items():
+            pids = self._pids(run)[:_MOST_LOOKED_AT]
+            if not pids:
+                continue
+            found = tuple(wait for pid in pids if (wait := self._table.standing_at(pid)) is not None)
+            self._waits.setdefault(key, deque(maxlen=_LOOKS)).append(found)
+            received = self._table.received_bytes(pids[0])
+            if received is not None:
+                self._received.setdefault(key, deque(maxlen=_LOOKS)).append((now_ns, received))
+
+    def waits(self, run: Run) -> dict[str, float] | None:
+        """Return in which share of the last looks a worker was found at each of `gpuwatch.waits.WAITS`; None with too few."""
+        return waits.shares(wait for look in self._waits.get((run.run, run.rank), ()) for wait in look)
+
+    def receive_rate(self, run: Run) -> float | None:
+        """Return the bytes a second that arrive in the workers' network namespace; None where it cannot be seen."""
+        seen = self._received.get((run.run, run.rank))
+        if not seen or seen[-1][0] <= seen[0][0]:
+            return None
+        return max(0, seen[-1][1] - seen[0][1]) / ((seen[-1][0] - seen[0][0]) / 1e9)
 
     def ratios(self, run: Run) -> tuple[float, ...] | None:
         """Return the CPU use of each live worker over the last 15 s, 1.0 = one core; None where it is not known."""

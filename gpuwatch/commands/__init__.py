@@ -1,13 +1,16 @@
 """The subcommands: one file each, its function's docstring is its help. Adding one is a file here and a line below."""
 
 from gpuwatch.commands.agent import agent
+from gpuwatch.commands.compare import compare
 from gpuwatch.commands.dashboard import dashboard
 from gpuwatch.commands.demo import demo
 from gpuwatch.commands.doctor import doctor
+from gpuwatch.commands.report import report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
+from gpuwatch.commands.simulate import simulate
 from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune, report, compare, simulate)

@@ -12,31 +12,66 @@ from gpuwatch.cli import require
 
 
 def agent(
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; an option given here wins.", envvar="GPUWATCH_CONFIG")
+    ] = None,
     http: Annotated[
-        str, typer.Option(help="Where to serve /metrics and the API.", envvar="GPUWATCH_HTTP")
-    ] = "127.0.0.1:9478",
+        str | None, typer.Option(help="Where to serve /metrics and the API [127.0.0.1:9478].", envvar="GPUWATCH_HTTP")
+    ] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option(help="Where hooks connect: ipc:///path/hook.sock or tcp://127.0.0.1:9479; may be given again."),
     ] = None,
     history: Annotated[Path | None, typer.Option(help="The history file.", envvar="GPUWATCH_HISTORY")] = None,
-    keep_days: Annotated[float, typer.Option(help="How long history is kept.", min=0.01)] = 7.0,
-    keep_gib: Annotated[float, typer.Option(help="How large the history may grow.", min=0.01)] = 2.0,
-    procfs: Annotated[Path, typer.Option(help="The node's /proc, in a container.")] = Path("/proc"),
-    sysfs: Annotated[Path, typer.Option(help="The node's /sys, in a container.")] = Path("/sys"),
-    shm: Annotated[Path, typer.Option(help="The node's /dev/shm, in a container.")] = Path("/dev/shm"),
+    keep_days: Annotated[float | None, typer.Option(help="How long history is kept [7].", min=0.01)] = None,
+    keep_gib: Annotated[float | None, typer.Option(help="How large the history may grow [2].", min=0.01)] = None,
+    procfs: Annotated[Path | None, typer.Option(help="The node's /proc, in a container [/proc].")] = None,
+    sysfs: Annotated[Path | None, typer.Option(help="The node's /sys, in a container [/sys].")] = None,
+    shm: Annotated[Path | None, typer.Option(help="The node's /dev/shm, in a container [/dev/shm].")] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Whom to tell without Alertmanager, an Apprise URL (slack://…, json://…); may be given again."
+        ),
+    ] = None,
 ) -> None:
     """Take hooks' messages, sample the node once a second, serve Prometheus and the JSON API.
 
-    Example: `gpuwatch agent --http 0.0.0.0:9478 --history /var/lib/gpuwatch/history.db`
+    Examples: `gpuwatch agent --http 0.0.0.0:9478 --history /var/lib/gpuwatch/history.db`;
+    `gpuwatch agent --config /etc/gpuwatch/gpuwatch.toml`
     """
     for module in ("prometheus_client", "starlette", "uvicorn", "pynvml"):
         require(module, "agent")
+    from dataclasses import replace
+
+    from gpuwatch.config import Config, apply_thresholds, read_config
     from gpuwatch_agent.collectors import Roots
     from gpuwatch_agent.main import Options, run_agent
 
     def ready(url: str) -> None:
         print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
 
-    options = Options(http, tuple(listen or ()), history, keep_days, keep_gib, Roots(procfs, sysfs, shm))
+    settings = read_config(config) if config is not None else Config()
+    apply_thresholds(settings.thresholds)
+    own = settings.agent
+    kept = Path(own.history) if own.history is not None else None
+    options = Options(
+        http=http or own.http or "127.0.0.1:9478",
+        listen=tuple(listen or own.listen),
+        history=history or kept,
+        keep_days=_first(keep_days, own.keep_days, 7.0),
+        keep_gib=_first(keep_gib, own.keep_gib, 2.0),
+        roots=Roots(
+            procfs or Path(own.procfs or "/proc"),
+            sysfs or Path(own.sysfs or "/sys"),
+            shm or Path(own.shm or "/dev/shm"),
+        ),
+        notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
+        alerts=settings.alerts,
+    )
     run_agent(options, ready)
+
+
+def _first(*values: float | None) -> float:
+    """Return the first value that was given."""
+    return next(value for value in values if value is not None)

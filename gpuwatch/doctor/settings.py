@@ -59,6 +59,7 @@ KNOWN: dict[str, Callable[[str], str]] = {
     "GPUWATCH_AUTO": _flag,
     "GPUWATCH_HTTP": _address,
     "GPUWATCH_HISTORY": _file,
+    "GPUWATCH_CONFIG": _file,
     "GPUWATCH_AGENT": _url,
     "GPUWATCH_AGENT_URL": _url,
     "GPUWATCH_PROMETHEUS": _url,

@@ -8,34 +8,60 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuwatch.diagnosis import Finding
+from gpuwatch.rules.artificial_limit import artificial_limit
+from gpuwatch.rules.burst_every_n import burst_every_n
 from gpuwatch.rules.checkpoint_stall import checkpoint_stall
 from gpuwatch.rules.compute_bound import compute_bound
 from gpuwatch.rules.epoch_start_pause import epoch_start_pause
 from gpuwatch.rules.eval_share import eval_share
 from gpuwatch.rules.gpu_saturated import gpu_saturated
 from gpuwatch.rules.held_idle import held_idle
+from gpuwatch.rules.host_bound import host_bound
+from gpuwatch.rules.hung import hung
 from gpuwatch.rules.input_cpu import input_cpu
 from gpuwatch.rules.input_cpu_saturated import input_cpu_saturated
+from gpuwatch.rules.input_disk import input_disk
+from gpuwatch.rules.input_network import input_network
 from gpuwatch.rules.input_single_process import input_single_process
 from gpuwatch.rules.input_unexplained import input_unexplained
+from gpuwatch.rules.memory_creep import memory_creep
 from gpuwatch.rules.shm_exhaustion import shm_exhaustion
+from gpuwatch.rules.slow_worker import slow_worker
 from gpuwatch.rules.stalled import stalled
+from gpuwatch.rules.straggler import straggler
+from gpuwatch.rules.sync_every_step import sync_every_step
+from gpuwatch.rules.throttled import throttled
+from gpuwatch.rules.too_many_workers import too_many_workers
 from gpuwatch.rules.transfer_pageable import transfer_pageable
+from gpuwatch.rules.transfer_pcie import transfer_pcie
 from gpuwatch.window import Window
 
 Rule = Callable[[Window], "Finding | None"]
 
 RULES: tuple[Rule, ...] = (
+    hung,
     stalled,
+    straggler,
     shm_exhaustion,
     input_single_process,
     input_cpu,
     input_cpu_saturated,
+    input_disk,
+    input_network,
+    artificial_limit,
+    slow_worker,
+    burst_every_n,
+    too_many_workers,
     epoch_start_pause,
     transfer_pageable,
+    transfer_pcie,
+    sync_every_step,
+    host_bound,
     eval_share,
     checkpoint_stall,
     held_idle,
+    memory_creep,
+    throttled,
     gpu_saturated,
     compute_bound,
 )

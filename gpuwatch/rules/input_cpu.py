@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import free_cores, shm_cost, steady_input_wait, wait_evidence, workers_needed
+from gpuwatch.prediction import free_cores
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
@@ -20,11 +21,9 @@ def input_cpu(window: Window) -> Finding | None:
     cores = free_cores(window)
     if busy < len(ratios) / 2 or cores is None or cores <= loader.num_workers:
         return None
-    # W workers that are the limit deliver a batch every step: one batch costs a worker W × step time.
-    step_s = wait.wait_s + wait.rest_s
-    needed = workers_needed(loader.num_workers * step_s, wait.rest_s)
-    workers = min(needed, cores)
-    new_step_s = max(wait.rest_s, loader.num_workers * step_s / workers)
+    plan = make_plan(window, wait, on_cpu=True)
+    if plan.workers <= loader.num_workers:
+        return None  # there are cores, but no room for their queues: /dev/shm has a cause of its own
     idle = round((1 - host.cpu_busy_ratio) * (host.cpu_cores or 0))
     mean = sum(ratios) / len(ratios)
     return Finding(
@@ -37,6 +36,7 @@ def input_cpu(window: Window) -> Finding | None:
             Evidence("worker CPU", mean, "ratio", f"{busy} of {len(ratios)} loader workers are busy on the CPU ({mean:.0%} of a core on average)"),
             Evidence("idle cores", idle, "cores", f"about {idle} of {host.cpu_cores} cores are idle"),
         ),
-        advice=f"num_workers {loader.num_workers} → {workers}{shm_cost(window, workers)}",
-        predicted_speedup=round(step_s / new_step_s, 2),
+        advice=f"num_workers {loader.num_workers} → {plan.workers}{limited(plan)}{expectation(plan)}",
+        predicted_speedup=rounded(plan)[1],
+        predicted_range=rounded(plan),
     )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import free_cores, steady_input_wait, wait_evidence
+from gpuwatch.prediction import free_cores
+from gpuwatch.rules.input_wait import steady_input_wait, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import free_cores, shm_cost, steady_input_wait, wait_evidence, workers_needed
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window
@@ -25,21 +25,14 @@ def input_single_process(window: Window) -> Finding | None:
         if not computing:
             text = f"only {share} of a fetch is work for the CPU: it waits for the disk, the network or a lock"
         evidence.append(Evidence("fetch on CPU", window.fetch_cpu_ratio, "ratio", text))
-    needed = workers_needed(wait.fetch_s, wait.rest_s)
-    cores = free_cores(window)
-    workers, limit = needed, ""
-    if computing and cores is not None and needed > cores:
-        free = "1 core is" if cores == 1 else f"{cores} cores are"
-        workers, limit = cores, f" ({needed} would feed the step, but only {free} free for them)"
-    # With w workers a batch takes fetch/w; the step cannot be faster than either the workers or itself.
-    step_s = max(wait.rest_s, wait.fetch_s / workers)
-    speedup = (wait.wait_s + wait.rest_s) / step_s
+    plan = make_plan(window, wait, on_cpu=computing)
     return Finding(
         cause="input_single_process",
         severity=wait.severity,
         title="batches are made in the training process",
         ratio=wait.share,
         evidence=tuple(evidence),
-        advice=f"DataLoader(num_workers={workers}, persistent_workers=True){limit}{shm_cost(window, workers)}",
-        predicted_speedup=round(speedup, 2),
+        advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True){limited(plan)}{expectation(plan)}",
+        predicted_speedup=rounded(plan)[1],
+        predicted_range=rounded(plan),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import steady_input_wait, wait_evidence
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
@@ -14,25 +14,29 @@ def input_unexplained(window: Window) -> Finding | None:
     if wait is None:
         return None
     evidence = [wait_evidence(window, wait)]
+    gain = None
     advice = "look at what a fetch does: capture stacks of the loader while it waits (py-spy dump --pid …)"
     if window.worker_cpu_ratios:
         mean = sum(window.worker_cpu_ratios) / len(window.worker_cpu_ratios)
         text = f"{len(window.worker_cpu_ratios)} loader workers are on the CPU {mean:.0%} of the time on average"
         evidence.append(Evidence("worker CPU", mean, "ratio", text))
-        if mean < THRESHOLDS.worker_sleeping:
-            advice = (
-                "the workers mostly sleep: they wait for storage, the network or a lock, so cores do not limit them; "
-                f"try num_workers {len(window.worker_cpu_ratios)} → {2 * len(window.worker_cpu_ratios)}, and look at "
-                "what they wait for (py-spy dump --pid …)"
+        if window.worker_waits is not None:
+            stood, share = max(window.worker_waits.items(), key=lambda item: item[1])
+            evidence.append(
+                Evidence("workers stand at", share, "ratio", f"found most often at: {stood} ({share:.0%} of the looks)")
             )
+        if mean < THRESHOLDS.worker_sleeping:
+            have = window.loader.num_workers if window.loader is not None else None
+            plan = make_plan(window, wait, on_cpu=False)
+            look = "look at what they wait for (py-spy dump --pid …)"
+            advice = f"the workers mostly sleep: they wait for storage, the network or a lock, so cores do not limit them; {look}"
+            if have and plan.workers > have:
+                advice += f", or, if each waits for itself, num_workers {have} → {plan.workers}{limited(plan)}{expectation(plan)}"
+                gain = (1.0, rounded(plan)[1])
     elif window.fetch_cpu_ratio is not None and (window.loader is None or window.loader.num_workers is None):
         on_cpu = window.fetch_cpu_ratio >= THRESHOLDS.fetch_on_cpu
-        share = f"{min(1.0, window.fetch_cpu_ratio):.0%}"
-        text = (
-            f"{share} of a fetch is work for the CPU"
-            if on_cpu
-            else f"only {share} of a fetch is work for the CPU: it waits"
-        )
+        work = f"{min(1.0, window.fetch_cpu_ratio):.0%} of a fetch is work for the CPU"
+        text = work if on_cpu else f"only {work}: it waits"
         evidence.append(Evidence("fetch on CPU", window.fetch_cpu_ratio, "ratio", text))
         advice = (
             "make batches beside the training instead of in it: a DataLoader with num_workers, or a prefetching thread"
@@ -44,5 +48,6 @@ def input_unexplained(window: Window) -> Finding | None:
         ratio=wait.share,
         evidence=tuple(evidence),
         advice=advice,
-        predicted_speedup=round(wait.speedup_bound, 2) if wait.rest_s else None,
+        predicted_speedup=gain[1] if gain else (round(wait.speedup_bound, 2) if wait.rest_s else None),
+        predicted_range=gain,
     )

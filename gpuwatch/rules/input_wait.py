@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from statistics import median
 
 from gpuwatch.diagnosis import Evidence, Severity
 from gpuwatch.ledger import INPUT_WAIT
+from gpuwatch.prediction import Plan, plan
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent, size
 from gpuwatch.window import Window
@@ -70,21 +70,30 @@ def wait_evidence(window: Window, wait: InputWait) -> Evidence:
     )
 
 
-def workers_needed(fetch_s: float, rest_s: float) -> int:
-    """Return how many workers deliver a batch as often as the step takes one."""
-    return max(1, ceil(fetch_s / rest_s)) if rest_s > 0 else 1
+def make_plan(window: Window, wait: InputWait, *, on_cpu: bool) -> Plan:
+    """Return the workers that feed the step, and what to expect of them."""
+    return plan(window, wait.wait_s, wait.rest_s, on_cpu=on_cpu, hidden_s=wait.hidden_s)
 
 
-def free_cores(window: Window) -> int | None:
-    """Return the cores that stay for loader workers beside one for each rank; at least 1, None when not known."""
-    cores = window.host.cpu_cores if window.host else None
-    return None if cores is None else max(1, cores - window.local_world_size) // window.local_world_size or 1
+def expectation(found: Plan) -> str:
+    """Return what goes with a plan's advice, e.g. "; expect a step of 40 ms to 52 ms; takes up to 96 MiB of /dev/shm"."""
+    low, high = found.step_s
+    text = f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
+    if found.queue_bytes is not None:
+        text += f"; takes up to {size(found.queue_bytes)} of /dev/shm"
+    return text
 
 
-def shm_cost(window: Window, workers: int) -> str:
-    """Return what so many workers take of /dev/shm, e.g. "; takes up to 96 MiB of /dev/shm", empty when not known."""
-    loader = window.loader
-    if loader is None or loader.batch_bytes is None:
-        return ""
-    prefetch = loader.prefetch_factor or 2
-    return f"; takes up to {size(workers * prefetch * loader.batch_bytes * window.local_world_size)} of /dev/shm"
+def limited(found: Plan) -> str:
+    """Return what keeps a plan below the workers that would feed the step, e.g. " (9 would feed it: limited by cores)"."""
+    return f" ({found.needed} would feed the step, limited by {found.limit})" if found.limit is not None else ""
+
+
+def rounded(found: Plan) -> tuple[float, float]:
+    """Return the plan's lowest and highest gain."""
+    return round(found.speedup[0], 2), round(found.speedup[1], 2)
+
+
+def waits_at(window: Window, kind: str) -> float | None:
+    """Return the share of looks in which the workers stood at this; None where they were not looked at."""
+    return None if window.worker_waits is None else window.worker_waits.get(kind, 0.0)

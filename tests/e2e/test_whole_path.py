@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gpuwatch.alert_rules import AlertThresholds, render
 from tests.chromium import DESKTOP, chromium
 from tests.programs import agent, dashboard, hook_environment, training, truth
-from tests.servers import prometheus_config, start_alertmanager, start_prometheus, wait_for
+from tests.servers import free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for
 
 QUICK = AlertThresholds(
     starved_window_s=15, starved_min_training_s=5, starved_for_s=3, agent_frozen_window_s=10, agent_down_for_s=3
@@ -76,3 +77,42 @@ def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_
     assert said is not None
     assert int(said[1]) / 100 == pytest.approx(injected["input_wait"] / injected["wall"], abs=0.03)
     assert (tmp_path / "live.png").stat().st_size > 20_000
+
+
+def test_an_agent_that_is_killed_in_mid_run_leaves_increase_right_in_prometheus(tmp_path: Path) -> None:
+    directory = tmp_path / "agent"
+    port = free_port()
+    with (
+        start_prometheus(
+            tmp_path / "prometheus", prometheus_config({"gpuwatch": f"127.0.0.1:{port}"}), render(QUICK)
+        ) as prometheus,
+        training(hook_environment(directory, GPUWATCH_RUN="survivor"), "--seconds", "26") as trainer,
+    ):
+        run = 'gpuwatch_run_seconds_total{run="survivor"}'
+        with agent(directory, port=port) as first:
+            wait_for("the run is in Prometheus", lambda: (prometheus.value(f"sum({run})") or 0) > 8, 40)
+            first.process.kill()
+            first.process.wait()
+        before = prometheus.value(f"sum({run})")
+        assert before is not None
+        killed = time.monotonic()
+        with agent(directory, port=port) as second:
+            wait_for("the run is back", lambda: second.get("/api/v1/runs")["runs"], 10)
+            took_s = time.monotonic() - killed
+            truth(trainer)
+            wait_for("it has ended", lambda: second.get("/api/v1/runs")["runs"][0]["status"] == "ended", 10)
+            states = second.get("/api/v1/runs")["runs"][0]["states"]
+            wait_for(
+                "Prometheus has the end",
+                lambda: abs((prometheus.value(f"sum({run})") or 0) - sum(states.values())) < 1e-6,
+                10,
+            )
+            resets = prometheus.value(f"sum(resets({run}[2m]))")
+            grown = prometheus.value(f"sum(max_over_time({run}[2m]) - min_over_time({run}[2m]))")
+            increased = prometheus.value(f"sum(increase({run}[2m]))")
+    assert took_s < 10  # the agent's own start included
+    assert resets == 0
+    assert "unknown" not in states  # its totals explain the time without an agent
+    assert grown is not None and increased is not None
+    # increase() also reaches a little past its first and last samples: by half a scrape interval at each end, as always
+    assert increased == pytest.approx(grown, abs=2.5)

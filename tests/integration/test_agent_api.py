@@ -61,7 +61,7 @@ def test_runs(agent: Agent) -> None:
     live = agent.live  # type: ignore[attr-defined]
     report = agent.report  # type: ignore[attr-defined]
     documented = """run rank name job host pid user status world_size timeline device started_s watermark_s last_message_s
-        steps samples records_lost activity states recent verdict findings loader tags"""
+        steps samples tokens records_lost activity states recent verdict findings loader tags"""
     assert set(live) == set(documented.split())
     recent = live["recent"]
     assert recent["states"].keys() <= set(RUN_STATES)
@@ -174,7 +174,11 @@ def test_every_metric_of_a_node_without_gpus_is_on_the_page(agent: Agent) -> Non
     there = {key[0] for key in agent.metrics()}
     needs_more = {name for name in BY_NAME if name.startswith(("gpuwatch_gpu", "gpuwatch_finding", "gpuwatch_loader"))}
     needs_more |= {"gpuwatch_device_steps_total", "gpuwatch_hidden_input_wait_seconds_total"}  # need device events
-    needs_more |= {"gpuwatch_tokens_total", "gpuwatch_comm_steps_total", "gpuwatch_straggler_excess_ratio"}  # and what is asked for
+    needs_more |= {
+        "gpuwatch_tokens_total",
+        "gpuwatch_comm_steps_total",
+        "gpuwatch_straggler_excess_ratio",
+    }  # and what is asked for
     optional = {name for name in BY_NAME if name.startswith(("gpuwatch_pressure", "gpuwatch_disk", "gpuwatch_network"))}
     expected = BY_NAME.keys() - needs_more - optional - {"gpuwatch_step_seconds"}
     assert expected - there == set()

@@ -115,7 +115,8 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 wait_for("GPU 2 has one run", lambda: ledgers.owner(2) == ("one", "0"), POLLED_S, 0.3)
                 wait_for("GPU 1 is back", lambda: ledgers.state(1) == "held_idle", POLLED_S, 0.3)
                 assert ledgers.look(1)["unknown"] > 0
-                assert ledgers.look(2)["busy_unattributed"] > 3
+                both = ledgers.look(2)  # shared for a while: what either run did, and nobody's time before them
+                assert both["compute"] > 3 and both.get("busy_unattributed", 0) < 2
     finally:
         idler.kill()
         idler.wait(10)

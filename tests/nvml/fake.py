@@ -46,6 +46,24 @@ class FakeGpu:
     """nvmlClocksEventReason* bits."""
     processes: tuple[tuple[int, int | None], ...] = ()
     """Compute processes: pid and memory in bytes, None for a driver that does not tell it."""
+    clock_sm_mhz: int = 1980
+    clock_memory_mhz: int = 2619
+    pcie_generation: int = 5
+    pcie_lanes: int = 16
+    pcie_replays: int = 0
+    ecc_corrected: int = 0
+    ecc_uncorrected: int = 0
+    nvlinks: int = 0
+    """Links that are up; without any the calls are not supported."""
+    nvlink_errors: int = 0
+    nvlink_transmit_kib: int = 0
+    nvlink_receive_kib: int = 0
+    xids: tuple[int, ...] = ()
+    """Errors so far, the oldest first: whoever has registered is told of those that come after."""
+    gpm: Mapping[int, float] = field(default_factory=dict)
+    """Values by NVML_GPM_METRIC_*, in the driver's units; empty: a GPU before Hopper. 16 at most."""
+    mig: tuple[tuple[int, str, int, int], ...] = ()
+    """MIG instances: id, profile, bytes used, bytes in all. Any: MIG is on."""
     lost: bool = False
     """It has fallen off the bus: still listed, and every call on it is answered with GPU_IS_LOST."""
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +108,21 @@ class FakeNvml:
                 f"energy_mj={gpu.energy_mj}",
                 f"temperature={gpu.temperature_celsius}",
                 f"event_reasons={gpu.event_reasons}",
+                f"clock_sm={gpu.clock_sm_mhz}",
+                f"clock_memory={gpu.clock_memory_mhz}",
+                f"pcie_generation={gpu.pcie_generation}",
+                f"pcie_lanes={gpu.pcie_lanes}",
+                f"pcie_replays={gpu.pcie_replays}",
+                f"ecc_corrected={gpu.ecc_corrected}",
+                f"ecc_uncorrected={gpu.ecc_uncorrected}",
+                f"nvlinks={gpu.nvlinks}",
+                f"nvlink_errors={gpu.nvlink_errors}",
+                f"nvlink_tx_kib={gpu.nvlink_transmit_kib}",
+                f"nvlink_rx_kib={gpu.nvlink_receive_kib}",
                 f"lost={int(gpu.lost)}",
+                *(f"xid={code}" for code in gpu.xids),
+                *(f"gpm={metric} {value!r}" for metric, value in gpu.gpm.items()),
+                *(f"mig={number} {used} {total} {profile}" for number, profile, used, total in gpu.mig),
                 *(f"process={pid} {'-' if used is None else used}" for pid, used in gpu.processes),
                 *_faults(gpu.errors, gpu.hangs_s),
             ]

@@ -7,7 +7,9 @@
  *   driver=550.54.15             error.FUNCTION=CODE       hang.FUNCTION=SECONDS      load=N
  *   device=GPU-...   name=   pci=   minor=   lost=1   error.FUNCTION=CODE   hang.FUNCTION=SECONDS
  *   memory_total=   memory_used=   memory_reserved=   utilization=   memory_utilization=   power_mw=   energy_mj=
- *   temperature=   event_reasons=   process=PID BYTES|-
+ *   temperature=   event_reasons=   process=PID BYTES|-   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
+ *   pcie_replays=   ecc_corrected=   ecc_uncorrected=   nvlinks=   nvlink_errors=   nvlink_tx_kib=   nvlink_rx_kib=
+ *   xid=CODE (one a line, in order)   gpm=METRIC VALUE (any: the GPU has GPM)   mig=ID USED TOTAL PROFILE
  *
  * Struct layouts: nvml.h. A GPU that leaves the script, or has lost=1, is lost to those who hold its handle. Another
  * `load` than at the last init is a driver that was reloaded. No script is a driver that is not loaded.
@@ -18,14 +20,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 enum {
     OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25,
+    DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-enum { DEVICES = 16, PROCESSES = 32, FAULTS = 32, TEXT = 96 };
+enum { DEVICES = 16, PROCESSES = 32, FAULTS = 16, TEXT = 96, XIDS = 16, METRICS = 16, INSTANCES = 8 };
 
 typedef struct { char function[TEXT]; int code; double hang_s; } Fault;
 typedef struct { Fault list[FAULTS]; int count; } Faults;
@@ -35,6 +38,13 @@ typedef struct {
     int lost;
     unsigned minor, utilization, memory_utilization, power_mw, temperature;
     unsigned long long memory_total, memory_used, memory_reserved, energy_mj, event_reasons;
+    unsigned clock_sm, clock_memory, pcie_generation, pcie_lanes, pcie_replays, nvlinks;
+    unsigned long long ecc[2], nvlink_errors, nvlink_kib[2];
+    unsigned xids[XIDS], xid_count;
+    struct { unsigned id; double value; } gpm[METRICS];
+    unsigned gpm_count;
+    struct { unsigned id; unsigned long long used, total; char profile[24]; } instances[INSTANCES];
+    unsigned instance_count;
     struct { unsigned pid; unsigned long long bytes; } processes[PROCESSES];
     unsigned process_count;
     Faults faults;
@@ -48,7 +58,7 @@ typedef struct {
     int count;
 } Node;
 
-typedef struct { char uuid[TEXT]; int generation; } Handle;
+typedef struct { char uuid[TEXT]; int generation; int instance; } Handle; /* instance: of MIG, -1 for the GPU itself */
 
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -104,6 +114,27 @@ static void set(Node *node, const char *key, const char *value) {
     else if (strcmp(key, "energy_mj") == 0) d->energy_mj = number;
     else if (strcmp(key, "temperature") == 0) d->temperature = (unsigned)number;
     else if (strcmp(key, "event_reasons") == 0) d->event_reasons = number;
+    else if (strcmp(key, "clock_sm") == 0) d->clock_sm = (unsigned)number;
+    else if (strcmp(key, "clock_memory") == 0) d->clock_memory = (unsigned)number;
+    else if (strcmp(key, "pcie_generation") == 0) d->pcie_generation = (unsigned)number;
+    else if (strcmp(key, "pcie_lanes") == 0) d->pcie_lanes = (unsigned)number;
+    else if (strcmp(key, "pcie_replays") == 0) d->pcie_replays = (unsigned)number;
+    else if (strcmp(key, "ecc_corrected") == 0) d->ecc[0] = number;
+    else if (strcmp(key, "ecc_uncorrected") == 0) d->ecc[1] = number;
+    else if (strcmp(key, "nvlinks") == 0) d->nvlinks = (unsigned)number;
+    else if (strcmp(key, "nvlink_errors") == 0) d->nvlink_errors = number;
+    else if (strcmp(key, "nvlink_tx_kib") == 0) d->nvlink_kib[0] = number;
+    else if (strcmp(key, "nvlink_rx_kib") == 0) d->nvlink_kib[1] = number;
+    else if (strcmp(key, "xid") == 0 && d->xid_count < XIDS) d->xids[d->xid_count++] = (unsigned)number;
+    else if (strcmp(key, "gpm") == 0 && d->gpm_count < METRICS) {
+        char *rest;
+        d->gpm[d->gpm_count].id = (unsigned)strtoul(value, &rest, 10);
+        d->gpm[d->gpm_count++].value = strtod(rest, NULL);
+    } else if (strcmp(key, "mig") == 0 && d->instance_count < INSTANCES) {
+        unsigned i = d->instance_count++;
+        sscanf(value, "%u %llu %llu %23s", &d->instances[i].id, &d->instances[i].used, &d->instances[i].total,
+               d->instances[i].profile);
+    }
     else if (strcmp(key, "process") == 0 && d->process_count < PROCESSES) {
         char *rest;
         unsigned i = d->process_count++;
@@ -112,9 +143,8 @@ static void set(Node *node, const char *key, const char *value) {
     }
 }
 
-static int read_script(Node *node) {
-    const char *path = getenv("GPUWATCH_FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
+static int parse_script(const char *path, Node *node) {
+    FILE *file = fopen(path, "r");
     char line[512];
     memset(node, 0, sizeof *node);
     if (!file) return DRIVER_NOT_LOADED;
@@ -127,6 +157,30 @@ static int read_script(Node *node) {
     }
     fclose(file);
     return OK;
+}
+
+/* The script as it is now; it is parsed again only when it was written anew. */
+static int read_script(Node *node) {
+    static Node kept;
+    static struct stat seen;
+    static int code = DRIVER_NOT_LOADED;
+    const char *path = getenv("GPUWATCH_FAKE_NVML");
+    struct stat now;
+    memset(&now, 0, sizeof now);
+    if (!path || stat(path, &now) != 0) {
+        memset(node, 0, sizeof *node);
+        return DRIVER_NOT_LOADED;
+    }
+    pthread_mutex_lock(&lock);
+    if (now.st_ino != seen.st_ino || now.st_size != seen.st_size || now.st_mtim.tv_sec != seen.st_mtim.tv_sec ||
+        now.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
+        code = parse_script(path, &kept);
+        seen = now;
+    }
+    *node = kept;
+    int result = code;
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 static const Handle *opened(const void *handle) {
@@ -218,21 +272,28 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
     return OK;
 }
 
-static int open_device(const Device *device, void **handle) {
+static int open_instance(const Device *device, int instance, void **handle) {
     if (device->lost) return GPU_IS_LOST;
     pthread_mutex_lock(&lock);
     Handle *h = NULL;
     for (int i = 0; i < handle_count && !h; i++)
-        if (handles[i].generation == generation && strcmp(handles[i].uuid, device->uuid) == 0) h = &handles[i];
+        if (handles[i].generation == generation && handles[i].instance == instance &&
+            strcmp(handles[i].uuid, device->uuid) == 0)
+            h = &handles[i];
     if (!h && handle_count < (int)(sizeof handles / sizeof *handles)) {
         h = &handles[handle_count++];
         copy(h->uuid, device->uuid, TEXT);
         h->generation = generation;
+        h->instance = instance;
     }
     pthread_mutex_unlock(&lock);
     *handle = h;
     return h ? OK : INVALID_ARGUMENT;
 }
+
+static int open_device(const Device *device, void **handle) { return open_instance(device, -1, handle); }
+
+static int instance_of(const void *handle) { return ((const Handle *)handle)->instance; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     NODE("nvmlDeviceGetHandleByIndex_v2");
@@ -262,7 +323,8 @@ int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
 
 int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
     DEVICE("nvmlDeviceGetName");
-    copy(name, d->name, size);
+    if (instance_of(handle) < 0) copy(name, d->name, size);
+    else snprintf(name, size, "%s MIG %s", d->name, d->instances[instance_of(handle)].profile);
     return OK;
 }
 
@@ -292,6 +354,12 @@ int nvmlDeviceGetUtilizationRates(void *handle, Utilization *utilization) {
 /* the first version counts what the driver has reserved as used, the second keeps it apart */
 int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
     DEVICE("nvmlDeviceGetMemoryInfo");
+    if (instance_of(handle) >= 0) {
+        memory->total = d->instances[instance_of(handle)].total;
+        memory->used = d->instances[instance_of(handle)].used;
+        memory->free = memory->total - memory->used;
+        return OK;
+    }
     memory->total = d->memory_total;
     memory->used = d->memory_used + d->memory_reserved;
     memory->free = memory->total - memory->used;
@@ -348,7 +416,195 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     DEVICE("nvmlDeviceGetMigMode");
-    *current = *pending = 0;
+    *current = *pending = d->instance_count > 0;
+    return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
+    DEVICE("nvmlDeviceGetMaxMigDeviceCount");
+    *count = d->instance_count ? 7 : 0;
+    return OK;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **instance) {
+    DEVICE("nvmlDeviceGetMigDeviceHandleByIndex");
+    if (index >= d->instance_count) return NOT_FOUND;
+    return open_instance(d, (int)index, instance);
+}
+
+int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
+    DEVICE("nvmlDeviceGetGpuInstanceId");
+    if (instance_of(handle) < 0) return INVALID_ARGUMENT;
+    *id = d->instances[instance_of(handle)].id;
+    return OK;
+}
+
+int nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *mhz) {
+    DEVICE("nvmlDeviceGetClockInfo");
+    if (type > 3) return INVALID_ARGUMENT;
+    *mhz = type == 2 ? d->clock_memory : d->clock_sm;
+    return OK;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *generation_now) {
+    DEVICE("nvmlDeviceGetCurrPcieLinkGeneration");
+    *generation_now = d->pcie_generation;
+    return OK;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *lanes) {
+    DEVICE("nvmlDeviceGetCurrPcieLinkWidth");
+    *lanes = d->pcie_lanes;
+    return OK;
+}
+
+int nvmlDeviceGetPcieReplayCounter(void *handle, unsigned *replays) {
+    DEVICE("nvmlDeviceGetPcieReplayCounter");
+    *replays = d->pcie_replays;
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, unsigned long long *count) {
+    DEVICE("nvmlDeviceGetTotalEccErrors");
+    if (type > 1 || counter > 1) return INVALID_ARGUMENT;
+    *count = d->ecc[type];
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active) {
+    DEVICE("nvmlDeviceGetNvLinkState");
+    if (d->nvlinks == 0) return NOT_SUPPORTED;
+    if (link >= d->nvlinks) return INVALID_ARGUMENT;
+    *active = 1;
+    return OK;
+}
+
+/* the GPU's errors are those of its first link, one counter's */
+int nvmlDeviceGetNvLinkErrorCounter(void *handle, unsigned link, unsigned counter, unsigned long long *count) {
+    DEVICE("nvmlDeviceGetNvLinkErrorCounter");
+    if (link >= d->nvlinks || counter > 4) return INVALID_ARGUMENT;
+    *count = link == 0 && counter == 0 ? d->nvlink_errors : 0;
+    return OK;
+}
+
+typedef struct {
+    uint32_t field, scope;
+    int64_t timestamp, latency_us;
+    unsigned type;
+    int result;
+    union { double d; unsigned long long ull; } value;
+} FieldValue;
+
+int nvmlDeviceGetFieldValues(void *handle, int count, FieldValue *values) {
+    DEVICE("nvmlDeviceGetFieldValues");
+    for (int i = 0; i < count; i++) {
+        int known = d->nvlinks && (values[i].field == 138 || values[i].field == 139) && values[i].scope == ~0u;
+        values[i].result = known ? OK : NOT_SUPPORTED;
+        values[i].type = 3;
+        values[i].value.ull = known ? d->nvlink_kib[values[i].field - 138] : 0;
+    }
+    return OK;
+}
+
+/* Events: each set remembers how many of a GPU's XIDs it has told; those from before the registration are not told. */
+typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+typedef struct { char uuid[TEXT]; void *handle; unsigned told; } Registration;
+typedef struct { Registration list[DEVICES]; int count; } EventSet;
+
+int nvmlEventSetCreate(EventSet **set) {
+    NODE("nvmlEventSetCreate");
+    *set = calloc(1, sizeof **set);
+    return OK;
+}
+
+int nvmlEventSetFree(EventSet *set) {
+    free(set);
+    return OK;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, EventSet *set) {
+    DEVICE("nvmlDeviceRegisterEvents");
+    if (!(types & 8) || set->count == DEVICES) return INVALID_ARGUMENT;
+    Registration *added = &set->list[set->count++];
+    copy(added->uuid, d->uuid, TEXT);
+    added->handle = handle;
+    added->told = d->xid_count;
+    return OK;
+}
+
+int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned timeout_ms) {
+    NODE("nvmlEventSetWait_v2");
+    (void)timeout_ms;
+    for (int r = 0; r < set->count; r++)
+        for (int i = 0; i < n.count; i++) {
+            Registration *one = &set->list[r];
+            if (strcmp(one->uuid, n.devices[i].uuid) != 0 || one->told >= n.devices[i].xid_count) continue;
+            *event = (Event){one->handle, 8, n.devices[i].xids[one->told++], ~0u, ~0u};
+            return OK;
+        }
+    return TIMEOUT;
+}
+
+/* GPM: a sample is what the script says at that moment; a metric is the later sample's value */
+typedef struct { unsigned count; struct { unsigned id; double value; } values[METRICS]; int filled; } GpmSample;
+typedef struct { unsigned version, supported; } GpmSupport;
+typedef struct { char *short_name, *long_name, *unit; } GpmInfo;
+typedef struct { unsigned id; int result; double value; GpmInfo info; } GpmMetric;
+typedef struct { unsigned version, count; GpmSample *first, *second; GpmMetric metrics[]; } GpmMetrics;
+
+int nvmlGpmQueryDeviceSupport(void *handle, GpmSupport *support) {
+    DEVICE("nvmlGpmQueryDeviceSupport");
+    if (support->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    support->supported = d->gpm_count > 0;
+    return OK;
+}
+
+int nvmlGpmSampleAlloc(GpmSample **sample) {
+    *sample = calloc(1, sizeof **sample);
+    return OK;
+}
+
+int nvmlGpmSampleFree(GpmSample *sample) {
+    free(sample);
+    return OK;
+}
+
+int nvmlGpmSampleGet(void *handle, GpmSample *sample) {
+    DEVICE("nvmlGpmSampleGet");
+    if (!d->gpm_count) return NOT_SUPPORTED;
+    sample->count = d->gpm_count;
+    for (unsigned i = 0; i < d->gpm_count; i++) {
+        sample->values[i].id = d->gpm[i].id;
+        sample->values[i].value = d->gpm[i].value;
+    }
+    sample->filled = 1;
+    return OK;
+}
+
+/* an instance does half of what the GPU does */
+int nvmlGpmMigSampleGet(void *handle, unsigned instance, GpmSample *sample) {
+    DEVICE("nvmlGpmMigSampleGet");
+    for (unsigned i = 0; i < d->instance_count; i++) {
+        if (d->instances[i].id != instance) continue;
+        code = nvmlGpmSampleGet(handle, sample);
+        for (unsigned j = 0; j < sample->count; j++) sample->values[j].value /= 2;
+        return code;
+    }
+    return NOT_FOUND;
+}
+
+int nvmlGpmMetricsGet(GpmMetrics *asked) {
+    NODE("nvmlGpmMetricsGet");
+    if (asked->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    if (!asked->first->filled || !asked->second->filled) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < asked->count; i++) {
+        asked->metrics[i].result = NOT_SUPPORTED;
+        for (unsigned j = 0; j < asked->second->count; j++)
+            if (asked->second->values[j].id == asked->metrics[i].id) {
+                asked->metrics[i].value = asked->second->values[j].value;
+                asked->metrics[i].result = OK;
+            }
+    }
     return OK;
 }
 

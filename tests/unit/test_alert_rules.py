@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuwatch.alert_rules import ALERT_RULES, RECORDING_RULES, TRAINING_STATES, AlertThresholds, render
+from gpuwatch.alert_rules import ALERT_RULES, RECORDING_RULES, TRAINING_STATES, AlertThresholds, Prices, render
+from gpuwatch.alerting.recording import KINDS, LEVELS
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME
@@ -67,6 +68,33 @@ def test_the_runbook_link_takes_a_site_s_own_address() -> None:
     assert rules["RunStalled"]["annotations"]["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
 
 
+def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
+    rules = yaml.safe_load(render())["groups"][0]["rules"]
+    kinds = {rule["labels"]["kind"] for rule in rules if rule["record"] == "gpu_kind:gpuwatch_gpu_seconds:rate5m"}
+    assert kinds == {"useful", "starved", "idle", "stalled", "all"} == {*KINDS, "all"}
+    shares = {rule["record"] for rule in rules if rule["record"].endswith(":share5m")}
+    levels = ("gpu_kind", *("kind" if level == "fleet" else f"{level}_kind" for level in LEVELS))
+    assert shares == {f"{level}:gpuwatch_gpu_seconds:share5m" for level in levels}
+    assert len(shares) == 6
+
+
+def test_without_a_price_cost_is_told_in_gpu_hours_and_none_is_recorded() -> None:
+    text = render()
+    assert "GPU-hours a day" in text
+    assert "USD" not in text and "cost:per_hour" not in text
+
+
+def test_a_price_is_recorded_by_model_and_level_and_told_in_its_currency() -> None:
+    rules = rules_of(render(prices=Prices(2.5, "EUR", {"NVIDIA H200": 4})))
+    price = rules["gpu:gpuwatch_gpu_price:per_hour"]["expr"]
+    assert 'gpuwatch_gpu_info{model="NVIDIA H200"}) * 4\nor\n' in price
+    assert price.endswith("* 0 + 2.5")
+    costs = {name for name in rules if name.endswith("gpuwatch_gpu_cost:per_hour")}
+    assert costs == {f"{level}:gpuwatch_gpu_cost:per_hour" for level in
+                     ("node_kind", "run_kind", "job_kind", "user_kind", "kind")}  # fmt: skip
+    assert rules["GpuStarved"]["annotations"]["cost"].endswith("EUR){{ end }}")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -75,6 +103,11 @@ def test_the_runbook_link_takes_a_site_s_own_address() -> None:
         ({"idle_window_s": 0}, "idle_window_s = 0: a duration"),
         ({"stalled_for_s": -1}, "stalled_for_s = -1: a duration"),
         ({"starved_for_s": 300}, "starved_for_s = 300: must be at most"),
+        ({"keep_firing_for_s": 7200}, "keep_firing_for_s = 7200: at most 3600"),
+        ({"step_slower_factor": 1}, "step_slower_factor = 1: a factor"),
+        ({"job": 'x"} or vector(1)'}, "job = "),
+        ({"starved_ratio": "0.2"}, "starved_ratio = '0.2': must be a number"),
+        ({"starved_ratio": True}, "starved_ratio = True: must be a number"),
     ],
 )
 def test_a_threshold_that_cannot_work_is_named(values: dict[str, Any], message: str) -> None:
@@ -82,28 +115,81 @@ def test_a_threshold_that_cannot_work_is_named(values: dict[str, Any], message: 
         AlertThresholds(**values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gpu_hour": 0}, "gpu_hour = 0: a price"),
+        ({"models": {"NVIDIA H200": 4}}, "gpu_hour is missing"),
+        ({"gpu_hour": 1, "models": {"H200": -1}}, "H200 = -1: a price"),
+        ({"gpu_hour": 1, "models": {'x"y': 1}}, "models: "),
+        ({"currency": "{{ end }}"}, "currency = "),
+    ],
+)
+def test_a_price_that_cannot_be_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Prices(**values)
+
+
 @pytest.mark.parametrize("rule", ALERT_RULES, ids=lambda rule: rule.name)
 def test_every_alert_has_a_runbook_a_promtool_test_and_an_owner_of_its_numbers(rule: Any) -> None:
-    assert (ROOT / f"docs/runbooks/{rule.name}.md").is_file()
-    assert f"alertname: {rule.name}" in (DEPLOY / f"prometheus/tests/{rule.name}.yml").read_text()
+    runbook = (ROOT / f"docs/runbooks/{rule.name}.md").read_text()
+    assert runbook.startswith(f"# {rule.name}\n")
+    assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
+    scenarios = (DEPLOY / f"prometheus/tests/{rule.name}.yml").read_text()
+    assert f"alertname: {rule.name}" in scenarios
+    assert "stay quiet" in scenarios or "stays quiet" in scenarios or "does not" in scenarios, "its false alarms"
+    if rule.keep:
+        assert "stale'" in scenarios, "what it does when its series vanish"
     numbers = re.findall(r"[<>]=? ([0-9.]+)", rule.expr)
-    assert set(numbers) <= {"0"}, "a threshold belongs to AlertThresholds"
+    assert set(numbers) <= {"0", "1"}, "a threshold belongs to AlertThresholds"
+
+
+def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> None:
+    runbooks = sorted((ROOT / "docs/runbooks").glob("*.md"))
+    assert {path.stem for path in runbooks} == {rule.name for rule in ALERT_RULES}
+    for path in runbooks:
+        for target in re.findall(r"\]\((?!https:)([^)#]+)\)", path.read_text()):
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
+
+
+def test_every_alert_says_number_owner_cause_advice_cost_and_runbook() -> None:
+    rules = rules_of(render())
+    for rule in ALERT_RULES:
+        annotations = rules[rule.name]["annotations"]
+        assert list(annotations) == ["summary", "description", "owner", "cause", "advice", "cost", "runbook_url"]
+        assert all(annotations.values()), rule.name
+        assert rules[rule.name]["labels"]["severity"] in ("critical", "warning")
 
 
 def test_rules_name_only_metrics_and_states_that_exist() -> None:
-    texts = [[rule.expr] for rule in RECORDING_RULES] + [[r.expr, r.summary, r.description] for r in ALERT_RULES]
+    texts = [[rule.expr] for rule in RECORDING_RULES] + [
+        [r.expr, r.summary, r.description, r.owner, r.cause, r.lost_gpus or ""] for r in ALERT_RULES
+    ]
     text = "\n".join(line for lines in texts for line in lines)
-    metrics = set(re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", text))
-    assert len(metrics) > 8
+    metrics = {
+        re.sub(r"(gpuwatch_step_seconds)_(sum|count)$", r"\1", name)
+        for name in re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", text)
+    }
+    assert len(metrics) > 20
     assert metrics <= set(BY_NAME)
     states = set(re.findall(r'state="(\w+)"', text))
-    assert states == {"input_wait", "transfer", "held_idle", "stalled", "unknown"}
+    assert states == {"input_wait", "transfer", "compute", "held_idle", "stalled", "unknown"}
     assert states | set(TRAINING_STATES) <= set(GPU_STATES)
     assert set(TRAINING_STATES) <= set(RUN_STATES)
+
+
+def test_recorded_names_in_alerts_are_recorded() -> None:
+    recorded = {rule.record for rule in RECORDING_RULES}
+    used = set()
+    for rule in ALERT_RULES:
+        for text in (rule.expr, rule.summary, rule.description):
+            used |= set(re.findall(r"\b\w+:gpuwatch_\w+:[\w<>]+", text))
+    assert len(used) > 8
+    assert used <= recorded
 
 
 def test_alerts_that_alertmanager_silences_exist() -> None:
     config = (DEPLOY / "alertmanager/alertmanager.yml").read_text()
     names = {name for group in re.findall(r"alertname =~? \"?([\w|]+)", config) for name in group.split("|")}
-    assert len(names) == 6
-    assert names == {rule.name for rule in ALERT_RULES}
+    assert len(names) > 10
+    assert names <= {rule.name for rule in ALERT_RULES}

@@ -227,3 +227,16 @@ def test_any_training_closes_and_calls_no_more_starvation_than_the_stream_was_em
     states = rig.states()
     assert states.get("input_wait", 0) <= rig.clock() / 1e6
     rig.watch.close()
+
+
+def test_host_work_after_the_last_launch_of_all_is_host_wait_too(rig: Rig) -> None:
+    for number in rig.watch.steps(rig.batches([1.0] * 9)):
+        rig.train(host_ms=6, launch_ms=6, after_ms=30)
+        if number == 1:
+            break
+    assert rig.states()["host_wait"] == pytest.approx(60)
+    rig.clock.sleep_ms(5)
+    rig.watch.close()
+    states = rig.watch.report().states
+    assert states["host_wait"] == pytest.approx(0.060)
+    assert states["other"] == pytest.approx(0.005)

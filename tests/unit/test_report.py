@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.report import Report, make_report
+from gpuwatch.throughput import Done
 from gpuwatch.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
 
@@ -24,7 +25,7 @@ WINDOW = Window(
 
 
 def report(window: Window = WINDOW, steps: int = 3000) -> Report:
-    return make_report("host-1-2", "train.py", window, {"other": 0.1}, steps, 96_000)
+    return make_report("host-1-2", "train.py", window, {"other": 0.1}, Done(180.0, steps, 96_000))
 
 
 def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
@@ -34,8 +35,8 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
         "  why   batches are made in the training process: training waited for data 62% of the time (40 ms of\n"
         "        a 60 ms step); num_workers=0; 96% of a fetch is work for the CPU (decoding, augmenting)\n"
-        "  do    DataLoader(num_workers=2, persistent_workers=True); takes up to 48 MiB of /dev/shm (up to 3×\n"
-        "        the throughput)"
+        "  do    DataLoader(num_workers=2, persistent_workers=True); expect a step of 20.3 ms to 23 ms; takes\n"
+        "        up to 48 MiB of /dev/shm (up to 3× the throughput)"
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
-from gpuwatch_agent.collectors.base import Collector, Roots
+from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, Roots
 from gpuwatch_agent.collectors.cpu import CpuCollector
+from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.disk import DiskCollector
 from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.gpu_source import GpuSource
+from gpuwatch_agent.collectors.infiniband import InfinibandCollector
 from gpuwatch_agent.collectors.load import LoadCollector
 from gpuwatch_agent.collectors.memory import MemoryCollector
 from gpuwatch_agent.collectors.network import NetworkCollector
@@ -14,19 +19,36 @@ from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
 from gpuwatch_agent.collectors.pressure import PressureCollector
 from gpuwatch_agent.collectors.shm import ShmCollector
 
-__all__ = ["Collector", "GpuCollector", "GpuDevice", "GpuProcess", "Roots", "build"]
+__all__ = [
+    "STANDARD",
+    "Choice",
+    "Collector",
+    "GpuCollector",
+    "GpuDevice",
+    "GpuProcess",
+    "GpuSource",
+    "Roots",
+    "build",
+    "gpu_source",
+]
 
 
-def build(roots: Roots) -> list[Collector]:
+def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Nothing is read before `collect`."""
     return [
-        CpuCollector(roots),
+        CpuCollector(roots, cores=choice.full),
         LoadCollector(roots),
         PressureCollector(roots),
         MemoryCollector(roots),
         ShmCollector(roots),
         DiskCollector(roots),
         NetworkCollector(roots),
+        InfinibandCollector(roots),
         AgentProcessCollector(roots),
-        GpuCollector(),
+        DcgmCollector(choice.dcgm_url) if choice.dcgm_url is not None else GpuCollector(),
     ]
+
+
+def gpu_source(collectors: Sequence[Collector]) -> GpuSource | None:
+    """Return the one of these collectors that knows the GPUs."""
+    return next((c for c in collectors if isinstance(c, GpuCollector | DcgmCollector)), None)

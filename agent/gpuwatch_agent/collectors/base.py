@@ -21,6 +21,19 @@ class Roots:
     shm: Path = Path("/dev/shm")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What an agent is to collect beyond the usual."""
+
+    full: bool = False
+    """Every series there is: those of each core, say."""
+    dcgm_url: str | None = None
+    """A dcgm-exporter on this node, to be read instead of asking NVML a second time for the same."""
+
+
+STANDARD = Choice()
+
+
 class Collector(Protocol):
     """One thing of the node.
 

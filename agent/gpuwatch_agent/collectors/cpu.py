@@ -25,6 +25,8 @@ class CpuTimes:
     """By mode. A mode that an old kernel does not count is absent."""
     cores: int
     """Cores that are online."""
+    busy_seconds: Mapping[str, float]
+    """Of each online core by its number: all but idle and iowait."""
 
 
 def parse_stat(text: str, ticks_per_s: int) -> CpuTimes:
@@ -34,7 +36,7 @@ def parse_stat(text: str, ticks_per_s: int) -> CpuTimes:
     for a number that is none.
     """
     seconds: dict[str, float] | None = None
-    cores = 0
+    busy: dict[str, float] = {}
     for line in text.splitlines():
         if not line.startswith("cpu"):
             break  # the cpu lines come first, and the one that follows is by far the longest
@@ -42,10 +44,11 @@ def parse_stat(text: str, ticks_per_s: int) -> CpuTimes:
         if label == "cpu":
             seconds = {mode: int(value) / ticks_per_s for mode, value in zip(MODES, ticks, strict=False)}
         else:
-            cores += 1
+            times = [int(value) for value in ticks[: len(MODES)]]
+            busy[label.removeprefix("cpu")] = (sum(times) - sum(times[3:5])) / ticks_per_s
     if seconds is None:
         raise NoData("stat has no line of all CPUs")
-    return CpuTimes(seconds, cores)
+    return CpuTimes(seconds, len(busy), busy)
 
 
 def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
@@ -62,14 +65,16 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 class CpuCollector:
-    """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
+    """gpuwatch_cpu_seconds_total, gpuwatch_cpu_cores, and with `cores` gpuwatch_cpu_core_busy_seconds_total."""
 
     name = "cpu"
 
-    def __init__(self, roots: Roots, ticks_per_s: int | None = None) -> None:
+    def __init__(self, roots: Roots, ticks_per_s: int | None = None, cores: bool = False) -> None:
         self._path = roots.procfs / "stat"
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._last: dict[str, float] = {}
+        self._cores = cores
+        self._last_busy: dict[str, float] = {}
 
     def collect(self) -> Iterable[Sample]:
         """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
@@ -78,4 +83,7 @@ class CpuCollector:
         samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
         if times.cores:
             samples.append(Sample("gpuwatch_cpu_cores", times.cores))
+        if self._cores:
+            self._last_busy = never_back(self._last_busy, times.busy_seconds)
+            samples += [Sample("gpuwatch_cpu_core_busy_seconds_total", s, (cpu,)) for cpu, s in self._last_busy.items()]
         return samples

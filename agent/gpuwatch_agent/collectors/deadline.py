@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ class _Call:
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.done = threading.Event()
+        self.begin_s = time.monotonic()
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -31,7 +33,7 @@ class DeadlineThread:
     """A daemon thread that runs one call at a time, which its caller waits for until a deadline and no longer.
 
     A call in a driver cannot be killed. Past the deadline it is left alone, no second one is started beside it, and
-    once it has come back (its late result is dropped) the next call goes ahead. The interpreter's exit does not wait
+    once it has come back (to `call` its late result is nothing) the next call goes ahead. The interpreter's exit does not wait
     for it. For one calling thread.
     """
 
@@ -51,11 +53,7 @@ class DeadlineThread:
         if self._overdue is not None and not self._overdue.done.is_set():
             raise TimeoutError(late)
         self._overdue = None
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
-            self._thread.start()
-        call = _Call(function)
-        self._calls.put(call)
+        call = self._begin(function)
         if not call.done.wait(self._deadline_s):
             self._overdue = call
             raise TimeoutError(late)
@@ -63,6 +61,32 @@ class DeadlineThread:
             raise call.error
         result: T = call.result
         return result
+
+    def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
+        """Begin `function` unless an earlier one is under way, and wait a moment; return its result, None while it is not done.
+
+        A result that came late is given at the next call. Raises: what the function raises, and TimeoutError for one
+        that is away for longer than the deadline.
+        """
+        call = self._overdue or self._begin(function)
+        if not call.done.wait(wait_s):
+            self._overdue = call
+            if time.monotonic() - call.begin_s > self._deadline_s:
+                raise TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
+            return None
+        self._overdue = None
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
+
+    def _begin(self, function: Callable[[], Any]) -> _Call:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
+            self._thread.start()
+        call = _Call(function)
+        self._calls.put(call)
+        return call
 
     def _run(self) -> None:
         while True:

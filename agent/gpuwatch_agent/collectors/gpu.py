@@ -1,7 +1,7 @@
 """GPUs through NVML: gpuwatch_gpu_*, gpus seen and expected, and who holds which GPU.
 
-The NVML calls are made in one thread of their own, which is given up on when the driver hangs. GPUs are known by
-their UUID, enumerated again when one is lost or missing, and each is read apart from the others.
+The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every turn,
+one for the slow tier. GPUs are known by their UUID, enumerated again when one is lost or missing, and each is read apart from the others.
 """
 
 from __future__ import annotations
@@ -10,73 +10,33 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import pynvml
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.collectors.call_costs import CallCosts
 from gpuwatch_agent.collectors.deadline import DeadlineThread
-from gpuwatch_agent.collectors.nvml import (
-    READINGS,
-    GpuDevice,
-    GpuProcess,
-    Handle,
-    compute_processes,
-    describe,
-)
+from gpuwatch_agent.collectors.nvml import READINGS, Gpu, GpuDevice, GpuProcess, Reading, Value, describe
+from gpuwatch_agent.collectors.nvml_errors import ABSENT, DOUBTFUL, LOST, NO_DRIVER, why
+from gpuwatch_agent.collectors.nvml_events import XidWatch
+from gpuwatch_agent.collectors.nvml_gpm import Gpm
+from gpuwatch_agent.collectors.nvml_links import LINK_READINGS
+from gpuwatch_agent.collectors.nvml_slow import SlowTier
 
 log = logging.getLogger(__name__)
-
-_ABSENT = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_NO_PERMISSION,
-    pynvml.NVML_ERROR_NOT_FOUND,
-    pynvml.NVML_ERROR_NO_DATA,
-    pynvml.NVML_ERROR_NOT_READY,
-}
-"""This GPU does not tell this value: leave it out."""
-
-_LOST = {
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND,
-    pynvml.NVML_ERROR_RESET_REQUIRED,
-    pynvml.NVML_ERROR_UNINITIALIZED,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-}
-"""Nothing can be had of this GPU until the devices are enumerated anew."""
-
-_DOUBTFUL = {
-    pynvml.NVML_ERROR_UNKNOWN,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # the handle may be of an earlier enumeration
-}
-"""This value is left out, and a new enumeration may mend it."""
-
-_NO_DRIVER = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"
-    " or this container was started without its GPU runtime",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
-}
-"""What makes a node one without GPUs, in words."""
 
 _RETRY_FIRST_S = 10.0
 _RETRY_MOST_S = 60.0
 """Between enumerations while a GPU is missing: nvmlInit may start the driver, which takes a lock and up to seconds."""
 
 
-@dataclass(frozen=True)
-class _Gpu:
-    device: GpuDevice
-    handle: Handle
-
-
 class GpuCollector:
-    """Samples of all GPUs, once a turn; process lists every `process_interval_s`, for they cost a thousand times more.
+    """Samples of all GPUs, once a turn; what costs a thousand times more (process lists), every `process_interval_s`.
 
-    `deadline_s` is how long a turn may take before it is given up on. Only GPUs that the agent may use are expected;
-    the number of them never goes down while it runs.
+    `deadline_s` is how long a turn may take before it is given up on; for the slow tier a turn waits `slow_wait_s`, and
+    takes what it finds later. `readings` and `links` are what either tier reads. Only GPUs that the agent may use are expected; their number never goes down while it runs.
     """
 
     name = "gpu"
@@ -85,16 +45,23 @@ class GpuCollector:
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         deadline_s: float = 2.0,
+        slow_wait_s: float = 0.25,
         process_interval_s: float = 10.0,
+        readings: tuple[Reading, ...] | None = None,
+        links: tuple[Reading, ...] = LINK_READINGS,
     ) -> None:
         self._clock = clock
         self._thread = DeadlineThread("NVML", deadline_s)
-        self._process_interval_s = process_interval_s
-        # written by the NVML thread (and the processes by `collect`, on a timeout); replaced whole, never changed
-        self._gpus: tuple[_Gpu, ...] = ()
-        self._processes: Mapping[str, tuple[GpuProcess, ...]] = {}
-        self._processes_due_s = -math.inf
+        self._slow = SlowTier(clock, deadline_s, slow_wait_s, process_interval_s, links)
+        self._costs = CallCosts(clock)
+        self._gpm = Gpm()
+        self._xids = XidWatch(wall_clock)
+        self._readings = (*READINGS, Reading("gpm", self._read_gpm, 1.0)) if readings is None else readings
+        # written by the NVML thread; replaced whole, never changed
+        self._gpus: tuple[Gpu, ...] = ()
+        self._values: dict[tuple[str, str], list[Value]] = {}
         self._driver = ""
         self._expected = 0
         self._initialised = False
@@ -112,11 +79,19 @@ class GpuCollector:
         driver that refuses to work.
         """
         try:
-            return self._thread.call(self._turn)
-        except TimeoutError:
+            samples = self._thread.call(self._turn)
+        except TimeoutError as error:
             # who held a GPU before the driver hung is not known to hold it still
-            self._processes, self._processes_due_s = {}, -math.inf
-            raise
+            self._slow.forget()
+            raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
+        self._slow.turn(self._gpus)
+        for gpu in self._gpus:
+            samples += _samples(gpu, self._slow.values(gpu))
+        for costs in (self._costs, self._slow.costs):
+            for call, cost in list(costs.calls.items()):
+                samples.append(Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (call,)))
+                samples.append(Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (call,)))
+        return samples
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs that answered in the last turn that came back, by index. Empty before the first."""
@@ -127,15 +102,24 @@ class GpuCollector:
 
         An empty tuple: no process holds the GPU. A UUID that is absent: not known (lost, not supported, NVML hangs).
         """
-        return dict(self._processes)
+        found = {gpu.device.uuid: self._slow.processes(gpu) for gpu in self._gpus}
+        return {uuid: known[1] for uuid, known in found.items() if known is not None}
+
+    def process_list_age_s(self, uuid: str) -> float:
+        """Return how old a GPU's process list is, 0 where there is none."""
+        known = next((self._slow.processes(gpu) for gpu in self._gpus if gpu.device.uuid == uuid), None)
+        return 0.0 if known is None else max(0.0, self._clock() - known[0])
 
     def _turn(self) -> list[Sample]:
         now_s = self._clock()
-        samples, healthy = self._poll(now_s)
-        if not healthy and now_s >= self._retry_due_s:
-            self._retry_due_s, self._retry_s = now_s + self._retry_s, min(2 * self._retry_s, _RETRY_MOST_S)
-            self._enumerate()
-            samples, healthy = self._poll(now_s)
+        samples, healthy = self._poll()
+        if not healthy and now_s >= self._retry_due_s and self._slow.driver.acquire(blocking=False):
+            try:
+                self._retry_due_s, self._retry_s = now_s + self._retry_s, min(2 * self._retry_s, _RETRY_MOST_S)
+                self._enumerate()
+            finally:
+                self._slow.driver.release()
+            samples, healthy = self._poll()
         if healthy:
             self._retry_s = _RETRY_FIRST_S
         if not self._expected:
@@ -150,16 +134,20 @@ class GpuCollector:
         """Return the error that says why there is not one GPU."""
         if self._failure is None:
             return NoData("the NVIDIA driver lists no GPU that the agent may use")
-        if self._failure.value in _NO_DRIVER:
-            return NoData(_NO_DRIVER[self._failure.value])
-        return GpuwatchError(f"NVML does not start: {_why(self._failure)}")
+        if self._failure.value in NO_DRIVER:
+            return NoData(NO_DRIVER[self._failure.value])
+        return GpuwatchError(f"NVML does not start: {why(self._failure)}")
 
     def _enumerate(self) -> None:
         """Start NVML anew and list the GPUs: handles from before a loss or a reload of the driver are no good."""
         before = len(self._gpus)
-        self._gpus, self._failure, self._processes_due_s = (), None, -math.inf
+        self._gpus, self._failure, self._values = (), None, {}
+        self._slow.forget()
+        self._gpm.reset()
+        self._costs.forget_dues()
         if self._initialised:
             self._initialised = False
+            self._xids.close()
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
         try:
@@ -170,74 +158,79 @@ class GpuCollector:
         except pynvml.NVMLError as error:
             self._failure = error
             if self._expected:
-                self._warn(f"NVML does not start: {_why(error)}")
+                self._warn(f"NVML does not start: {why(error)}")
             return
         gpus, silent = [], []
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(_Gpu(describe(index, handle), handle))
+                gpus.append(Gpu(describe(index, handle), handle))
             except pynvml.NVMLError_NoPermission:
                 count -= 1  # another container's
             except pynvml.NVMLError as error:
-                silent.append(f"GPU {index} is listed but does not answer: {_why(error)}")
+                silent.append(f"GPU {index} is listed but does not answer: {why(error)}")
         self._gpus = tuple(gpus)
         self._expected = max(self._expected, count)
+        self._xids.register(gpus)
         if len(gpus) > before:
             log.info("NVML lists %s GPUs, driver %s", len(gpus), self._driver)
             self._warned.clear()  # what befalls them from now on is news
         for message in silent:
             self._warn(message)
 
-    def _poll(self, now_s: float) -> tuple[list[Sample], bool]:
+    def _poll(self) -> tuple[list[Sample], bool]:
         """Return samples of every GPU, and whether all that are expected are well. Drops lost ones from the list."""
-        polled = now_s >= self._processes_due_s
-        samples, alive, processes, well = [], [], {}, True
+        readings = [reading for reading in self._readings if self._costs.due(reading.name, reading.interval_s)]
+        spent_s = {reading.name: 0.0 for reading in readings}
+        samples, alive, well = [], [], True
+        with contextlib.suppress(pynvml.NVMLError), self._costs.calling("events"):
+            self._xids.poll()
         for gpu in self._gpus:
-            uuid = gpu.device.uuid
             try:
-                values, sound = self._read(gpu)
-                held = self._list_processes(gpu) if polled else self._processes.get(uuid)
+                well = self._read(gpu, readings, spent_s) and well
             except pynvml.NVMLError as error:
-                self._warn(f"GPU {gpu.device.index} ({uuid}) is lost: {_why(error)}")
+                self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}) is lost: {why(error)}")
                 continue
             alive.append(gpu)
-            well = well and sound
-            samples += values
-            if held is not None:
-                processes[uuid] = held
-                samples.append(Sample("gpuwatch_gpu_processes", len(held), _labels(gpu)))
-        self._gpus, self._processes = tuple(alive), processes
-        if polled:
-            self._processes_due_s = now_s + self._process_interval_s
+            info = (*_labels(gpu), gpu.device.name, gpu.device.pci_bus_id, self._driver)
+            samples.append(Sample("gpuwatch_gpu_info", 1, info))
+            samples += self._xids.samples(gpu)
+            for reading in self._readings:
+                samples += _samples(gpu, self._values.get((gpu.device.uuid, reading.name), ()))
+        self._gpus = tuple(alive)
+        if alive:
+            for name, seconds in spent_s.items():
+                self._costs.done(name, seconds)
         return samples, well and 0 < len(alive) >= self._expected
 
-    def _read(self, gpu: _Gpu) -> tuple[list[Sample], bool]:
-        """Return a GPU's samples, and whether the driver knew its answers. Raises: NVMLError if the GPU is lost."""
-        device, labels, sound = gpu.device, _labels(gpu), True
-        samples = [Sample("gpuwatch_gpu_info", 1, (*labels, device.name, device.pci_bus_id, self._driver))]
-        for reading in READINGS:
-            try:
-                samples += [Sample(metric, value, (*labels, *more)) for metric, value, more in reading(gpu.handle)]
-            except pynvml.NVMLError as error:
-                sound = self._excuse(error, gpu, reading.__name__) and sound
-        return samples, sound
+    def _read(self, gpu: Gpu, readings: list[Reading], spent_s: dict[str, float]) -> bool:
+        """Read what is due of a GPU; return whether the driver knew its answers. Raises: NVMLError if the GPU is lost."""
+        sound = True
+        for reading in readings:
+            key = (gpu.device.uuid, reading.name)
+            with self._costs.calling(f"{reading.name} of GPU {gpu.device.index}") as took:
+                try:
+                    self._values[key] = reading.read(gpu)
+                except pynvml.NVMLError as error:
+                    self._values.pop(key, None)
+                    sound = self._excuse(error, gpu, reading.name) and sound
+            spent_s[reading.name] += took[0]
+        return sound
 
-    def _list_processes(self, gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
-        """Return a GPU's processes, or None where the driver does not tell. Raises: NVMLError if the GPU is lost."""
-        try:
-            return compute_processes(gpu.handle)
-        except pynvml.NVMLError as error:
-            self._excuse(error, gpu, "processes")
-            return None
+    def _read_gpm(self, gpu: Gpu) -> list[Value]:
+        values = self._gpm.read(gpu)
+        for metric, _, labels in self._slow.values(gpu):
+            if metric == "gpuwatch_gpu_mig_info":
+                values += self._gpm.read_instance(gpu, int(labels[0]))
+        return values
 
-    def _excuse(self, error: pynvml.NVMLError, gpu: _Gpu, what: str) -> bool:
+    def _excuse(self, error: pynvml.NVMLError, gpu: Gpu, what: str) -> bool:
         """Return whether a value that failed leaves the GPU sound. Raises: the error itself, if the GPU is lost."""
-        if error.value in _LOST:
+        if error.value in LOST:
             raise error
-        if error.value not in _ABSENT:
-            self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}): no {what}: {_why(error)}")
-        return error.value not in _DOUBTFUL
+        if error.value not in ABSENT:
+            self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}): no {what}: {why(error)}")
+        return error.value not in DOUBTFUL
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
@@ -245,12 +238,9 @@ class GpuCollector:
             log.warning("%s", message)
 
 
-def _labels(gpu: _Gpu) -> tuple[str, str]:
+def _labels(gpu: Gpu) -> tuple[str, str]:
     return str(gpu.device.index), gpu.device.uuid
 
 
-def _why(error: pynvml.NVMLError) -> str:
-    """Return an NVML error in words, with the remedy for the one that only people can mend."""
-    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
-    return str(error)
+def _samples(gpu: Gpu, values: Iterable[Value]) -> list[Sample]:
+    return [Sample(metric, value, (*_labels(gpu), *more)) for metric, value, more in values]

@@ -27,6 +27,19 @@ _THROTTLE_BITS = {
 """Reasons by label. A reason of the hardware is also counted by its cause. GpuIdle, application clocks, sync boost and
 display clocks are settings or the absence of work, and no throttling."""
 
+_EACH_REASON = {
+    "sw_power_cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+    "sw_thermal": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hw_slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
+    "hw_thermal": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+    "hw_power_brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+    "sync_boost": pynvml.nvmlClocksEventReasonSyncBoost,
+    "applications_clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
+    "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
+    "idle": pynvml.nvmlClocksEventReasonGpuIdle,
+}
+"""The driver's own reasons, each for itself: `--series full`."""
+
 
 @dataclass(frozen=True)
 class GpuDevice:
@@ -50,6 +63,23 @@ class GpuProcess:
     """In the node's pid namespace."""
     used_memory_bytes: int | None
     """Over all of the GPU's MIG instances. None where the driver does not tell."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that answers."""
+
+    device: GpuDevice
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Something that is read of every GPU, and how often."""
+
+    name: str
+    read: Callable[[Gpu], list[Value]]
+    interval_s: float
 
 
 def describe(index: int, handle: Handle) -> GpuDevice:
@@ -114,10 +144,30 @@ def throttled(handle: Handle) -> list[Value]:
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except pynvml.NVMLError_FunctionNotFound:
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return [("gpuwatch_gpu_throttled", float(bool(bits & mask)), (reason,)) for reason, mask in _THROTTLE_BITS.items()]
+    return throttle_values(bits)
 
 
-READINGS: tuple[Callable[[Handle], list[Value]], ...] = (utilization, memory, power, energy, temperature, throttled)
+def throttle_values(bits: int) -> list[Value]:
+    """Return 1 for each reason among these bits of nvmlClocksEventReason*, 0 for the others."""
+    masks = _THROTTLE_BITS | _EACH_REASON
+    return [("gpuwatch_gpu_throttled", float(bool(bits & mask)), (reason,)) for reason, mask in masks.items()]
+
+
+def clocks(handle: Handle) -> list[Value]:
+    """Return the clocks of multiprocessors and memory. NVML's unit is MHz."""
+    sm_mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    memory_mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+    return [
+        ("gpuwatch_gpu_sm_clock_hertz", sm_mhz * 1e6, ()),
+        ("gpuwatch_gpu_memory_clock_hertz", memory_mhz * 1e6, ()),
+    ]
+
+
+def _every_turn(function: Callable[[Handle], list[Value]]) -> Reading:
+    return Reading(function.__name__, lambda gpu: function(gpu.handle), 1.0)
+
+
+READINGS = tuple(map(_every_turn, (utilization, memory, power, energy, temperature, throttled, clocks)))
 """What is read of every GPU in every turn. Each is microseconds; anything slower belongs in a slower tier."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuwatch.diagnosis import Finding
 from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.runs import Run
@@ -67,3 +69,18 @@ def test_nothing_is_kept_of_runs_that_are_gone() -> None:
     book.keep_only({("run-a", 0)})
     assert {key[0] for key in book.entries} == {"", "run-a"}
     assert set(book.causes_seen) == {("", 0), ("run-a", 0)}
+
+
+def test_a_root_that_is_active_is_named_by_its_consequence_and_comes_first() -> None:
+    book = FindingBook()
+    starved = replace(FINDING, cause="input_cpu", ratio=0.9)
+    for second in range(5):
+        found = [starved, replace(FINDING, cause="stalled", ratio=0.1)] if second > 2 else [starved]
+        book.update("run-a", 0, found, second * S, float(second))
+    assert [(e.finding.cause, e.finding.root) for e in book.active("run-a", 0)] == [("input_cpu", None)]
+    for second in range(5, 8):
+        book.update("run-a", 0, [starved, replace(FINDING, cause="stalled", ratio=0.1)], second * S, float(second))
+    assert [(e.finding.cause, e.finding.root) for e in book.active("run-a", 0)] == [
+        ("stalled", None),
+        ("input_cpu", "stalled"),
+    ]

@@ -151,11 +151,95 @@ def test_two_runs_on_one_gpu_have_one_owner_called_shared() -> None:
             node.hear(hook)
         node.turn((1, 2), 0.9)
     assert node.book.accounts[UUID].owner == "shared"
-    assert node.seconds == {"busy_unattributed": 5.0}
+    assert node.seconds == {"compute": 5.0}  # by both at once, and counted once
     node.runs[2].apply(two.bye(), node.now_ns, 0.0)
-    train(node, one, 3)
+    train(node, one, 3, "eval")
     assert node.book.accounts[UUID].owner == "run-a"
-    assert node.seconds == {"busy_unattributed": 5.0, "compute": 3.0}
+    assert node.seconds == {"compute": 5.0, "eval": 3.0}
+
+
+def test_one_run_on_two_gpus_gives_both_its_states() -> None:
+    node, hook = Node(), FakeHook(1000 * S)
+    for state in ("compute", "compute", "input_wait", "checkpoint"):
+        hook.spend(state, S)
+        node.now_ns = hook.at_ns
+        node.hear(hook)
+        node.book.advance(
+            [GpuReading("0", UUID, (hook.pid,), 0.9), GpuReading("1", "GPU-2", (hook.pid,), 0.8)],
+            node.runs,
+            node.now_ns,
+        )
+        node.check()
+    for account in node.book.accounts.values():
+        assert {s: ns / 1e9 for s, ns in account.ledger.totals_ns.items() if ns} == {
+            "compute": 1.0,  # the accounts begin with the first look
+            "input_wait": 1.0,
+            "checkpoint": 1.0,
+        }
+        assert account.owner == "run-a"
+
+
+def test_time_in_which_nobody_looked_is_unknown_without_a_hook() -> None:
+    """A stopped agent, a paused machine: 50 s later nobody knows what the GPU did."""
+    node = Node()
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0, seconds=3)
+    node.now_ns += 50 * S
+    node.turn((9,), 0.0)
+    node.second((9,), 0.0, seconds=2)
+    assert node.seconds == {"held_idle": 5.0, "unknown": 50.0}
+
+
+def test_free_gpu_after_a_pause_is_free_up_to_it() -> None:
+    node = Node()
+    node.turn((), 0.0)
+    node.second((), 0.0, seconds=15)
+    node.now_ns += 50 * S
+    node.turn((), 0.0)
+    assert node.seconds == {"unallocated": 15.0, "unknown": 50.0}
+
+
+def test_time_in_which_nobody_looked_is_the_runs_where_one_holds_the_gpu() -> None:
+    node, hook = Node(), FakeHook(1000 * S)
+    train(node, hook, 5)
+    train(node, hook.spend("eval", 50 * S), 1)
+    assert node.seconds == {"compute": 5.0, "eval": 50.0}
+
+
+def test_compute_on_a_gpu_without_a_kernel_is_doubted_after_ten_seconds() -> None:
+    node, hook = Node(), FakeHook(1000 * S)
+    train(node, hook, 5)
+    train(node, hook, 25, busy=0.0)
+    assert node.seconds == {"compute": 4.0 + 10.0, "unknown": 15.0}
+    train(node, hook, 5, busy=0.4)
+    train(node, hook, 5, "input_wait", busy=0.0)  # waiting for input, it may well be idle
+    assert node.seconds == {"compute": 19.0, "unknown": 15.0, "input_wait": 5.0}
+
+
+def test_utilisation_that_is_not_told_contradicts_nothing() -> None:
+    node, hook = Node(), FakeHook(1000 * S)
+    for _ in range(30):
+        hook.spend("compute", S)
+        node.now_ns = hook.at_ns
+        node.hear(hook)
+        node.turn((hook.pid,), None)
+    assert node.seconds == {"compute": 29.0}
+
+
+def test_set_wall_clock_leaves_every_second_where_it_was() -> None:
+    """Wall time jumps by eight hours and back: ledgers live on the monotonic clock, which does neither."""
+    node, hook = Node(), FakeHook(1000 * S)
+    for second in range(12):
+        hook.spend("compute", S)
+        hook.wall_offset_ns += {4: 8 * 3600 * S, 8: -9 * 3600 * S}.get(second, 0)
+        node.now_ns = hook.at_ns
+        run = node.runs.setdefault(hook.pid, Run(hook.run, hook.rank, BOOT))
+        now_s = (hook.at_ns + hook.wall_offset_ns) / 1e9
+        run.apply(hook.tell(), node.now_ns, now_s)
+        run.pass_time(node.now_ns, now_s, True)
+        assert run.status == "running"
+        node.turn((hook.pid,), 0.9)
+    assert node.seconds == {"compute": 11.0}
 
 
 def test_lost_gpu_is_unknown_and_its_run_goes_on_when_it_is_back() -> None:

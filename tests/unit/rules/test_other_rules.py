@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwatch.diagnosis import diagnose
+from gpuwatch.diagnosis import ROOTS, diagnose, in_order
 from gpuwatch.rules import CAUSES, FALLBACK_RULES, RULES
 from gpuwatch.rules.checkpoint_stall import checkpoint_stall
 from gpuwatch.rules.compute_bound import compute_bound
@@ -140,11 +140,29 @@ def test_compute_bound_speaks_of_cpus_only() -> None:
 def test_a_cause_is_called_what_its_rule_is_called() -> None:
     assert len(set(CAUSES)) == len(RULES) + len(FALLBACK_RULES)
     found = diagnose(replace(STARVED, stalled_s=60.0, worker_cpu_ratios=(0.99,) * 4))
-    assert [finding.cause for finding in found] == ["input_cpu", "stalled"]
+    assert [finding.cause for finding in found] == ["stalled", "input_cpu"]
     assert {finding.cause for finding in found} <= set(CAUSES)
 
 
 def test_findings_come_most_severe_first_then_by_what_is_at_stake() -> None:
     columns = steps(100, 0.020, 0.080)
     mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
-    assert [finding.cause for finding in diagnose(mixed)] == ["stalled", "eval_share", "input_cpu"]
+    found = diagnose(replace(mixed, stalled_s=None))
+    assert [finding.cause for finding in found] == ["eval_share", "input_cpu"]
+    assert {finding.root for finding in found} == {None}
+
+
+def test_a_consequence_follows_its_root_and_names_it() -> None:
+    columns = steps(100, 0.020, 0.080)
+    mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
+    found = [(finding.cause, finding.root) for finding in diagnose(mixed)]
+    assert found == [("stalled", None), ("input_cpu", "stalled"), ("eval_share", None)]
+
+
+def test_a_root_that_is_not_there_roots_nothing() -> None:
+    (finding,) = diagnose(replace(STARVED, worker_cpu_ratios=(0.99,) * 4))
+    assert in_order([replace(finding, root="stalled")]) == [finding]
+
+
+def test_every_root_and_consequence_is_a_cause() -> None:
+    assert {*ROOTS, *(root for roots in ROOTS.values() for root in roots)} <= set(CAUSES)

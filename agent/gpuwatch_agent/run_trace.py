@@ -1,0 +1,153 @@
+"""Where in time a run's states lay: what its ledger grew by, message after message, for GPUs that several runs share.
+
+Pure arithmetic. All times in ns of the agent's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuwatch import wire
+from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
+
+Segment = tuple[int, int, str]
+"""(begin, end, state)."""
+
+_KEPT = 512
+"""Stretches: four minutes at two messages a second. Older ones are joined, so that their sums stay and their order goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one message added to a ledger. The parts' sum is the time between begin and end."""
+
+    begin_ns: int
+    end_ns: int
+    parts_ns: Mapping[str, int]
+    columns: Mapping[str, bytes] | None = None
+    """The step records that came with it: they say where in the stretch the steps' phases lay."""
+    offset_ns: int = 0
+    """The agent's clock minus that of the records."""
+
+
+def arrange(stretch: Stretch) -> list[Segment]:
+    """Return a stretch's states in time: steps where their records put them, the rest in the gaps, in the states' own order.
+
+    Each state gets exactly its part, whatever the records say.
+    """
+    left = {state: stretch.parts_ns[state] for state in RUN_STATES if stretch.parts_ns.get(state, 0) > 0}
+    if len(left) == 1:
+        return [(stretch.begin_ns, stretch.end_ns, next(iter(left)))]
+    placed: list[Segment] = []
+    at_ns = stretch.begin_ns
+    for begin_ns, end_ns, state in _recorded(stretch):
+        begin_ns = max(begin_ns, at_ns)
+        end_ns = min(end_ns, stretch.end_ns, begin_ns + left.get(state, 0))
+        if end_ns > begin_ns:
+            placed.append((begin_ns, end_ns, state))
+            left[state] -= end_ns - begin_ns
+            at_ns = end_ns
+    return list(_fill_gaps(stretch, placed, left))
+
+
+def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) -> Iterator[Segment]:
+    rest = [(state, ns) for state, ns in left.items() if ns > 0]
+    at_ns = stretch.begin_ns
+    for begin_ns, end_ns, state in (*placed, (stretch.end_ns, stretch.end_ns, "")):
+        while at_ns < begin_ns and rest:
+            filler, ns = rest.pop(0)
+            until_ns = min(begin_ns, at_ns + ns)
+            yield at_ns, until_ns, filler
+            if ns > until_ns - at_ns:
+                rest.insert(0, (filler, ns - (until_ns - at_ns)))
+            at_ns = until_ns
+        if state:
+            yield begin_ns, end_ns, state
+        at_ns = end_ns
+
+
+def _recorded(stretch: Stretch) -> Iterator[Segment]:
+    """Yield the phases of the recorded steps, by the device's timeline where it measured them, else by the host's."""
+    columns = stretch.columns
+    if columns is None or not columns.keys() >= {"start_ns", "data_wait_ns", "transfer_ns", "compute_ns"}:
+        return
+    names = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
+    host = [wire.unpack(columns[name]) for name in names]
+    missing = [wire.MISSING] * len(host[0])
+    device = [wire.unpack(columns[name]) if name in columns else missing for name in wire.DEVICE_COLUMNS]
+    waits = wire.unpack(columns["comm_wait_ns"]) if "comm_wait_ns" in columns else missing
+    rows = zip(*host, *device, waits, strict=True)
+    for start, wait, copy, compute, felt, host_wait, device_copy, device_compute, comm in rows:
+        batch = start + stretch.offset_ns + wait
+        if felt < 0:
+            yield batch - wait, batch, INPUT_WAIT
+            yield batch, batch + copy, TRANSFER
+            yield batch + copy, batch + copy + compute - max(0, comm), COMPUTE
+            yield batch + copy + compute - max(0, comm), batch + copy + compute, COMM_WAIT
+            continue
+        yield batch - felt - max(0, host_wait), batch - felt, HOST_WAIT
+        yield batch - felt, batch, INPUT_WAIT
+        yield batch, batch + max(0, device_copy), TRANSFER
+        done = batch + max(0, device_copy) + max(0, device_compute)
+        yield batch + max(0, device_copy), done - max(0, comm), COMPUTE
+        yield done - max(0, comm), done, COMM_WAIT
+
+
+def parts_of(segments: list[Segment]) -> dict[str, int]:
+    """Return the time of each state, in ns."""
+    parts: dict[str, int] = {}
+    for begin_ns, end_ns, state in segments:
+        parts[state] = parts.get(state, 0) + end_ns - begin_ns
+    return parts
+
+
+class Trace:
+    """A run's stretches, oldest first. Time that is not the run's (between two of its processes) is in none of them."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[Stretch] = deque()
+
+    def add(self, stretch: Stretch) -> None:
+        """Append what a ledger grew by; past `_KEPT` the two oldest are joined."""
+        if stretch.end_ns <= stretch.begin_ns:
+            return
+        self._stretches.append(stretch)
+        if len(self._stretches) > _KEPT:
+            one, two = self._stretches.popleft(), self._stretches.popleft()
+            if one.end_ns != two.begin_ns:  # a gap between them: the older one goes
+                self._stretches.appendleft(two)
+                return
+            states = one.parts_ns.keys() | two.parts_ns.keys()
+            parts = {state: one.parts_ns.get(state, 0) + two.parts_ns.get(state, 0) for state in states}
+            self._stretches.appendleft(Stretch(one.begin_ns, two.end_ns, parts))
+
+    def begin_ns(self) -> int | None:
+        """Return from when on it tells; None while it is empty."""
+        return self._stretches[0].begin_ns if self._stretches else None
+
+    def parts_after(self, at_ns: int) -> dict[str, int]:
+        """Return the time by state that lies after a moment."""
+        parts: dict[str, int] = {}
+        for stretch in reversed(self._stretches):
+            if stretch.end_ns <= at_ns:
+                break
+            whole = stretch.begin_ns >= at_ns
+            for state, ns in (stretch.parts_ns if whole else parts_of(cut([*arrange(stretch)], at_ns))).items():
+                parts[state] = parts.get(state, 0) + ns
+        return parts
+
+    def segments(self, after_ns: int, until_ns: int) -> list[Segment]:
+        """Return the states between two moments, in order."""
+        found: list[Segment] = []
+        for stretch in self._stretches:
+            if stretch.end_ns > after_ns and stretch.begin_ns < until_ns:
+                found += arrange(stretch)
+        return cut(found, after_ns, until_ns)
+
+
+def cut(segments: list[Segment], after_ns: int, until_ns: int | None = None) -> list[Segment]:
+    """Return the part of these segments that lies between two moments."""
+    clipped = [(max(b, after_ns), e if until_ns is None else min(e, until_ns), state) for b, e, state in segments]
+    return [segment for segment in clipped if segment[1] > segment[0]]

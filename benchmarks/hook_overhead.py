@@ -1,0 +1,119 @@
+"""What gpuwatch adds to a training step, beside what others add, in one run. Written to docs/overhead.md by `--write`.
+
+python benchmarks/hook_overhead.py [--only KEY] [--million] [--write]
+
+Each variant has a process of its own, in which blocks of bare and of measured steps take turns: added µs are the median, over blocks, of the
+block's median step less that of the bare blocks before and after it. Peers that are not installed are left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overhead_extras import EXTRAS, agent
+
+PAGE = Path(__file__).parents[1] / "docs" / "overhead.md"
+
+
+def child(*options: str, prefix: tuple[str, ...] = (sys.executable,), **environment: str) -> tuple[Any, str]:
+    """Run this file with options in a process of its own; return its JSON, None if it failed, and what it said on stderr."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "out.json"
+        given = [*options, "--out", str(out)]
+        command = [*prefix, __file__, *(["--args", *given] if len(prefix) > 1 else given)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}, check=False
+        )
+        said = done.stdout + done.stderr
+        return (json.loads(out.read_text()) if out.exists() else None), said
+
+
+def cost(key: str) -> dict[str, Any] | str:
+    """Return what a variant costs, or why it was not measured."""
+    from overhead_variants import VARIANTS
+
+    variant = next(variant for variant in VARIANTS if variant.key == key)
+    if variant.needs and importlib.util.find_spec(variant.needs) is None:
+        return f"not installed: {variant.needs}"
+    if key == "cuda_events":
+        import torch
+
+        if not torch.cuda.is_available():
+            return "not run here: no GPU"
+    if key == "traceml":
+        return _traceml()
+    with agent() if key == "with_an_agent" else contextlib.nullcontext(("", "")) as (endpoint, _):
+        measured, said = child("--child", key, BENCHMARK_ENDPOINT=endpoint)
+    return measured if measured is not None else f"failed: {said.strip().splitlines()[-1:]}"
+
+
+def _traceml() -> dict[str, Any] | str:
+    program = shutil.which("traceml") or str(Path(sys.executable).parent / "traceml")
+    with tempfile.TemporaryDirectory() as logs:
+        prefix = (program, "run", "--logs-dir", logs, "--no-save-training-output")
+        environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+        # Its launcher wants the script before the options that it hands on.
+        measured, said = child("--child", "traceml", prefix=prefix, **environment)
+    if measured is None:
+        return f"failed: {said.strip().splitlines()[-3:]}"
+    return {**measured, "lost": said.count("Step queue full, dropping")}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", metavar="KEY", help="one variant, or one of: " + ", ".join(EXTRAS))
+    parser.add_argument("--million", action="store_true", help="train 1,000,000 steps and look at the memory")
+    parser.add_argument("--write", action="store_true", help="write docs/overhead.md; with the million steps")
+    parser.add_argument("--json", metavar="FILE", help="keep what was measured there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.child in EXTRAS:
+        options.out.write_text(json.dumps(EXTRAS[options.child]()))
+        return
+    if options.child:
+        from overhead_measure import measure
+        from overhead_variants import VARIANTS
+
+        variant = next(variant for variant in VARIANTS if variant.key == options.child)
+        options.out.write_text(json.dumps(asdict(measure(variant))))
+        return
+    from overhead_page import page, row
+    from overhead_variants import VARIANTS
+
+    costs: dict[str, dict[str, Any] | str] = {}
+    for variant in VARIANTS:
+        if options.only in (None, variant.key):
+            costs[variant.key] = cost(variant.key)
+            print(row(variant, costs[variant.key], None), flush=True)
+    extras: dict[str, Any] = {}
+    for name in EXTRAS:
+        if options.only == name or (options.only is None and (name != "million" or options.million or options.write)):
+            extras[name], said = child("--child", name)
+            print(name, extras[name] or said[-2000:], flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"costs": costs, "extras": extras}))
+    if options.only is None:
+        text = page(costs, extras)
+        if options.write:
+            PAGE.write_text(text)
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Prometheus rules, as data: `ALERT_RULES` and the recording rules. `gpuwatch.alert_rules` renders them."""
+
+from gpuwatch.alerting.gpu_alerts import GPU_ALERTS
+from gpuwatch.alerting.node_alerts import NODE_ALERTS
+from gpuwatch.alerting.recording import BASELINE_RULES, LEDGER_RULES, RUN_RULES
+from gpuwatch.alerting.rule import AlertRule, RecordingRule
+from gpuwatch.alerting.run_alerts import RUN_ALERTS
+
+__all__ = [
+    "ALERT_RULES",
+    "BASELINE_RULES",
+    "LEDGER_RULES",
+    "RECORDING_RULES",
+    "RUN_RULES",
+    "AlertRule",
+    "RecordingRule",
+]
+
+ALERT_RULES: tuple[AlertRule, ...] = (*RUN_ALERTS, *GPU_ALERTS, *NODE_ALERTS)
+RECORDING_RULES: tuple[RecordingRule, ...] = (*LEDGER_RULES, *RUN_RULES, *BASELINE_RULES)

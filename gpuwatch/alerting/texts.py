@@ -1,0 +1,38 @@
+"""Pieces of alert texts, as Prometheus' Go templates. They look up who and why at the moment the alert is told."""
+
+from __future__ import annotations
+
+RUN = (
+    "{{ with printf `gpuwatch_run_info{instance=%q,run=%q,rank=%q}` "
+    "$labels.instance $labels.run $labels.rank | query }}"
+    "{{ (. | first).Labels.name }} ({{ $labels.run }}, rank {{ $labels.rank }})"
+    "{{ else }}{{ $labels.run }}, rank {{ $labels.rank }}{{ end }} on {{ $labels.instance }}"
+)
+WHOLE_RUN = (
+    "{{ with printf `gpuwatch_run_info{run=%q}` $labels.run | query }}"
+    "{{ (. | first).Labels.name }} ({{ $labels.run }}){{ else }}{{ $labels.run }}{{ end }}"
+)
+RUN_OWNER = (
+    "{{ with printf `gpuwatch_run_info{run=%q}` $labels.run | query }}"
+    "user {{ or (. | first).Labels.user `unknown` }}, job {{ or (. | first).Labels.job_id `none` }}"
+    "{{ else }}unknown{{ end }}"
+)
+GPU_OWNER = (
+    "user {{ or $labels.user `unknown` }}, job {{ or $labels.job_id `none` }}, pod {{ or $labels.workload_pod `none` }}"
+)
+NODE_OWNERS = (
+    '{{ with printf `count by (user) (gpuwatch_gpu_owner_info{instance=%q,user!=""})` $labels.instance | query }}'
+    "users on the node: {{ range $i, $u := . }}{{ if $i }}, {{ end }}{{ $u.Labels.user }}{{ end }}"
+    "{{ else }}whoever runs the node{{ end }}"
+)
+CAUSE = (
+    "{{ with printf `gpuwatch_finding_active{run=%q} == 1` $labels.run | query }}"
+    "{{ range $i, $f := . }}{{ if $i }}, {{ end }}{{ $f.Labels.cause }}{{ end }}"
+    "{{ else }}none found yet{{ end }}"
+)
+TRANSFER = (
+    "{{ with printf `run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>"
+    '{instance=%q,run=%q,rank=%q,state="transfer"}` $labels.instance $labels.run $labels.rank | query }}'
+    " Transfer to the device took another {{ . | first | value | humanizePercentage }}.{{ end }}"
+)
+GPU = "GPU {{ $labels.gpu }} on {{ $labels.instance }}"

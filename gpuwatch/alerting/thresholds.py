@@ -1,0 +1,129 @@
+"""Every number that the Prometheus rules compare with, and what a GPU-hour costs. Pure; checked when made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from gpuwatch.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AlertThresholds:
+    """Every number in the rules. Durations in seconds, ratios 0–1. Raises ConfigError for a value that cannot work."""
+
+    job: str = "gpuwatch"
+    """Name of the scrape job that reads the agents."""
+    ledger_window_s: float = 300
+    """Window of the recorded shares by GPU, run, job, user, node and fleet."""
+    starved_ratio: float = 0.2
+    """Share of training time spent waiting for input. A healthy loop stays at a few per cent."""
+    starved_window_s: float = 300
+    starved_min_training_s: float = 60
+    """Training time that the window must hold before a share of it means anything."""
+    starved_for_s: float = 120
+    """At most window minus minimum, or training in bursts between long evaluations would never fire."""
+    idle_ratio: float = 0.9
+    """Share of a GPU's time held idle. Below 1, or one busy sample every half hour would hide it."""
+    idle_window_s: float = 900
+    idle_for_s: float = 900
+    processless_for_s: float = 1800
+    """How long an allocated GPU may be without any process: containers are pulled and data staged in that time."""
+    stalled_ratio: float = 0.5
+    stalled_window_s: float = 120
+    stalled_for_s: float = 60
+    hung_for_s: float = 120
+    busy_ratio: float = 0.9
+    """Utilisation from which a GPU claims to be busy."""
+    busy_window_s: float = 600
+    busy_for_s: float = 120
+    low_power_ratio: float = 0.4
+    """Share of the GPU's own highest power of six hours under which full utilisation is no work."""
+    straggler_for_s: float = 300
+    epoch_pause_for_s: float = 300
+    shm_used_ratio: float = 0.9
+    shm_for_s: float = 60
+    shm_forecast_window_s: float = 900
+    shm_forecast_ahead_s: float = 3600
+    shm_forecast_used_ratio: float = 0.5
+    """A /dev/shm that is emptier than this is not forecast: workers fill it to a level and stay there."""
+    shm_forecast_for_s: float = 300
+    throttle_reasons: str = "thermal|hardware"
+    """Not `power`: a GPU that works hard is at its power cap, and should be."""
+    throttled_ratio: float = 0.5
+    throttled_window_s: float = 300
+    throttled_for_s: float = 300
+    gpu_lost_memory_s: float = 3600
+    """For how long a GPU that was there is expected to be there."""
+    gpu_lost_for_s: float = 60
+    xid_window_s: float = 300
+    xid_for_s: float = 0
+    """0: one is enough."""
+    step_slower_factor: float = 1.3
+    step_window_s: float = 600
+    step_baseline_s: float = 21600
+    step_history_s: float = 3600
+    """How long a run must have trained before it has a baseline."""
+    step_slower_for_s: float = 600
+    telemetry_lost_s: float = 60
+    """Unexplained seconds within the window that count as lost while the run is heard again in between."""
+    telemetry_window_s: float = 300
+    telemetry_for_s: float = 60
+    agent_frozen_window_s: float = 120
+    """An agent that answers but takes no new sample for so long counts as down. At least two scrape intervals."""
+    agent_down_for_s: float = 60
+    keep_firing_for_s: float = 900
+    """How long an alert is held when its expression goes quiet: a series that vanished is not a problem that was fixed.
+    0 lets it resolve at once."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name in _TEXTS:
+                if not isinstance(value, str) or not re.fullmatch(r"[\w|.:-]+", value):
+                    raise ConfigError(f"{name} = {value!r}: a text of letters, digits and |")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"{name} = {value!r}: must be a number")
+            elif name.endswith("_ratio") and not 0 < value <= 1:
+                raise ConfigError(f"{name} = {value}: a share must be above 0 and at most 1")
+            elif name.endswith("_factor") and value <= 1:
+                raise ConfigError(f"{name} = {value}: a factor must be above 1")
+            elif name.endswith("_s") and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
+                raise ConfigError(f"{name} = {value}: a duration in seconds must be positive")
+        if self.keep_firing_for_s > 3600:
+            raise ConfigError(
+                f"keep_firing_for_s = {self.keep_firing_for_s}: at most 3600, or nobody sees what is fixed"
+            )
+        if self.starved_for_s > self.starved_window_s - self.starved_min_training_s:
+            raise ConfigError(
+                f"starved_for_s = {self.starved_for_s}: must be at most starved_window_s - starved_min_training_s "
+                f"({self.starved_window_s - self.starved_min_training_s}), or short spells of training never fire"
+            )
+
+
+_TEXTS = ("job", "throttle_reasons")
+_MAY_BE_ZERO = ("keep_firing_for_s", "xid_for_s")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a GPU-hour costs. Raises ConfigError for a price that cannot be."""
+
+    gpu_hour: float | None = None
+    """Of any GPU whose model is not in `models`. None: not known, and costs are told in GPU-hours only."""
+    currency: str = "USD"
+    models: Mapping[str, float] = field(default_factory=dict)
+    """By model name as the driver tells it: {"NVIDIA H200": 4.2}."""
+
+    def __post_init__(self) -> None:
+        prices = {} if self.gpu_hour is None else {"gpu_hour": self.gpu_hour}
+        for name, price in {**prices, **self.models}.items():
+            if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
+                raise ConfigError(f"{name} = {price!r}: a price of a GPU-hour must be above 0")
+        if self.models and self.gpu_hour is None:
+            raise ConfigError("gpu_hour is missing: it is the price of GPUs whose model is not listed")
+        if not re.fullmatch(r"[^\s\"'{}`\\<>]{1,8}", self.currency):
+            raise ConfigError(f"currency = {self.currency!r}: give a code or a sign, e.g. EUR")
+        for model in self.models:
+            if re.search(r"[\"'{}`\\<>\n]", model):
+                raise ConfigError(f"models: {model!r} has a character that no model name has")

@@ -1,0 +1,40 @@
+"""`gpuwatch compare`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gpuwatch.commands.report_options import AGENT, Agent, Form, HistoryFile, Output, form, load_run, open_source, write
+from gpuwatch.reports import compare as compare_runs
+from gpuwatch.reports.compare_page import compare_page
+from gpuwatch.reports.comparing import as_json as comparison_json
+from gpuwatch.reports.markdown import compare_markdown
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="The run before: its id or name, or a report's JSON file.")],
+    b: Annotated[str, typer.Argument(help="The run after: likewise, or `last`.")],
+    agent: Agent = AGENT,
+    history: HistoryFile = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
+    output: Output = None,
+) -> None:
+    """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
+
+    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare baseline.json last --markdown`
+
+    `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 2 wrong use, or no such run.
+    """
+    how = form(markdown, as_json)
+    source = open_source(agent, history)
+    now_s = time.time()
+    found = compare_runs(load_run(source, a, now_s), load_run(source, b, now_s))
+    if how is Form.JSON:
+        text = comparison_json(found)
+    else:
+        text = compare_markdown(found) if how is Form.MARKDOWN else compare_page(found)
+    write(text, how, output, f"{found.a.name}-{found.b.name}")

@@ -1,0 +1,55 @@
+"""`gpuwatch report`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuwatch.commands.report_options import AGENT, Agent, Form, HistoryFile, Output, form, load_run, open_source, write
+from gpuwatch.reports import broken, parse_gate
+from gpuwatch.reports.markdown import run_markdown
+from gpuwatch.reports.model import as_json as report_json
+from gpuwatch.reports.page import run_page
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
+    agent: Agent = AGENT,
+    history: HistoryFile = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
+    output: Output = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Prices, where the agent has none.", envvar="GPUWATCH_CONFIG")
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
+        ),
+    ] = None,
+) -> None:
+    """Write a report of one run: where its time went, why, and what to change.
+
+    Example: `gpuwatch report last`, `gpuwatch report resnet50-a --json --fail-on input_wait=0.1`
+
+    The page is one file without scripts. Without `--output` it is written to `gpuwatch-NAME.html`; Markdown and JSON go to stdout.
+    With `--history FILE` no agent is needed, nor need one run. `step_s=0.05` limits the mean step time.
+    Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
+    """
+    gates = [parse_gate(text) for text in fail_on or ()]
+    how = form(markdown, as_json)
+    found = load_run(open_source(agent, history), run, time.time(), config)
+    failed = broken(found, gates)
+    if how is Form.JSON:
+        text = report_json(found)
+    else:
+        text = run_markdown(found, failed) if how is Form.MARKDOWN else run_page(found, failed)
+    write(text, how, output, found.name)
+    for each in failed:
+        typer.secho(f"gpuwatch: {found.name}: {each}", fg="red", err=True)
+    if failed:
+        raise typer.Exit(1)

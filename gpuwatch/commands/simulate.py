@@ -1,0 +1,34 @@
+"""`gpuwatch simulate`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gpuwatch.cli import require
+from gpuwatch.commands.children import free_port_or_error
+
+
+def simulate(
+    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=20_000)] = 10,
+    gpus: Annotated[int, typer.Option(help="GPUs of a node.", min=1, max=16)] = 8,
+    port: Annotated[int, typer.Option(help="Port to serve them all from.", min=1, max=65535)] = 9477,
+    host: Annotated[str, typer.Option(help="Address to serve from.")] = "127.0.0.1",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same fleet.")] = 0,
+) -> None:
+    """Serve /metrics of synthetic nodes, with jobs that come and go and faults, to plan or try a Prometheus.
+
+    `/sd` is Prometheus' http_sd: it lists all nodes, one path each. Example: `gpuwatch simulate --nodes 100 --port 9477`
+    """
+    require("uvicorn", "agent")
+    from gpuwatch.simulation.server import Fleet, serve
+
+    free_port_or_error("--port", host, port)
+    address = f"{host}:{port}"
+    fleet = Fleet(nodes, gpus, seed, time.time(), time.time, address)
+    typer.echo(
+        f"{nodes} nodes of {gpus} GPUs: http://{address}/sd lists them, http://{address}/node/0/metrics is the first"
+    )
+    serve(fleet, host, port)

@@ -1,0 +1,136 @@
+"""What more loader workers would bring, and what they would take. Pure arithmetic; times in seconds a step, sizes in bytes.
+
+A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot be shorter than that, nor than its own
+transfer and compute, so that `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the wait is the handover: the training
+thread takes a batch that is ready out of a worker's queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from gpuwatch.window import Window
+
+PREFETCH = 2
+"""torch's default prefetch_factor."""
+HANDOVER_S = (0.0003, 0.003)
+"""What a handover takes where it cannot be seen: without workers, or while none of them ever has a batch ready."""
+SHM_USABLE = 0.8
+"""The share of /dev/shm that queues may fill."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A number of workers with what to expect of it."""
+
+    workers: int
+    needed: int
+    """How many would feed the step, if nothing limited them."""
+    limit: str | None
+    """What limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough."""
+    step_s: tuple[float, float]
+    """Shortest and longest step to expect."""
+    speedup: tuple[float, float]
+    """Lowest and highest gain in throughput that goes with it."""
+    queue_bytes: int | None
+    """What full queues take of /dev/shm and of memory, all of the run's ranks on this node; None: the batch's size is not known."""
+
+
+def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
+    """Return what a batch costs one worker.
+
+    Without workers it is the training thread's own wait. W workers that are the limit deliver a batch a step, each of them one
+    in W steps.
+    """
+    return wait_s + hidden_s if workers == 0 else workers * (wait_s + rest_s)
+
+
+def workers_needed(fetch_s: float, rest_s: float) -> int:
+    """Return how many workers deliver a batch as often as the step takes one."""
+    return max(1, ceil(fetch_s / rest_s)) if rest_s > 0 else 1
+
+
+def free_cores(window: Window) -> int | None:
+    """Return the cores that stay for loader workers beside one for each rank; at least 1, None when not known."""
+    cores = window.host.cpu_cores if window.host else None
+    return None if cores is None else max(1, cores - window.local_world_size) // window.local_world_size or 1
+
+
+def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s: float = 0.0) -> Plan:
+    """Return the number of workers that feeds the step, within cores (for fetches that compute), memory and /dev/shm.
+
+    The range: where cores are busy with other work, the workers may get no more than what is idle now and what they have.
+    """
+    loader = window.loader
+    have = (loader.num_workers if loader is not None else None) or 0
+    now_s = wait_s + rest_s
+    fetch_s = fetch_seconds(have, wait_s, rest_s, hidden_s)
+    needed = workers_needed(fetch_s, rest_s)
+    caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
+    if on_cpu:
+        caps["cores"] = free_cores(window)
+    known = {name: cap for name, cap in caps.items() if cap is not None}
+    limit = min(known, key=lambda name: known[name], default=None)
+    workers = needed if limit is None else max(1, min(needed, known[limit]))
+    handover_s = handover(window, have)
+    best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
+    fetching = sum(window.worker_cpu_ratios or ()) if have else (wait_s / now_s if now_s > 0 else 0.0)
+    at_once = _cores_to_be_had(window, fetching) if on_cpu else None
+    at_work = float(workers) if at_once is None else max(1.0, min(float(workers), at_once))
+    worst_s = min(max(rest_s + handover_s[1], fetch_s / at_work), now_s)
+    each = _queue_bytes_a_worker(window)
+    return Plan(
+        workers=workers,
+        needed=needed,
+        limit=limit if workers < needed else None,
+        step_s=(best_s, worst_s),
+        speedup=(now_s / worst_s, now_s / best_s) if best_s > 0 else (1.0, 1.0),
+        queue_bytes=None if each is None else workers * each,
+    )
+
+
+def handover(window: Window, workers: int) -> tuple[float, float]:
+    """Return the shortest and longest time that taking a ready batch may cost a step.
+
+    Where batches are ready at times, the shortest waits are it. What the device's queue hides costs nothing.
+    """
+    waits = sorted(
+        wait for wait, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first
+    )
+    low, high = HANDOVER_S
+    if workers and waits and waits[len(waits) // 10] <= high:
+        low = high = waits[len(waits) // 10]
+    return (0.0 if window.steps.hidden_wait_s else low), high
+
+
+def _cores_to_be_had(window: Window, fetching: float) -> float | None:
+    """Return the cores that are idle now and those that make batches already; None where not measured."""
+    host = window.host
+    if host is None or host.cpu_cores is None or host.cpu_busy_ratio is None:
+        return None
+    return (1 - host.cpu_busy_ratio) * host.cpu_cores / window.local_world_size + fetching
+
+
+def _queue_bytes_a_worker(window: Window) -> int | None:
+    loader = window.loader
+    if loader is None or loader.batch_bytes is None:
+        return None
+    return (loader.prefetch_factor or PREFETCH) * loader.batch_bytes * window.local_world_size
+
+
+def _shm_cap(window: Window, workers: int) -> int | None:
+    """Return how many workers' queues fit into /dev/shm beside what others keep there."""
+    each, host = _queue_bytes_a_worker(window), window.host
+    if not each or host is None or host.shm_size_bytes is None or host.shm_used_bytes is None:
+        return None
+    others = max(0, host.shm_used_bytes - workers * each)
+    return max(0, int(SHM_USABLE * (host.shm_size_bytes - others))) // each
+
+
+def _memory_cap(window: Window, workers: int) -> int | None:
+    """Return how many workers' queues fit into the memory that is available; what a worker takes beside them is not known."""
+    each, host = _queue_bytes_a_worker(window), window.host
+    if not each or host is None or host.memory_available_bytes is None:
+        return None
+    return workers + host.memory_available_bytes // each

@@ -1,0 +1,67 @@
+"""How long a step takes, and how sure that is. Pure arithmetic; times in seconds.
+
+Consecutive steps resemble each other, so that their number says little of how sure a mean is. It is therefore told from the
+means of 20 blocks of consecutive steps: Student's t over blocks (the method of batch means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log, sqrt
+from statistics import fmean, variance
+
+BLOCKS = 20
+_LEAST_BLOCKS = 5
+_T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+    2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028,
+    2.026, 2.024,
+)  # fmt: skip
+"""Student's t for 95% in the middle, 1 to 38 degrees of freedom."""
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which this share of the ordered values lies (the nearest one)."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def block_means(values: Sequence[float]) -> tuple[float, ...]:
+    """Return the means of up to 20 consecutive blocks of equal size (the first few values may be left out); () for fewer than 5."""
+    count = min(BLOCKS, len(values))
+    if count < _LEAST_BLOCKS:
+        return ()
+    size = len(values) // count
+    kept = values[len(values) - size * count :]
+    return tuple(fmean(kept[at : at + size]) for at in range(0, len(kept), size))
+
+
+def mean_interval(blocks: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% confidence interval of the mean of these block means; None for fewer than 5."""
+    if len(blocks) < _LEAST_BLOCKS:
+        return None
+    middle = fmean(blocks)
+    half = _t(len(blocks) - 1) * sqrt(variance(blocks) / len(blocks))
+    return max(0.0, middle - half), middle + half
+
+
+def speedup(before: Sequence[float], after: Sequence[float]) -> tuple[float, tuple[float, float] | None] | None:
+    """Return (how many times faster, its 95% interval): Welch's t on the logarithms of block means; None without any.
+
+    The interval is None with fewer than 5 blocks on either side.
+    """
+    if not before or not after or min(*before, *after) <= 0:
+        return None
+    ratio = fmean(before) / fmean(after)
+    if min(len(before), len(after)) < _LEAST_BLOCKS:
+        return ratio, None
+    parts = [variance([log(value) for value in side]) / len(side) for side in (before, after)]
+    error = sqrt(sum(parts))
+    if error == 0:
+        return ratio, (ratio, ratio)
+    freedom = error**4 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (before, after), strict=True))
+    half = _t(int(freedom)) * error
+    return ratio, (ratio * exp(-half), ratio * exp(half))
+
+
+def _t(freedom: int) -> float:
+    return _T_975[max(1, min(freedom, len(_T_975))) - 1]

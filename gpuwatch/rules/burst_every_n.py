@@ -1,0 +1,68 @@
+"""One slow step every `num_workers` steps: the workers deliver in step with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.ledger import INPUT_WAIT
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent
+from gpuwatch.window import Window
+
+
+def burst_every_n(window: Window) -> Finding | None:
+    """Found when the wait for data repeats every `num_workers` steps, and nearly all of it is in one step of each such round."""
+    loader, share = window.loader, window.share(INPUT_WAIT)
+    count = loader.num_workers if loader is not None else None
+    if loader is None or count is None or count < 2 or share < THRESHOLDS.input_share:
+        return None
+    waits = longest_pass(window)
+    if len(waits) < max(4 * count, THRESHOLDS.min_steps):
+        return None
+    again = autocorrelation(waits, count)
+    if again < THRESHOLDS.burst_correlation:
+        return None
+    inside = share_of_slowest(waits, count)
+    if inside < THRESHOLDS.burst_share:
+        return None
+    prefetch = loader.prefetch_factor or 2
+    return Finding(
+        cause="burst_every_n",
+        severity="warning",
+        title=f"one slow step in every {count}: the workers deliver all at once",
+        ratio=share,
+        evidence=(
+            Evidence("autocorrelation", again, "", f"the wait repeats every {count} steps, the number of workers (autocorrelation {again:.2f})"),
+            Evidence("in one step", inside, "ratio", f"{percent(inside)} of the wait is in the slowest step of each {count}"),
+        ),
+        advice=f"feed the step on average first (see the loader's cause); what is left of bursts prefetch_factor {prefetch} → {2 * prefetch} takes up",
+    )  # fmt: skip
+
+
+def longest_pass(window: Window) -> tuple[float, ...]:
+    """Return the waits of the longest stretch without a first batch: between passes the workers' order begins anew."""
+    steps = window.steps
+    edges = [index for index, first in enumerate(steps.epoch_start) if first]
+    bounds = [-1, *edges, len(steps)]
+    begin, end = max(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
+    return steps.data_wait_s[begin + 1 : end]
+
+
+def autocorrelation(values: Sequence[float], lag: int) -> float:
+    """Return the correlation of a series with itself so many places on, -1 to 1; 0 for a constant one."""
+    mean = fmean(values)
+    spread = sum((value - mean) ** 2 for value in values) / len(values)
+    if spread <= 0:
+        return 0.0
+    pairs = zip(values, values[lag:], strict=False)
+    return sum((a - mean) * (b - mean) for a, b in pairs) / (len(values) - lag) / spread
+
+
+def share_of_slowest(values: Sequence[float], count: int) -> float:
+    """Return the share of all waiting that the slowest of every `count` consecutive steps has."""
+    rounds = [values[at : at + count] for at in range(0, len(values) - count + 1, count)]
+    whole = sum(sum(each) for each in rounds)
+    return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0

@@ -1,0 +1,52 @@
+"""Loader workers that stand at the network."""
+
+from __future__ import annotations
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.rules.input_wait import (
+    expectation,
+    limited,
+    make_plan,
+    rounded,
+    steady_input_wait,
+    wait_evidence,
+    waits_at,
+)
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent, size
+from gpuwatch.waits import NETWORK
+from gpuwatch.window import Window
+
+
+def input_network(window: Window) -> Finding | None:
+    """Found when training waits for workers that wait for a socket while bytes arrive over the network."""
+    wait, at_network = steady_input_wait(window), waits_at(window, NETWORK)
+    loader, host = window.loader, window.host
+    if wait is None or at_network is None or at_network < THRESHOLDS.worker_waiting:
+        return None
+    if loader is None or not loader.num_workers or host is None or host.network_receive_bytes_per_s is None:
+        return None
+    rate = host.network_receive_bytes_per_s
+    if rate < THRESHOLDS.network_bytes_per_s:
+        return None
+    plan = make_plan(window, wait, on_cpu=False)
+    more = ""
+    if plan.workers > loader.num_workers:
+        more = f"; more requests at a time: num_workers {loader.num_workers} → {plan.workers}{limited(plan)}{expectation(plan)}"
+    return Finding(
+        cause="input_network",
+        severity=wait.severity,
+        title="loader workers wait for the network",
+        ratio=wait.share,
+        evidence=(
+            wait_evidence(window, wait),
+            Evidence("workers at the network", at_network, "ratio", f"in {percent(at_network)} of the looks a worker waited for a socket"),
+            Evidence("received", rate, "bytes/s", f"{size(rate)}/s arrive over the network"),
+        ),
+        advice=(
+            "keep the data in a local cache, reuse connections and read larger ranges; where the link is full "
+            f"nothing but fewer bytes will help{more}"
+        ),
+        predicted_speedup=rounded(plan)[1] if more else None,
+        predicted_range=(1.0, rounded(plan)[1]) if more else None,
+    )  # fmt: skip

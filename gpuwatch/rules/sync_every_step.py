@@ -1,0 +1,37 @@
+"""The host waits for the device at every step: `.item()`, `print(loss)`, `.cpu()`."""
+
+from __future__ import annotations
+
+from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.ledger import COMPUTE, HOST_WAIT
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.units import percent
+from gpuwatch.window import Window
+
+
+def sync_every_step(window: Window) -> Finding | None:
+    """Found when at the end of nearly every step the device had drained although it was busy all through compute, and idles after it.
+
+    A host that is merely slow leaves bubbles within compute; one that waits for a result leaves none there, but a gap behind.
+    """
+    drained, steps = window.steps.drained, window.steps
+    if not drained or len(steps) < THRESHOLDS.min_steps or window.timeline != "device":
+        return None
+    share, idle, compute = sum(drained) / len(drained), window.share(HOST_WAIT), window.share(COMPUTE)
+    readings = [gpu.utilization_ratio for gpu in window.gpus if gpu.utilization_ratio is not None]
+    if share < THRESHOLDS.drained_share or not readings or idle < THRESHOLDS.host_wait_share:
+        return None
+    if compute - min(readings) >= THRESHOLDS.device_bubbles * max(compute, 1e-9):
+        return None
+    return Finding(
+        cause="sync_every_step",
+        severity="warning",
+        title="the host waits for the device at every step, and so cannot run ahead",
+        ratio=idle,
+        evidence=(
+            Evidence("drained", share, "ratio", f"at the end of {percent(share)} of the steps the device had nothing left to do"),
+            Evidence("host wait", idle, "ratio", f"it then idled: {percent(idle)} of the time"),
+        ),
+        advice="read results every N steps instead of at each (.item(), print(loss), .cpu()), and keep running means on the device",
+        predicted_speedup=round(1 / (1 - idle), 2) if idle < 0.99 else None,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""What a process stands at now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample, taken from outside.
+
+Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+WAITS = ("cpu", "disk", "network", "lock", "sleep", "other")
+CPU, DISK, NETWORK, LOCK, SLEEP, OTHER = WAITS
+
+_NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
+_LOCK = "futex flock fcntl semop semtimedop"
+_SLEEP = "nanosleep clock_nanosleep"
+_NUMBERS = {
+    "x86_64": {
+        "recvfrom": 45, "recvmsg": 47, "connect": 42, "accept": 43, "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270,
+        "epoll_wait": 232, "epoll_pwait": 281, "futex": 202, "flock": 73, "fcntl": 72, "semop": 65, "semtimedop": 220,
+        "nanosleep": 35, "clock_nanosleep": 230,
+    },
+    "aarch64": {
+        "recvfrom": 207, "recvmsg": 212, "connect": 203, "accept": 202, "ppoll": 73, "pselect6": 72, "epoll_pwait": 22,
+        "futex": 98, "flock": 32, "fcntl": 25, "semop": 193, "semtimedop": 192, "nanosleep": 101, "clock_nanosleep": 115,
+    },
+}  # fmt: skip
+"""Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h."""
+
+
+def _by_number(machine: str) -> dict[int, str]:
+    kinds = {
+        name: kind for kind, names in ((NETWORK, _NETWORK), (LOCK, _LOCK), (SLEEP, _SLEEP)) for name in names.split()
+    }
+    return {number: kinds[name] for name, number in _NUMBERS.get(machine, {}).items()}
+
+
+_HERE = _by_number(platform.machine())
+
+
+def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
+    """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" where not readable).
+
+    A wait for one of several files (poll, select, epoll) counts as the network's: what else has to be seen to go over it is the
+    rule's to ask.
+    """
+    if state == "R":
+        return CPU
+    if state == "D":
+        return DISK
+    number = syscall.partition(" ")[0]
+    return by_number.get(int(number), OTHER) if number.isdigit() else OTHER
+
+
+def standing_at(pid: int, procfs: Path = Path("/proc")) -> str | None:
+    """Return what a process's main thread stands at, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5)."""
+    place = procfs / str(pid)
+    try:
+        state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+    if state in ("R", "D"):
+        return classify(state, "")
+    try:
+        return classify(state, (place / "syscall").read_text())
+    except OSError:
+        return OTHER
+
+
+def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:
+    """Return the share of each wait among the looks; None with fewer looks than prove anything."""
+    looks = list(seen)
+    return {wait: looks.count(wait) / len(looks) for wait in WAITS} if len(looks) >= least else None

@@ -1,0 +1,87 @@
+"""A DistributedDataParallel training on the CPU with a known truth: where each rank sleeps. Each rank's last line is its report as JSON.
+
+Under torchrun, or with RANK, WORLD_SIZE and MASTER_* set, it is one rank; `--spawn N` makes N ranks of its own. A helper of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gpuwatch
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spawn", type=int, default=0)
+    parser.add_argument("--method", default="spawn")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--data", type=float, default=0.01)
+    parser.add_argument("--compute", type=float, default=0.02)
+    parser.add_argument("--slow-rank", type=int, default=-1)
+    parser.add_argument("--slow-data", type=float, default=0.0)
+    parser.add_argument("--slow-compute", type=float, default=0.0)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--watch-communication", action="store_true")
+    return parser.parse_args()
+
+
+def batches(count: int, seconds: float) -> Iterator[torch.Tensor]:
+    for _ in range(count):
+        time.sleep(seconds)
+        yield torch.ones(8, 16)
+
+
+def train(rank: int, wanted: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    with gpuwatch.Watch(quiet=True) as w:  # before there is a process group
+        place = {"rank": rank, "world_size": wanted.spawn} if wanted.spawn else {}
+        dist.init_process_group("gloo", **place)
+        late = dist.get_rank() == wanted.slow_rank
+        model = DistributedDataParallel(torch.nn.Linear(16, 4))
+        if wanted.watch_communication:
+            w.watch_communication(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        wait = wanted.data + (wanted.slow_data if late else 0.0)
+        work = wanted.compute + (wanted.slow_compute if late else 0.0)
+        dist.barrier()
+        body_s = 0.0
+        for step, batch in enumerate(w.steps(batches(wanted.steps, wait))):
+            begin = time.perf_counter()
+            last = (step + 1) % wanted.accumulate == 0
+            with nullcontext() if last else model.no_sync():
+                time.sleep(work)
+                model(batch).sum().backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+            body_s += time.perf_counter() - begin
+        report = w.report()
+        dist.destroy_process_group()
+    told = {"run": w.run, "rank": w.identity.rank, "world_size": w.identity.world_size, "steps": report.steps}
+    told |= {"states": dict(report.states), "duration_s": report.duration_s, "body_s": body_s}
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    wanted = options()
+    if wanted.spawn:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(wanted.port)}
+        torch.multiprocessing.start_processes(train, (wanted,), nprocs=wanted.spawn, start_method=wanted.method)
+    else:
+        train(0, wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Every state of a GPU's ledger, through a real agent: scripted NVML, real hooks, and one process that speaks as a hook does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_process import Agent
+from tests.integration.test_agent_gpus import Ledgers
+from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.servers import wait_for
+
+ROOT = Path(__file__).parents[2]
+
+ALL_STATES = """
+import time, gpuwatch, gpuwatch.timeline
+gpuwatch.timeline.STALL_FLOOR_NS = 1_000_000_000
+gpuwatch.timeline.STALL_MEDIANS = 2
+
+def batches():
+    for _ in range(5):
+        time.sleep(0.1)
+        yield 0
+
+with gpuwatch.Watch(quiet=True) as w:
+    time.sleep(0.4)
+    for _ in w.steps(batches()):
+        with w.transfer():
+            time.sleep(0.1)
+        time.sleep(0.1)
+    for phase in ("compile", "eval", "checkpoint", "upload"):
+        with w.phase(phase):
+            time.sleep(0.4)
+    for number, _ in enumerate(w.steps(batches())):
+        time.sleep(4 if number == 1 else 0.05)
+    while True:
+        with w.step():
+            time.sleep(0.05)
+"""
+"""A real hook goes through nine states; 4 s in one step are a stall, as 30 s would be."""
+
+SPEAKER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from gpuwatch import wire
+from gpuwatch.identity import identify
+from gpuwatch.transport import ZmqSender
+from tests.unit.agent.hooks import FakeHook
+import msgspec
+
+me = identify()
+hook = FakeHook(time.monotonic_ns(), run=sys.argv[3], sender=sys.argv[3], pid=os.getpid(), boot_id=me.boot_id,
+                wall_offset_ns=time.time_ns() - time.monotonic_ns())
+sender = ZmqSender(sys.argv[1])
+states = sys.argv[4].split(",")
+time.sleep(0.3)
+for turn in range(10_000):
+    state = states[turn % len(states)]
+    hook.spend(state, time.monotonic_ns() - hook.at_ns)
+    sender.send(wire.encode(hook.hello(start_ticks=me.process_start_ticks)))
+    sender.send(wire.encode(hook.tell(state)))
+    time.sleep(0.2)
+"""
+
+
+def gpu(number: int, *pids: int, busy: int = 90, **more: object) -> FakeGpu:
+    held = tuple((pid, 1 << 30) for pid in pids)
+    return FakeGpu(uuid=f"GPU-{number}", utilization_percent=busy, processes=held, **more)  # type: ignore[arg-type]
+
+
+def speak(agent: Agent, run: str, *states: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SPEAKER, agent.endpoint, str(ROOT), run, ",".join(states)])
+
+
+def test_every_state_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(n, busy=0) for n in range(6)])
+    with Agent(tmp_path, environment=nvml.environment()) as agent:
+        monkeypatch.setenv("GPUWATCH_ENDPOINT", agent.endpoint)
+        monkeypatch.setenv("GPUWATCH_RUN", "all-states")
+        hook = subprocess.Popen([sys.executable, "-c", ALL_STATES])
+        nobodys = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        waits = speak(agent, "waits", "host_wait", "comm_wait")
+        one, two = speak(agent, "one", "input_wait", "compute"), speak(agent, "two", "input_wait")
+        processes = [hook, nobodys, waits, one, two]
+        try:
+            on = [(hook.pid,), (waits.pid,), (nobodys.pid,), (), (nobodys.pid,), (one.pid, two.pid)]
+            busy = [90, 90, 90, 0, 0, 90]
+            nvml.write([gpu(n, *pids, busy=busy[n]) for n, pids in enumerate(on)])
+            wanted = {
+                0: {
+                    "startup",
+                    "compile",
+                    "input_wait",
+                    "transfer",
+                    "compute",
+                    "eval",
+                    "checkpoint",
+                    "other",
+                    "stalled",
+                },
+                1: {"host_wait", "comm_wait"},
+                2: {"busy_unattributed"},
+                3: {"unallocated"},
+                4: {"held_idle"},
+                5: {"input_wait", "compute"},
+            }
+
+            ledgers = Ledgers(agent)  # each look checks the watermark against the sum of states
+            wait_for("every state", lambda: all(wanted[n] <= ledgers.look(n).keys() for n in wanted), 40, 0.3)
+            assert 1.5 < ledgers.look(0)["stalled"] < 4.5
+            assert ledgers.owner(5) == ("shared", "")
+            # one computes every other fifth of a second, the other one always waits
+            both = ledgers.look(5)
+            assert 0.2 < both["compute"] / (both["compute"] + both["input_wait"]) < 0.8
+            nvml.write([gpu(n, *pids, busy=busy[n], lost=n == 4) for n, pids in enumerate(on)], load=1)
+            wait_for("GPU 4 is unknown", lambda: ledgers.look(4).get("unknown"), 20, 0.3)
+            before = ledgers.look(0)
+            # the driver was loaded anew as well: the others go on where they were
+            wait_for("GPU 0 goes on", lambda: ledgers.look(0)["compute"] > before["compute"] + 1, 30, 0.3)
+            assert [ledgers.state(n) for n in (2, 3)] == ["busy_unattributed", "unallocated"]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait(10)

@@ -1,0 +1,161 @@
+"""Real DistributedDataParallel trainings over gloo: who reports, who is late, and what waiting for others is booked as."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch.ledger import RUN_STATES
+from tests.integration.agent_process import Agent
+from tests.servers import free_port, wait_for
+
+pytest.importorskip("torch")
+TRAINER = Path(__file__).parents[1] / "ddp_trainer.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--master-addr=127.0.0.1"]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with Agent(tmp_path) as started:
+        yield started
+
+
+@contextmanager
+def training(agent: Agent, *command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command line; all that it started is ended with the `with`."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPUWATCH_", "SLURM_"))}
+    process = subprocess.Popen(
+        [*command],
+        env={**clean, "GPUWATCH_ENDPOINT": agent.endpoint, "OMP_NUM_THREADS": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def spawned(agent: Agent, ranks: int, *options: str) -> Any:
+    place = ["--spawn", str(ranks), "--port", str(free_port())]
+    return training(agent, sys.executable, str(TRAINER), *place, *options)
+
+
+def reports(process: subprocess.Popen[str]) -> dict[int, dict[str, Any]]:
+    """Return what each rank said at its end."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return {each["rank"]: each for each in told}
+
+
+def stragglers(agent: Agent) -> list[dict[str, Any]]:
+    return [each for each in agent.get("/api/v1/findings")["findings"] if each["cause"] == "straggler"]
+
+
+def evidence(finding: dict[str, Any], what: str) -> float:
+    return float(next(each["value"] for each in finding["evidence"] if each["what"] == what))
+
+
+def runs(agent: Agent) -> dict[int, dict[str, Any]]:
+    return {each["rank"]: each for each in agent.get("/api/v1/runs")["runs"]}
+
+
+def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(agent: Agent) -> None:
+    launch = [*TORCHRUN, f"--master-port={free_port()}", "--nproc-per-node=3", str(TRAINER)]
+    with training(agent, *launch, "--steps=75", "--slow-rank=1", "--slow-data=0.06") as process:
+        found = wait_for("the straggler is found", lambda: stragglers(agent), 40, 0.2)
+        named = [(each["rank"], each["severity"]) for each in found]
+        series = agent.metrics()
+        told = reports(process)
+    assert named == [(1, "critical")]
+    assert evidence(found[0], "excess") == pytest.approx(0.06, rel=0.1)
+    assert evidence(found[0], "cost") == pytest.approx(0.12, rel=0.1)
+    assert evidence(found[0], "rank 1") == pytest.approx(0.07, rel=0.1)
+    assert found[0]["advice"].startswith("fix the input of rank 1")
+    late = {key[2]: value for key, value in series.items() if key[0] == "gpuwatch_straggler_excess_ratio"}
+    assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.15)
+    assert {key[2] for key in series if key[0] == "gpuwatch_finding_active" and "straggler" in key} == {"straggler"}
+    assert sorted(told) == [0, 1, 2] and len({each["run"] for each in told.values()}) == 1
+    at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 3), 10, 0.2)
+    assert {each["run"] for each in at_agent.values()} == {told[0]["run"]}
+    assert [each["world_size"] for each in at_agent.values()] == [3, 3, 3]
+    assert {each["steps"] for each in at_agent.values()} == {75}
+    assert stragglers(agent) == []
+
+
+def _ended(agent: Agent, count: int) -> dict[int, dict[str, Any]] | None:
+    found = runs(agent)
+    return found if len(found) == count and all(each["status"] == "ended" for each in found.values()) else None
+
+
+def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> None:
+    """The Watch is opened before the process group: nothing may be told under rank 0 by all four."""
+    with spawned(agent, 4, "--steps=110", "--watch-communication", "--method=fork") as process:
+        wait_for("four ranks train", lambda: sum(each["steps"] > 5 for each in runs(agent).values()) == 4, 40, 0.2)
+        seen = []
+        while process.poll() is None:
+            seen += stragglers(agent)
+            time.sleep(0.2)
+        told = reports(process)
+    assert seen == []
+    assert sorted(told) == [0, 1, 2, 3] and {each["world_size"] for each in told.values()} == {4}
+    at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 4), 10, 0.2)
+    assert {(each["run"], each["steps"]) for each in at_agent.values()} == {(told[0]["run"], 110)}
+    counted = {key[2]: value for key, value in agent.metrics().items() if key[0] == "gpuwatch_comm_steps_total"}
+    assert counted == {"0": 110, "1": 110, "2": 110, "3": 110}
+
+
+def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent: Agent) -> None:
+    """Gradients are accumulated: with no_sync nobody waits, and at each second step for twice the delay."""
+    steps, delay, compute = 90, 0.04, 0.02
+    options = [f"--steps={steps}", "--slow-rank=0", f"--slow-compute={delay}", f"--compute={compute}"]
+    with spawned(agent, 2, *options, "--accumulate=2", "--watch-communication") as process:
+        found = wait_for("the straggler is found", lambda: stragglers(agent), 40, 0.2)
+        told = reports(process)
+    assert [each["rank"] for each in found] == [0]
+    assert evidence(found[0], "excess") == pytest.approx(delay, rel=0.1)
+    assert found[0]["advice"].startswith("look at the host of rank 0")
+    fast, slow = told[1]["states"], told[0]["states"]
+    assert fast["comm_wait"] == pytest.approx(steps * delay, rel=0.1)
+    assert slow.get("comm_wait", 0.0) < 0.1 * steps * delay
+    assert slow["compute"] == pytest.approx(steps * (compute + delay), rel=0.1)
+    for each in told.values():
+        assert each["states"]["compute"] + each["states"]["comm_wait"] == pytest.approx(each["body_s"], rel=0.02)
+        assert set(each["states"]) <= set(RUN_STATES)
+        assert sum(each["states"].values()) == pytest.approx(each["duration_s"], abs=1e-6)
+
+
+def test_a_rank_that_dies_is_lost_and_the_others_end_as_they_would(agent: Agent) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "GPUWATCH_RUN": "dying"}
+    command = [sys.executable, str(TRAINER), "--steps=100000"]
+    with (
+        training(agent, *command, **place, RANK="0") as stays,
+        training(agent, *command, **place, RANK="1") as dies,
+    ):
+        wait_for("both train", lambda: sum(each["steps"] > 5 for each in runs(agent).values()) == 2, 40, 0.2)
+        dies.send_signal(signal.SIGKILL)
+        ends = wait_for("both are over", lambda: _over(agent), 20, 0.2)
+        _, err = stays.communicate(timeout=20)
+    assert ends == {0: "ended", 1: "lost"}
+    assert stays.returncode == 1 and "RuntimeError" in err and "gpuwatch/" not in err
+    assert stragglers(agent) == []
+
+
+def _over(agent: Agent) -> dict[int, str] | None:
+    statuses = {rank: each["status"] for rank, each in sorted(runs(agent).items())}
+    return statuses if "running" not in statuses.values() else None

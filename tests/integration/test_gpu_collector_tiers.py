@@ -1,0 +1,268 @@
+"""Links, errors, MIG and GPM of the GPU collector, its tiers and what they cost: the real pynvml on NVML's ABI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpuwatch.metrics import check
+from gpuwatch_agent.collectors import GpuCollector
+from tests.integration.test_gpu_collector import Clock, count_calls, shut_down
+from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.servers import wait_for
+
+Values = dict[tuple[str, ...], float]
+GIB = 1 << 30
+HOPPER = FakeGpu(
+    uuid="GPU-h",
+    pcie_replays=3,
+    ecc_corrected=12,
+    ecc_uncorrected=1,
+    nvlinks=18,
+    nvlink_errors=7,
+    nvlink_transmit_kib=2048,
+    nvlink_receive_kib=1024,
+    gpm={
+        pynvml.NVML_GPM_METRIC_SM_UTIL: 87.5,
+        pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: 40.0,
+        pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 31.25,
+        pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: 50.0,
+        pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: 10.0,
+        pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: 2000.5,
+        pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: 300.0,
+        pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: 400.0,
+    },
+)
+OLDER = FakeGpu(uuid="GPU-o", pci_bus_id="00000000:3B:00.0", pcie_generation=3, pcie_lanes=8)
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml(tmp_path)
+    fake.install(monkeypatch)
+    return fake
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def collector(nvml: FakeNvml, clock: Clock) -> Iterator[GpuCollector]:
+    collector = GpuCollector(clock=clock, wall_clock=lambda: 1_790_000_000 + clock(), deadline_s=60, slow_wait_s=60)
+    yield collector
+    nvml.write([])
+    collector._thread.call(shut_down)
+
+
+def values(collector: GpuCollector, uuid: str) -> Values:
+    """Values of one GPU by (metric without its prefix, further labels)."""
+    samples = list(check(iter(collector.collect())))
+    keys = [(sample.metric, sample.labels) for sample in samples]
+    assert len(keys) == len(set(keys))
+    return {
+        (s.metric.removeprefix("gpuwatch_gpu_"), *s.labels[2:]): s.value for s in samples if s.labels[1:2] == (uuid,)
+    }
+
+
+def test_links_and_errors_of_a_gpu_that_has_all_of_them(nvml, collector):
+    nvml.write([HOPPER])
+    found = values(collector, "GPU-h")
+    told = {
+        ("sm_clock_hertz",): 1.98e9,
+        ("memory_clock_hertz",): 2.619e9,
+        ("pcie_generation",): 5,
+        ("pcie_lanes",): 16,
+        ("pcie_replays_total",): 3,
+        ("ecc_errors_total", "corrected"): 12,
+        ("ecc_errors_total", "uncorrected"): 1,
+        ("nvlink_links",): 18,
+        ("nvlink_errors_total",): 7,
+        ("nvlink_transmit_bytes_total",): 2 << 20,
+        ("nvlink_receive_bytes_total",): 1 << 20,
+        ("xid_errors_total",): 0,
+    }
+    assert {key: found.get(key) for key in told} == told
+
+
+def test_what_a_gpu_does_not_tell_is_absent(nvml, collector, clock):
+    not_supported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    without = {
+        name: not_supported
+        for name in ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceRegisterEvents", "nvmlDeviceGetClockInfo")
+    }
+    without["nvmlDeviceGetPcieReplayCounter"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    nvml.write([HOPPER, replace(OLDER, errors=without)])
+    for _ in range(2):
+        clock.now_s += 1
+        names = {key[0] for key in values(collector, "GPU-o")}
+    assert not names & {
+        "ecc_errors_total",
+        "xid_errors_total",
+        "sm_clock_hertz",
+        "pcie_replays_total",
+        "nvlink_links",
+        "nvlink_errors_total",
+        "nvlink_receive_bytes_total",
+        "sm_active_ratio",
+        "mig_info",
+    }
+    assert {"pcie_generation", "utilization_ratio", "processes"} <= names
+
+
+def test_gpm_needs_two_samples_and_is_in_base_units(nvml, collector, clock):
+    nvml.write([HOPPER, OLDER])
+    assert ("sm_active_ratio",) not in values(collector, "GPU-h")
+    clock.now_s += 1
+    found = values(collector, "GPU-h")
+    mib = 1 << 20
+    told = {
+        ("sm_active_ratio",): 0.875,
+        ("sm_occupancy_ratio",): 0.4,
+        ("tensor_active_ratio",): 0.3125,
+        ("dram_bandwidth_ratio",): 0.5,
+        ("pcie_transmit_bytes_per_second",): 10 * mib,
+        ("pcie_receive_bytes_per_second",): 2000.5 * mib,
+        ("nvlink_receive_bytes_per_second",): 300 * mib,
+        ("nvlink_transmit_bytes_per_second",): 400 * mib,
+    }
+    assert {key: found.get(key) for key in told} == pytest.approx(told)
+
+
+def test_gpm_metric_that_the_driver_cannot_compute_is_absent_alone(nvml, collector, clock):
+    gpm = {pynvml.NVML_GPM_METRIC_SM_UTIL: 10.0, pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: float("nan")}
+    nvml.write([replace(HOPPER, gpm=gpm)])
+    values(collector, "GPU-h")
+    clock.now_s += 1
+    found = values(collector, "GPU-h")
+    assert found["sm_active_ratio",] == pytest.approx(0.1)
+    assert ("dram_bandwidth_ratio",) not in found and ("tensor_active_ratio",) not in found
+
+
+def test_gpm_begins_anew_after_the_driver_was_reloaded(nvml, collector, clock):
+    nvml.write([HOPPER], load=1)
+    for _ in range(2):
+        values(collector, "GPU-h")
+        clock.now_s += 1
+    nvml.write([HOPPER], load=2)
+    clock.now_s += 10
+    assert ("sm_active_ratio",) not in values(collector, "GPU-h")  # its samples were another driver's
+    clock.now_s += 1
+    assert values(collector, "GPU-h")["sm_active_ratio",] == 0.875
+
+
+def test_xids_are_counted_from_the_agents_start_with_number_and_time(nvml, collector, clock):
+    nvml.write([replace(HOPPER, xids=(13,)), OLDER])
+    found = values(collector, "GPU-h")
+    assert found["xid_errors_total",] == 0  # it was before the agent's time
+    assert ("last_xid",) not in found and ("last_xid_timestamp_seconds",) not in found
+    nvml.write([replace(HOPPER, xids=(13, 48, 79)), OLDER])
+    clock.now_s += 5
+    found = values(collector, "GPU-h")
+    assert found["xid_errors_total",] == 2
+    assert (found["last_xid",], found["last_xid_timestamp_seconds",]) == (79, 1_790_000_000 + 1005)
+    assert values(collector, "GPU-o")["xid_errors_total",] == 0
+    # the driver is reloaded: what was counted stays
+    nvml.write([replace(HOPPER, xids=(79,)), OLDER], load=1)
+    clock.now_s += 20
+    assert values(collector, "GPU-h")["xid_errors_total",] == 2
+    nvml.write([replace(HOPPER, xids=(79, 31)), OLDER], load=1)
+    clock.now_s += 1
+    found = values(collector, "GPU-h")
+    assert (found["xid_errors_total",], found["last_xid",]) == (3, 31)
+
+
+def test_mig_instances_by_their_gpu_instance_id(nvml, collector, clock):
+    mig = ((1, "3g.40gb", 2 * GIB, 40 * GIB), (5, "1g.10gb", 0, 10 * GIB))
+    nvml.write([replace(HOPPER, mig=mig, errors={"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED})])
+    for _ in range(3):
+        found = values(collector, "GPU-h")
+        clock.now_s += 1
+    assert {key: value for key, value in found.items() if key[0].startswith("mig_")} == pytest.approx(
+        {
+            ("mig_info", "1", "3g.40gb"): 1,
+            ("mig_memory_used_bytes", "1"): 2 * GIB,
+            ("mig_memory_total_bytes", "1"): 40 * GIB,
+            ("mig_sm_active_ratio", "1"): 0.4375,
+            ("mig_info", "5", "1g.10gb"): 1,
+            ("mig_memory_used_bytes", "5"): 0,
+            ("mig_memory_total_bytes", "5"): 10 * GIB,
+            ("mig_sm_active_ratio", "5"): 0.4375,
+        }
+    )
+    assert ("utilization_ratio",) not in found
+
+
+def test_every_throttle_reason_of_the_driver_is_told(nvml, collector, clock):
+    nvml.write([replace(HOPPER, event_reasons=pynvml.nvmlClocksEventReasonAll)])
+    reasons = {key[1]: value for key, value in values(collector, "GPU-h").items() if key[0] == "throttled"}
+    assert len(reasons) == 3 + 9 and set(reasons.values()) == {1}
+    nvml.write([replace(HOPPER, event_reasons=pynvml.nvmlClocksEventReasonSyncBoost)])
+    clock.now_s += 1
+    reasons = {key[1]: value for key, value in values(collector, "GPU-h").items() if key[0] == "throttled"}
+    assert [reason for reason, value in reasons.items() if value] == ["sync_boost"]
+
+
+def test_links_are_asked_for_every_ten_seconds_and_kept_in_between(nvml, collector, clock, monkeypatch):
+    calls = count_calls(monkeypatch, "nvmlDeviceGetPcieReplayCounter")
+    nvml.write([HOPPER])
+    for second in range(25):
+        clock.now_s = 1000 + second
+        assert values(collector, "GPU-h")["pcie_replays_total",] == 3
+    assert len(calls) == 3
+
+
+def test_what_each_kind_of_call_costs_is_told(nvml, collector, clock):
+    nvml.write([HOPPER])
+    collector.collect()
+    clock.now_s += 10
+    samples = {(s.metric, *s.labels): s.value for s in collector.collect()}
+    calls = {key[1] for key in samples if key[0] == "gpuwatch_nvml_call_seconds_total"}
+    assert calls == {key[1] for key in samples if key[0] == "gpuwatch_nvml_call_interval_seconds"}
+    assert calls >= {"utilization", "memory", "gpm", "processes", "nvlinks", "mig_instances"}
+    assert all(samples["gpuwatch_nvml_call_seconds_total", call] > 0 for call in calls)
+    assert samples["gpuwatch_nvml_call_interval_seconds", "processes"] == 10
+
+
+def test_dear_call_is_made_as_seldom_as_its_budget_wants(nvml, collector, clock, monkeypatch):
+    """30 ms in each of two GPUs: 1% of a core is one round in six seconds or more."""
+    calls = count_calls(monkeypatch, "nvmlDeviceGetPowerUsage")
+    slow = {"nvmlDeviceGetPowerUsage": 0.03}
+    nvml.write([replace(HOPPER, hangs_s=slow), replace(OLDER, hangs_s=slow)])
+    for _ in range(40):
+        found = values(collector, "GPU-o")
+        assert found["power_watts",] == 612.5  # in between, the last one
+        clock.now_s += 1
+    assert 2 * 3 < len(calls) <= 2 * (3 + 40 / 6)
+
+
+def test_call_of_the_slow_tier_that_hangs_holds_up_nothing(nvml, clock, caplog):
+    collector = GpuCollector(clock=clock, deadline_s=60, slow_wait_s=0.05)
+    collector._slow._thread._deadline_s = 0.1
+    nvml.write([HOPPER, replace(OLDER, hangs_s={"nvmlDeviceGetTotalEccErrors": 600})])
+    for _ in range(30):
+        clock.now_s += 1
+        found = values(collector, "GPU-o")
+        assert found["utilization_ratio",] == 0.97
+    assert ("ecc_errors_total", "corrected") not in found
+    warnings = [record.getMessage() for record in caplog.records if "did not answer" in record.getMessage()]
+    assert warnings == [
+        "NVML did not answer within 0.1 s (ecc_errors of GPU 1); the other values are read as usual",
+    ]
+    clock.now_s += 100  # what it knew is too old by now
+    assert collector.processes() == {}
+    nvml.write([HOPPER, replace(OLDER, ecc_corrected=5)])
+
+    def recovered() -> bool:
+        clock.now_s += 1
+        known = values(collector, "GPU-o").get(("ecc_errors_total", "corrected")) == 5
+        return known and set(collector.processes()) == {"GPU-h", "GPU-o"}
+
+    wait_for("the slow tier answers again", recovered, 30, 0.05)
+    nvml.write([])
+    collector._thread.call(shut_down)

@@ -1,0 +1,93 @@
+"""The configuration file: every section reaches its dataclass, every wrong key is named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.config import AgentSettings, Config, NotifySettings, apply_thresholds, parse_config, read_config
+from gpuwatch.errors import ConfigError
+from gpuwatch.thresholds import THRESHOLDS, Thresholds
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_section_is_read() -> None:
+    config = parse_config(
+        """
+        [agent]
+        http = "0.0.0.0:9478"
+        listen = ["ipc:///run/gpuwatch/hook.sock"]
+        keep_days = 30
+        [thresholds]
+        input_share = 0.2
+        [alerts]
+        starved_ratio = 0.3
+        [prices]
+        gpu_hour = 2.5
+        currency = "EUR"
+        models = {"NVIDIA H200" = 4.2}
+        [notify]
+        urls = ["json://127.0.0.1:5001/alerts"]
+        min_severity = "critical"
+        """,
+        "gpuwatch.toml",
+    )
+    assert config.agent == AgentSettings("0.0.0.0:9478", ("ipc:///run/gpuwatch/hook.sock",), keep_days=30)
+    assert config.thresholds.input_share == 0.2
+    assert config.alerts.starved_ratio == 0.3
+    assert (config.prices.gpu_hour, config.prices.currency, config.prices.models) == (2.5, "EUR", {"NVIDIA H200": 4.2})
+    assert config.notify == NotifySettings(("json://127.0.0.1:5001/alerts",), "critical")
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert parse_config("", "gpuwatch.toml") == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[alert]", "f: [alert] is not a section; did you mean alerts?"),
+        ("http = 'x'", "f: [http] is not a section"),
+        ("alerts = 3", "f: alerts = … stands outside a section"),
+        ("[alerts]\nstarved_ration = 0.3", "f: [alerts] starved_ration is not a key; did you mean starved_ratio?"),
+        ("[alerts]\nstarved_ratio = 30", "f: [alerts] starved_ratio = 30: a share"),
+        ("[alerts]\nstarved_ratio = '0.3'", "f: [alerts] starved_ratio = '0.3': must be a number"),
+        ("[agent]\nlisten = 'ipc:///x'", "f: [agent] listen = 'ipc:///x': must be a list"),
+        ("[agent]\nhttp = 9478", "f: [agent] http = 9478: must be a text"),
+        ("[agent]\nkeep_days = 0", "f: [agent] keep_days = 0: must be at least"),
+        ("[prices]\ngpu_hour = -1", "f: [prices] gpu_hour = -1: a price"),
+        ("[prices]\ngpu_hour = 1\nmodels = 4", "f: [prices] models = 4: must be a table"),
+        ("[notify]\nmin_severity = 'info'", "f: [notify] min_severity = 'info'"),
+        ("[thresholds]\nmin_steps = 2.5", "f: [thresholds] min_steps = 2.5: must be a whole number"),
+        ("[notify\n", "f: "),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(text, "f")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--config {tmp_path}/no.toml: No such file")):
+        read_config(tmp_path / "no.toml")
+    (tmp_path / "latin.toml").write_bytes(b"[agent]\nhttp = '\xff'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_config(tmp_path / "latin.toml")
+
+
+def test_thresholds_reach_the_rules_of_the_process() -> None:
+    before = Thresholds(**{each.name: getattr(THRESHOLDS, each.name) for each in fields(Thresholds)})
+    try:
+        apply_thresholds(Thresholds(input_share=0.77))
+        assert THRESHOLDS.input_share == 0.77
+    finally:
+        apply_thresholds(before)
+    assert before == THRESHOLDS
+
+
+def test_the_shipped_example_is_read_and_says_the_defaults() -> None:
+    assert read_config(ROOT / "deploy/gpuwatch.toml").alerts == Config().alerts

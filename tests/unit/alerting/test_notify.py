@@ -1,0 +1,246 @@
+"""Notifications without Alertmanager: hold times, deduplication, retries and memory, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.config import NotifySettings
+from gpuwatch.errors import ConfigError
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.exporter import Page
+from gpuwatch_agent.notify import Notifier, apprise_senders
+from gpuwatch_agent.notify_book import GIVE_UP_S
+from gpuwatch_agent.notify_conditions import conditions
+from gpuwatch_agent.snapshot import Snapshot
+
+START_S = 1_790_000_000.0
+THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900
+
+
+def finding(cause: str = "input_cpu", ratio: float = 0.4, **fields: Any) -> dict[str, Any]:
+    return {
+        "run": "r1", "rank": 0, "name": "resnet50-a", "cause": cause, "severity": "warning", "title": "the loader is slow",
+        "ratio": ratio, "evidence": [{"text": "4 of 4 workers at 97% CPU"}], "advice": "num_workers 4 → 10",
+        "since_s": START_S, "gpu": None, **fields,
+    }  # fmt: skip
+
+
+class Post:
+    """A receiver, and a notifier that looks at what the test says is wrong."""
+
+    def __init__(self, path: Path | None = None, **settings: Any) -> None:
+        self.got: list[tuple[str, str]] = []
+        self.works = True
+        self.findings: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
+        self.gpus = (8.0, 8.0)
+        self.now_s = START_S
+        self.notifier = Notifier(
+            self._snapshot, NotifySettings(("json://x",), **settings), THRESHOLDS, "n1", path, {"json://x": self._send}
+        )
+
+    def _send(self, title: str, body: str, urgent: bool) -> bool:
+        if self.works:
+            self.got.append((title, body))
+        return self.works
+
+    def _snapshot(self) -> Snapshot:
+        seen, expected = self.gpus
+        page = Page([Sample("gpuwatch_gpus_seen", seen), Sample("gpuwatch_gpus_expected", expected)])
+        return Snapshot(self.now_s, 0.0, page, self.runs, self.findings)
+
+    def look(self, after_s: float, findings: Sequence[dict[str, Any]] | None = None) -> list[str]:
+        """Return the titles of all letters so far, after one look at `START_S + after_s`."""
+        self.now_s = START_S + after_s
+        if findings is not None:
+            self.findings = list(findings)
+        self.notifier.turn(self.now_s)
+        return [title for title, _ in self.got]
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {sample.metric.split("_", 1)[1]: sample.value for sample in self.notifier.samples()}
+
+
+def test_it_is_told_once_after_its_hold_with_evidence_cause_and_advice() -> None:
+    post = Post()
+    assert post.look(119, [finding()]) == []
+    assert post.look(121) == ["[warning] GpuStarved on n1"]
+    assert post.look(300) == ["[warning] GpuStarved on n1"]
+    assert post.got[0][1] == (
+        "run resnet50-a, rank 0: the loader is slow (40%)\n"
+        "- 4 of 4 workers at 97% CPU\nCause: input_cpu\nDo: num_workers 4 → 10"
+    )
+
+
+def test_another_cause_of_the_same_family_is_no_new_alert() -> None:
+    post = Post()
+    post.look(130, [finding("input_cpu")])
+    assert len(post.look(140, [finding("input_cpu_saturated", since_s=START_S + 140)])) == 1
+
+
+def test_what_goes_before_its_hold_is_never_told() -> None:
+    post = Post()
+    post.look(60, [finding()])
+    post.look(70, [])
+    assert post.look(150, [finding(since_s=START_S + 140)]) == []
+
+
+def test_it_is_held_and_then_told_as_resolved_once() -> None:
+    post = Post()
+    post.look(130, [finding()])
+    assert len(post.look(1029, [])) == 1
+    assert post.look(1031)[1:] == ["[resolved] GpuStarved on n1"]
+    assert len(post.look(1040)) == 2
+
+
+def test_one_that_comes_and_goes_within_the_hold_is_one_alert() -> None:
+    post = Post()
+    for after in range(130, 3000, 60):
+        post.look(after, [finding()] if after // 60 % 2 else [])
+    assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
+
+
+def test_it_is_told_again_while_it_goes_on() -> None:
+    post = Post(repeat_s=3600.0)
+    post.look(130, [finding()])
+    assert len(post.look(3700)) == 1
+    assert len(post.look(3731)) == 2
+
+
+def test_below_the_alert_s_threshold_it_stays_quiet() -> None:
+    assert Post().look(1000, [finding(ratio=0.15)]) == []
+
+
+def test_findings_that_are_no_alerts_stay_quiet() -> None:
+    assert Post().look(10_000, [finding("gpu_saturated"), finding("eval_share"), finding("compute_bound")]) == []
+
+
+def test_only_what_is_critical_where_that_was_asked_for() -> None:
+    post = Post(min_severity="critical")
+    assert post.look(1000, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
+
+
+def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
+    post = Post()
+    post.runs = [{"run": "r1", "rank": 3, "name": "a", "status": "lost", "user": "alice", "last_message_s": START_S}]
+    post.gpus = (7.0, 8.0)
+    post.look(0)
+    assert sorted(post.look(61)) == ["[critical] GpuLost on n1", "[warning] GpuwatchTelemetryLost on n1"]
+    assert "1 GPU fell off the bus" in next(body for title, body in post.got if "GpuLost" in title)
+
+
+def test_a_refusal_is_tried_again_after_longer_and_longer_and_nothing_is_lost() -> None:
+    post = Post()
+    post.works = False
+    tries = []
+    for after in range(120, 1100):
+        before = post.counters["notification_failures_total"]
+        post.look(after, [finding()])
+        if post.counters["notification_failures_total"] > before:
+            tries.append(after - 120)
+    assert tries == [0, 5, 15, 35, 75, 155, 315, 615, 915]
+    post.works = True
+    assert post.look(1400) == ["[warning] GpuStarved on n1"]
+    assert post.counters == {
+        "notifications_sent_total": 1, "notification_failures_total": 9, "notifications_dropped_total": 0,
+        "notifications_waiting": 0,
+    }  # fmt: skip
+
+
+def test_one_that_cannot_be_delivered_for_a_day_is_dropped_and_counted() -> None:
+    post = Post(repeat_s=0.0)
+    post.works = False
+    post.look(130, [finding()])
+    post.look(130 + GIVE_UP_S + 1)
+    assert post.counters["notifications_dropped_total"] == 1
+    assert post.counters["notifications_waiting"] == 0
+
+
+def test_a_restart_remembers_what_was_told_and_what_waits(tmp_path: Path) -> None:
+    path = tmp_path / "history.db.notify.json"
+    first = Post(path)
+    first.look(130, [finding()])
+    first.works = False
+    first.look(140, [finding(), finding("stalled")])
+    assert first.counters["notifications_waiting"] == 1
+    second = Post(path)
+    assert second.look(150, [finding(), finding("stalled")]) == ["[critical] RunStalled on n1"]
+    assert second.counters["notifications_sent_total"] == 2
+
+
+def test_letters_for_a_receiver_that_is_gone_are_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    first = Post(path)
+    first.works = False
+    first.look(130, [finding()])
+    other = Notifier(lambda: None, NotifySettings(("json://y",)), THRESHOLDS, "n1", path, {"json://y": first._send})
+    assert next(sample.value for sample in other.samples() if sample.metric.endswith("waiting")) == 0
+
+
+def test_the_file_holds_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    sent: list[str] = []
+
+    def send(title: str, body: str, urgent: bool) -> bool:
+        sent.append(title)
+        return False
+
+    url = "slack://secret-token"
+    page = Page([])
+    snapshot = Snapshot(START_S, 0.0, page, [], [finding(since_s=START_S - 500)])
+    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).turn(START_S)
+    assert len(sent) == 1
+    assert len(json.loads(path.read_text())["letters"]) == 1
+    assert "secret" not in path.read_text()
+
+
+def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_text('{"standing": 3')
+    assert Post(path).look(130, [finding()]) == ["[warning] GpuStarved on n1"]
+
+
+def test_a_sender_that_raises_and_an_old_snapshot_stop_nothing() -> None:
+    post = Post()
+    post.look(130, [finding()])
+
+    def raises(title: str, body: str, urgent: bool) -> bool:
+        raise OSError("no route")
+
+    post.notifier._senders = dict.fromkeys(post.notifier._senders, raises)
+    post.look(140, [finding(), finding("stalled")])
+    assert post.counters["notification_failures_total"] == 1
+    post.notifier._snapshot = lambda: Snapshot(START_S, 0.0, Page([]))  # nothing is wrong in it, but it is old
+    post.look(5000)
+    assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
+
+
+def test_each_gpu_and_rank_is_an_alert_of_its_own() -> None:
+    found = conditions(
+        [],
+        [finding("held_idle", run=None, rank=None, gpu=uuid) for uuid in ("GPU-a", "GPU-b")]
+        + [finding("stalled", rank=rank) for rank in (0, 1)],
+        None,
+        START_S,
+        THRESHOLDS,
+    )
+    assert sorted(each.key for each in found) == [
+        "GpuHeldIdle/GPU-a", "GpuHeldIdle/GPU-b", "RunStalled/r1/0", "RunStalled/r1/1",
+    ]  # fmt: skip
+    assert {each.hold_s for each in found} == {THRESHOLDS.idle_for_s, THRESHOLDS.stalled_for_s}
+
+
+@pytest.mark.filterwarnings("ignore:'(imghdr|cgi|audioop)':DeprecationWarning")
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://host", "http://example.com"])
+def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str) -> None:
+    pytest.importorskip("apprise")
+    with pytest.raises(ConfigError, match="--notify: Apprise does not take") as error:
+        apprise_senders([url])
+    assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"

@@ -1,0 +1,166 @@
+"""A dcgm-exporter's page in our names and units; the page is written from the documented names, not recorded from a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.errors import ConfigError, GpuwatchError, NoData
+from gpuwatch.metrics import Sample, check
+from gpuwatch_agent.collectors import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url
+from gpuwatch_agent.collectors.dcgm_page import parse_page
+
+PAGE = (Path(__file__).parents[2] / "fixtures/dcgm/metrics.txt").read_text()
+MIB = 1 << 20
+
+
+class Nvml:
+    """The NVML side, which lists processes alone."""
+
+    def __init__(self, *samples: Sample) -> None:
+        self.samples = samples
+
+    def collect(self) -> tuple[Sample, ...]:
+        if not self.samples:
+            raise NoData("no driver")
+        return self.samples
+
+    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
+        return {"GPU-aaaa": (GpuProcess(4711, None),)} if self.samples else {}
+
+    def process_list_age_s(self, uuid: str) -> float:
+        return 3.0
+
+
+class Exporter:
+    """A page that tests set, without a server."""
+
+    url = "http://node:9400"
+
+    def __init__(self) -> None:
+        self.page, self.failure, self.asked = PAGE, "", 0
+
+    def fetch(self, url: str, timeout_s: float) -> str:
+        assert url == f"{self.url}/metrics"
+        self.asked += 1
+        if self.failure:
+            raise OSError(self.failure)
+        return self.page
+
+
+@pytest.fixture
+def exporter() -> Exporter:
+    return Exporter()
+
+
+def collector(exporter: Exporter, *samples: Sample, clock=lambda: 0.0) -> DcgmCollector:
+    nvml = Nvml(*samples)
+    return DcgmCollector(exporter.url, clock=clock, deadline_s=30, nvml=nvml, fetch=exporter.fetch)  # type: ignore[arg-type]
+
+
+def test_page_in_our_names_and_units() -> None:
+    first, second = parse_page(PAGE).values()
+    assert first.device == GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", 0)
+    assert first.driver == "550.54.15"
+    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in first.values()}
+    assert {key: value for key, value in found.items() if key[0] != "throttled"} == pytest.approx(
+        {
+            ("utilization_ratio",): 0.97,
+            ("memory_used_bytes",): 20480 * MIB,
+            ("memory_total_bytes",): (20480 + 60928 + 512) * MIB,
+            ("power_watts",): 612.5,
+            ("energy_joules_total",): 7200.25,
+            ("temperature_celsius",): 61,
+            ("sm_clock_hertz",): 1.98e9,
+            ("memory_clock_hertz",): 2.619e9,
+            ("pcie_replays_total",): 0,
+            ("ecc_errors_total", "corrected"): 3,
+            ("ecc_errors_total", "uncorrected"): 0,
+            ("sm_active_ratio",): 0.875,
+            ("tensor_active_ratio",): 0.3125,
+            ("dram_bandwidth_ratio",): 0.5,
+            ("pcie_transmit_bytes_per_second",): 1e6,
+            ("pcie_receive_bytes_per_second",): 2e6,
+        }
+    )
+    assert {key[1] for key, value in found.items() if key[0] == "throttled" and value} == {"power", "sw_power_cap"}
+    other = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in second.values()}
+    assert other["last_xid",] == 79 and ("last_xid",) not in found
+    # blank values of either width, and fields that the exporter left out
+    assert not {("pcie_transmit_bytes_per_second",), ("pcie_receive_bytes_per_second",), ("sm_active_ratio",)} & set(
+        other
+    )
+
+
+def test_mig_instances_are_apart_from_their_gpu() -> None:
+    labels = 'gpu="0",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
+    page = f"DCGM_FI_DEV_FB_USED{{{labels}}} 3\nDCGM_FI_PROF_SM_ACTIVE{{{labels}}} 0.25\n"
+    (gpu,) = parse_page(page).values()
+    assert gpu.values() == [
+        ("gpuwatch_gpu_mig_info", 1, ("7", "1g.10gb")),
+        ("gpuwatch_gpu_mig_memory_used_bytes", 3 * MIB, ("7",)),
+        ("gpuwatch_gpu_mig_sm_active_ratio", 0.25, ("7",)),
+    ]
+
+
+def test_exporter_and_nvml_together(exporter: Exporter) -> None:
+    labels = ("0", "GPU-aaaa")
+    processes = Sample("gpuwatch_gpu_processes", 1, labels)
+    own = [Sample("gpuwatch_gpus_seen", 9), Sample("gpuwatch_gpu_info", 1, (*labels, "nvml's", "", ""))]
+    source = collector(exporter, processes, *own)
+    samples = list(check(iter(source.collect())))
+    values = {(s.metric, *s.labels): s.value for s in samples}
+    assert len(values) == len(samples)
+    assert values["gpuwatch_gpu_processes", "0", "GPU-aaaa"] == 1
+    assert values["gpuwatch_gpu_power_watts", "1", "GPU-bbbb"] == 70.125
+    assert (values["gpuwatch_gpus_seen",], values["gpuwatch_gpus_expected",]) == (2, 2)
+    assert ("gpuwatch_gpu_info", *labels, "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", "550.54.15") in values
+    assert [device.uuid for device in source.devices()] == ["GPU-aaaa", "GPU-bbbb"]
+    assert source.processes() == {"GPU-aaaa": (GpuProcess(4711, None),)}
+    assert source.process_list_age_s("GPU-aaaa") == 3.0
+
+
+def test_without_nvml_the_processes_are_not_known(exporter: Exporter) -> None:
+    source = collector(exporter)
+    names = {sample.metric for sample in source.collect()}
+    assert "gpuwatch_gpu_power_watts" in names and "gpuwatch_gpu_processes" not in names
+    assert source.processes() == {}
+
+
+def test_gpu_that_leaves_the_page_is_missing(exporter: Exporter) -> None:
+    now_s = [0.0]
+    source = collector(exporter, clock=lambda: now_s[0])
+    source.collect()
+    exporter.page = "\n".join(line for line in PAGE.splitlines() if "GPU-bbbb" not in line) + "\n"
+    now_s[0] = 0.5
+    source.collect()
+    assert exporter.asked == 1  # once a second at most
+    now_s[0] = 1.0
+    values = {s.metric: s.value for s in source.collect()}
+    assert (values["gpuwatch_gpus_seen"], values["gpuwatch_gpus_expected"]) == (1, 2)
+
+
+def test_exporter_that_fails_is_a_failure_that_is_named(exporter: Exporter) -> None:
+    now_s = [0.0]
+    source = collector(exporter, clock=lambda: now_s[0])
+    source.collect()
+    exporter.failure, now_s[0] = "HTTP status 500", 5.0
+    with pytest.raises(GpuwatchError, match=rf"dcgm-exporter at {exporter.url}/metrics cannot be read .*is it running"):
+        source.collect()
+    assert source.devices() == ()  # what it said before is not known to hold still
+
+
+def test_page_without_a_gpu_is_no_data(exporter: Exporter) -> None:
+    exporter.page = "# nothing\n"
+    with pytest.raises(NoData, match="lists no GPU"):
+        collector(exporter).collect()
+
+
+def test_address() -> None:
+    assert page_url("http://127.0.0.1:9400") == page_url("http://127.0.0.1:9400/") == "http://127.0.0.1:9400/metrics"
+    assert page_url("https://node:9400/other") == "https://node:9400/other"
+    for wrong in ("127.0.0.1:9400", "ftp://x", "http://"):
+        with pytest.raises(ConfigError, match=r"--dcgm .*e\.g\. http://127\.0\.0\.1:9400"):
+            page_url(wrong)

@@ -1,0 +1,100 @@
+"""A source that knows what a test tells it: one run of 100 steps, 60 ms of wait and 40 ms of compute each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+START_S = 1_790_000_000.0
+
+FINDING: dict[str, Any] = {
+    "cause": "input_cpu",
+    "severity": "critical",
+    "title": "too few loader workers",
+    "ratio": 0.6,
+    "evidence": [{"what": "input wait", "value": 0.6, "unit": "ratio", "text": "training waited 60% of the time"}],
+    "advice": "num_workers 4 → 10",
+    "predicted_speedup": 2.5,
+    "gpu": None,
+    "since_s": START_S + 1,
+    "seen_s": START_S + 9,
+    "rank": 0,
+}
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    """Return one entry of /api/v1/runs."""
+    plain = {
+        "run": "host-1-2",
+        "rank": 0,
+        "name": "resnet",
+        "job": "",
+        "host": "node-17",
+        "pid": 4711,
+        "user": "alice",
+        "status": "ended",
+        "world_size": 1,
+        "timeline": "host",
+        "device": "cpu",
+        "started_s": START_S,
+        "watermark_s": START_S + 10.0,
+        "last_message_s": START_S + 10.1,
+        "steps": 100,
+        "samples": 3200,
+        "records_lost": 0,
+        "states": {"input_wait": 6.0, "compute": 4.0},
+        "loader": {"num_workers": 4, "prefetch_factor": 2, "batch_bytes": None},
+        "versions": {"torch": "2.9"},
+        "tags": {"team": "vision"},
+    }
+    return {**plain, **changes}
+
+
+def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> dict[str, Any]:
+    """Return /api/v1/runs/{run}/steps of equal steps."""
+    step_s = wait_s + compute_s
+    plain: dict[str, Any] = {
+        "time_s": [START_S + index * step_s for index in range(count)],
+        "data_wait_s": [wait_s] * count,
+        "transfer_s": [0.0] * count,
+        "compute_s": [compute_s] * count,
+        "input_wait_s": [None] * count,
+        "host_wait_s": [None] * count,
+        "device_transfer_s": [None] * count,
+        "device_compute_s": [None] * count,
+        "samples": [32] * count,
+        "epoch_start": [int(index == 0) for index in range(count)],
+    }
+    return {**plain, **columns}
+
+
+class FakeSource:
+    """Implements `gpuwatch.reports.source.Source`."""
+
+    where = "the test"
+
+    def __init__(
+        self,
+        runs: list[dict[str, Any]] | None = None,
+        taken: dict[str, Any] | None = None,
+        findings: list[dict[str, Any]] | None = None,
+        series: Mapping[str, list[dict[str, Any]]] | None = None,
+    ) -> None:
+        self._runs = [run()] if runs is None else runs
+        self._taken = steps(100, 0.060, 0.040) if taken is None else taken
+        self._findings = findings or []
+        self._series = series or {}
+
+    def runs(self) -> list[dict[str, Any]]:
+        return self._runs
+
+    def series(
+        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
+    ) -> list[dict[str, Any]]:
+        return [one for one in self._series.get(metric, []) if labels.items() <= one["labels"].items()]
+
+    def steps(self, run: str, rank: int, last: int) -> dict[str, Any] | None:
+        return self._taken or None
+
+    def findings(self, run: str) -> list[dict[str, Any]]:
+        return self._findings

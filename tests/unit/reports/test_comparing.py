@@ -1,0 +1,78 @@
+"""Two runs side by side: the change, how sure it is, and what had been promised."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gpuwatch.reports import compare, gather
+from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
+from gpuwatch.reports.model import RunReport
+from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
+
+
+def report(
+    wait_s: float, findings: list[dict[str, Any]] | None = None, spread: float = 0.0, seed: int = 1, **changes: Any
+) -> RunReport:
+    """Return a run whose steps wait so long and compute for 40 ms."""
+    chance = random.Random(seed)
+    taken = steps(400, wait_s, 0.040)
+    taken["data_wait_s"] = [wait_s * (1 + spread * (chance.random() - 0.5)) for _ in range(400)]
+    states = {"input_wait": 400 * wait_s, "compute": 16.0}
+    source = FakeSource([run(states=states, steps=400, **changes)], taken, findings)
+    return gather(source, "last", START_S + 100)
+
+
+def test_what_was_promised_stands_beside_what_came() -> None:
+    found = compare(report(0.060, [FINDING]), report(0.004, run="b", name="b"))
+    assert found.speedup == pytest.approx(100 / 44)
+    assert found.prediction is not None
+    assert (found.prediction.cause, found.prediction.predicted) == ("input_cpu", 2.5)
+    assert found.prediction.achieved == pytest.approx(100 / 44)
+    assert found.prediction.fulfilled == pytest.approx(100 / 44 / 2.5)
+    assert found.prediction.gone
+    assert "predicted for input_cpu (num_workers 4 → 10): up to 2.50×" in outcome_sentences(found)[1]
+    assert found.share_change["input_wait"] == pytest.approx(4 / 44 - 0.6)
+
+
+def test_a_cause_that_is_still_there_is_said() -> None:
+    found = compare(report(0.060, [FINDING]), report(0.050, [FINDING]))
+    assert found.prediction is not None and not found.prediction.gone
+
+
+def test_no_difference_is_claimed_within_the_noise() -> None:
+    found = compare(report(0.060, spread=0.5), report(0.060, spread=0.5, seed=2))
+    assert found.speedup_interval is not None
+    assert found.speedup_interval[0] < 1 < found.speedup_interval[1]
+    assert outcome_sentences(found)[0].startswith("no difference in speed is proven")
+    assert found.prediction is None
+
+
+def test_slower_is_called_slower() -> None:
+    found = compare(report(0.004), report(0.060, name="worse"))
+    assert outcome_sentences(found)[0].startswith("worse is slower: a step is 0.44× as fast")
+
+
+def test_other_batch_sizes_are_compared_by_the_sample() -> None:
+    found = compare(report(0.060, samples=400 * 32), report(0.060, samples=400 * 64))
+    assert found.per_sample
+    assert found.speedup == pytest.approx(2.0)
+
+
+def test_a_run_without_steps_cannot_be_compared_in_speed() -> None:
+    none = gather(FakeSource([run(steps=0)], {}), "last", START_S)
+    found = compare(report(0.060, [FINDING]), none)
+    assert found.speedup is None
+    assert outcome_sentences(found) == ["one of the runs has no steps to compare"]
+
+
+def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
+    other = {"num_workers": 10, "prefetch_factor": 2, "batch_bytes": None}
+    found = compare(report(0.060), report(0.004, loader=other, tags={}))
+    rows = {row[0]: row[1:] for row in compared_rows(found)}
+    assert rows["step, mean"] == ("100 ms", "44 ms", "-56%")
+    assert rows["waiting for data"] == ("60%", "9.1%", "-50.9 points")
+    assert "transfer, a step" not in rows  # nothing to say of it on either side
+    assert loader_rows(found) == [("num_workers", "4", "10"), ("tag team", "vision", "-")]

@@ -1,0 +1,51 @@
+"""Limits for CI: read strictly, broken with the number by which."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.reports import broken, gather, parse_gate
+from gpuwatch.reports.gates import Gate
+from tests.unit.reports.fake_source import START_S, FakeSource, run
+
+REPORT = gather(FakeSource(), "resnet", START_S)
+
+
+def test_a_broken_limit_says_by_how_much() -> None:
+    (found,) = broken(REPORT, [parse_gate("input_wait=0.1"), parse_gate("compute=0.5")])
+    assert found.gate == Gate("input_wait", 0.1)
+    assert str(found) == "input_wait is 60%, 50.0 points over the limit of 10%"
+
+
+def test_the_step_has_a_limit_too() -> None:
+    assert broken(REPORT, [parse_gate("step_s=0.2")]) == []
+    (found,) = broken(REPORT, [parse_gate("step_s=0.09")])
+    assert str(found) == "step_s is 100 ms, 10 ms over the limit of 90 ms"
+
+
+def test_a_state_that_never_was_passes_and_what_was_not_measured_does_not() -> None:
+    assert broken(REPORT, [parse_gate("stalled=0")]) == []
+    empty = gather(FakeSource(runs=[run(states={})], taken={}), "resnet", START_S)
+    assert [str(each) for each in broken(empty, [parse_gate("step_s=1"), parse_gate("eval=0.2")])] == [
+        "step_s was not measured (limit 1.0 s)",
+        "eval was not measured (limit 20%)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("inputwait=0.1", "did you mean input_wait"),
+        ("nonsense=1", "give one of startup, compile"),
+        ("input_wait", "a share from 0 to 1"),
+        ("input_wait=ten", "a share from 0 to 1"),
+        ("input_wait=10", "a share from 0 to 1"),
+        ("input_wait=-0.1", "a share from 0 to 1"),
+        ("input_wait=nan", "a share from 0 to 1"),
+        ("step_s=fast", "seconds, e.g. step_s=0.05"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_named(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parse_gate(text)

@@ -1,0 +1,143 @@
+"""A report made from a source: numbers checked against what the source was told."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.reports import as_json, from_json, gather
+from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
+
+NOW_S = START_S + 100
+
+
+def test_states_shares_and_verdict_are_the_whole_run_s() -> None:
+    report = gather(FakeSource(), "resnet", NOW_S)
+    assert report.states == {"input_wait": 6.0, "compute": 4.0}
+    assert report.shares == {"input_wait": 0.6, "compute": 0.4}
+    assert report.duration_s == 10.0
+    assert report.verdict.state == "input" and report.verdict.ratio == pytest.approx(0.6)
+    assert report.generated_s == NOW_S and report.until_s == START_S + 10
+
+
+def test_step_times_leave_first_batches_out() -> None:
+    slow_first = steps(101, 0.060, 0.040)
+    slow_first["data_wait_s"][0] = 5.0
+    found = gather(FakeSource(taken=slow_first), "resnet", NOW_S).step_time
+    assert found is not None
+    assert found.measured == 100
+    assert found.mean_s == pytest.approx(0.1)
+    assert found.mean_interval_s == (pytest.approx(0.1), pytest.approx(0.1))
+    assert found.data_wait_s == pytest.approx(0.06)
+    assert len(found.block_means_s) == 20
+
+
+def test_steps_that_the_device_measured_are_told_by_its_clock() -> None:
+    on_device = steps(
+        50,
+        0.060,
+        0.040,
+        input_wait_s=[0.010] * 50,
+        host_wait_s=[0.005] * 50,
+        device_transfer_s=[0.002] * 50,
+        device_compute_s=[0.083] * 50,
+    )
+    report = gather(FakeSource(taken=on_device), "resnet", NOW_S)
+    assert report.timeline == "device"
+    assert report.step_time is not None
+    assert report.step_time.mean_s == pytest.approx(0.1)
+    assert report.step_time.data_wait_s == pytest.approx(0.010)
+    assert report.step_time.transfer_s == pytest.approx(0.002)
+    assert report.step_time.compute_s == pytest.approx(0.088)
+
+
+def test_a_run_without_steps_has_no_step_time() -> None:
+    report = gather(FakeSource(runs=[run(steps=0, states={"startup": 3.0})], taken={}), "resnet", NOW_S)
+    assert report.step_time is None
+    assert report.verdict.state == "startup"
+    assert report.steps_over_time.time_s == ()
+
+
+def counter(state: str, *points: tuple[float, float], rank: str = "0") -> dict[str, object]:
+    labels = {"run": "host-1-2", "rank": rank, "state": state}
+    return {"labels": labels, "points": [[START_S + at, value] for at, value in points]}
+
+
+def test_the_ledger_over_time_is_the_growth_of_all_ranks_counters() -> None:
+    series = [
+        counter("input_wait", (2, 1.0), (4, 2.0), (6, 2.5), (8, 2.5)),
+        counter("compute", (2, 0.5), (4, 1.5), (6, 3.0), (8, 3.0)),
+        counter("compute", (4, 2.0), (6, 4.0), (8, 4.0), rank="1"),
+    ]
+    over = gather(FakeSource(series={"gpuwatch_run_seconds_total": series}), "resnet", NOW_S).over_time
+    assert over.end_s == (START_S + 2, START_S + 4, START_S + 6)  # in the last interval nothing was booked
+    assert over.states == {"input_wait": (1.0, 1.0, 0.5), "compute": (0.5, 3.0, 3.5)}
+
+
+def test_ranks_are_summed_and_kept() -> None:
+    ranks = [run(), run(rank=1, host="node-18", status="lost", states={"compute": 10.0}, samples=None)]
+    report = gather(FakeSource(runs=ranks), "resnet", NOW_S)
+    assert report.states == {"input_wait": 6.0, "compute": 14.0}
+    assert [rank.host for rank in report.ranks] == ["node-17", "node-18"]
+    assert report.status == "lost"
+    assert report.samples == 3200
+
+
+def test_gpus_are_those_whose_owner_the_run_was() -> None:
+    owner = [{"labels": {"run": "host-1-2", "UUID": "GPU-b", "gpu": "1"}, "points": []}]
+    info = [
+        {"labels": {"UUID": "GPU-a", "modelName": "A100"}, "points": []},
+        {"labels": {"UUID": "GPU-b", "modelName": "H200"}, "points": []},
+    ]
+    source = FakeSource(series={"gpuwatch_gpu_owner_info": owner, "gpuwatch_gpu_info": info})
+    assert gather(source, "resnet", NOW_S).gpus == ("H200",)
+
+
+def test_findings_of_one_cause_become_one_with_its_episodes() -> None:
+    later = {**FINDING, "since_s": START_S + 20, "seen_s": START_S + 25, "ratio": 0.3}
+    (found,) = gather(FakeSource(findings=[later, FINDING]), "resnet", NOW_S).findings
+    assert found.episodes == ((START_S + 1, START_S + 9), (START_S + 20, START_S + 25))
+    assert found.active_s == 13.0
+    assert found.ratio == 0.3  # what it said last
+
+
+def test_roots_come_by_what_they_cost_and_consequences_follow_them() -> None:
+    long = {**FINDING, "cause": "eval_share", "ratio": 0.4, "seen_s": START_S + 900}
+    hanging = {**FINDING, "cause": "burst_every_n", "root": "input_cpu", "ratio": 0.9, "seen_s": START_S + 5000}
+    orphan = {**FINDING, "cause": "stalled", "root": "hung", "ratio": 0.01}
+    info = {**FINDING, "cause": "gpu_saturated", "severity": "info", "seen_s": START_S + 9000}
+    found = gather(FakeSource(findings=[info, hanging, FINDING, orphan, long]), "resnet", NOW_S).findings
+    assert [each.cause for each in found] == ["eval_share", "input_cpu", "burst_every_n", "stalled", "gpu_saturated"]
+    assert [each.root for each in found] == [None, None, "input_cpu", None, None]
+
+
+def test_a_run_is_found_by_id_by_name_or_as_the_last_one() -> None:
+    runs = [run(), run(run="other", name="bert", last_message_s=START_S + 50), run(run="old", last_message_s=START_S)]
+    source = FakeSource(runs=runs)
+    assert gather(source, "last", NOW_S).run == "other"
+    assert gather(source, "resnet", NOW_S).run == "host-1-2"  # of two of that name, the one heard last
+    assert gather(source, "old", NOW_S).run == "old"
+    with pytest.raises(ConfigError, match=r"the test knows no run 'resnt'; did you mean resnet\?"):
+        gather(source, "resnt", NOW_S)
+    with pytest.raises(ConfigError, match="knows no run yet"):
+        gather(FakeSource(runs=[]), "last", NOW_S)
+
+
+def test_a_report_survives_its_json() -> None:
+    report = gather(FakeSource(findings=[FINDING]), "resnet", NOW_S)
+    assert from_json(as_json(report).encode(), "a.json") == report
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{}", "missing required field"), ("no json", "malformed"), ("[1]", "Expected `object`")]
+)
+def test_a_file_that_is_no_report_is_named(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.json is not a report") as raised:
+        from_json(text.encode(), "a.json")
+    assert why in str(raised.value)
+
+
+def test_a_report_of_another_schema_is_refused() -> None:
+    text = as_json(gather(FakeSource(), "resnet", NOW_S)).replace("gpuwatch-report/1", "gpuwatch-report/9")
+    with pytest.raises(ConfigError, match="gpuwatch-report/9"):
+        from_json(text.encode(), "a.json")

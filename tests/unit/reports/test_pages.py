@@ -1,0 +1,91 @@
+"""The pages and the Markdown: complete, self-contained, and safe with names that others gave."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+from gpuwatch.reports import compare, gather, parse_gate
+from gpuwatch.reports.compare_page import compare_page
+from gpuwatch.reports.gates import broken
+from gpuwatch.reports.looks import SEVERITIES, STATES
+from gpuwatch.reports.markdown import compare_markdown, plain, run_markdown
+from gpuwatch.reports.page import run_page
+from gpuwatch.reports.svg import episodes, share_bar, stacked_shares, step_band
+from gpuwatch_dashboards import palette
+from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
+
+HANGING = {**FINDING, "cause": "burst_every_n", "title": "every fourth step is slow", "root": "input_cpu"}
+REPORT = gather(FakeSource(findings=[FINDING, HANGING]), "resnet", START_S + 100)
+
+
+def test_colours_and_words_are_those_of_the_live_page() -> None:
+    assert {state: (palette.STATES[state].name, palette.STATES[state].colour) for state in STATES} == STATES
+    assert {name: palette.SEVERITIES[name].colour for name in SEVERITIES} == SEVERITIES
+
+
+def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
+    page = run_page(REPORT, broken(REPORT, [parse_gate("input_wait=0.1")]))
+    for text in (
+        "input-bound: 60% of the time training waited for data",
+        "num_workers 4 → 10",
+        "predicted: up to 2.50× the throughput",
+        "limit broken: input_wait is 60%",
+        "100 ms",
+        "tag team",
+    ):
+        assert text in page, text
+    assert not re.search(r"(src|href)=|<script|@import|url\(", page)
+    assert len(page) < 200_000
+
+
+def test_a_consequence_stands_within_its_root() -> None:
+    page = run_page(REPORT)
+    root, consequence = page.index("too few loader workers"), page.index("every fourth step is slow")
+    between = page[root:consequence]
+    assert between.count('<div class="finding"') == 1 and between.count("</div>") == between.count("<div") - 1
+
+
+def test_names_from_outside_stay_text() -> None:
+    evil = "<script>alert(1)</script>|`x`\n# head"
+    report = gather(
+        FakeSource([run(name=evil, host=evil, tags={evil: evil})], findings=[{**FINDING, "title": evil}]), evil, START_S
+    )
+    assert "<script" not in run_page(report) and "&lt;script&gt;" in run_page(report)
+    assert "<script" not in compare_page(compare(report, report))
+    markdown = run_markdown(report)
+    assert "\n# head" not in markdown and r"\<script\>" in markdown
+    assert plain("a|b\n`c`") == r"a\|b \`c\`"
+
+
+def test_plots_are_well_formed_and_empty_without_anything_to_show() -> None:
+    ends, columns = (START_S + 1, START_S + 2), {"compute": (0.5, 1.0), "input_wait": (0.5, 0.0)}
+    plots = [
+        stacked_shares(ends, columns, START_S, START_S + 2),
+        step_band((START_S,), (0.1,), (0.2,), (0.3,), (0.05,), START_S, START_S + 1),
+        episodes([("a & b", "critical", [(START_S, START_S + 1)])], START_S, START_S + 2),
+        share_bar({"compute": 0.75, "input_wait": 0.25}),
+    ]
+    for plot in plots:
+        ElementTree.fromstring(plot)
+    assert (stacked_shares((), {}, 0, 1), step_band((), (), (), (), (), 0, 1), episodes([], 0, 1)) == ("", "", "")
+
+
+def test_a_stack_reaches_the_top_and_a_bar_the_end() -> None:
+    ends, columns = (START_S + 1,), {"compute": (1.0,), "input_wait": (3.0,)}
+    polygons = re.findall(r'points="([^"]+)"', stacked_shares(ends, columns, START_S, START_S + 1))
+    heights = [[float(point.split(",")[1]) for point in polygon.split()] for polygon in polygons]
+    assert (max(heights[0]), min(heights[0])) == (1000.0, 750.0)  # computing: the lowest quarter
+    assert (max(heights[1]), min(heights[1])) == (750.0, 0.0)
+    assert re.findall(r'width="([\d.]+)%" height="26" fill', share_bar({"compute": 0.75, "input_wait": 0.25})) == [
+        "75.000",
+        "25.000",
+    ]
+
+
+def test_markdown_has_the_same_facts() -> None:
+    text = run_markdown(REPORT)
+    assert "| waiting for data | 6.0 s | 60% |" in text
+    assert "  - **every fourth step is slow**" in text  # hangs below its root
+    both = compare_markdown(compare(REPORT, REPORT))
+    assert "| step, mean | 100 ms | 100 ms | +0% |" in both

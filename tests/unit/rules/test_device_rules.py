@@ -1,0 +1,143 @@
+"""Rules about the device: each fires on its cause, stays quiet without it, abstains without its signal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwatch.diagnosis import diagnose
+from gpuwatch.rules.host_bound import host_bound
+from gpuwatch.rules.hung import hung
+from gpuwatch.rules.memory_creep import memory_creep
+from gpuwatch.rules.sync_every_step import sync_every_step
+from gpuwatch.rules.throttled import throttled
+from gpuwatch.rules.transfer_pcie import transfer_pcie
+from gpuwatch.window import GpuFacts, MemoryTrend, Window
+from gpuwatch.wire import Loader
+from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
+
+
+def gpu(**facts: Any) -> GpuFacts:
+    return GpuFacts("0", "GPU-a", **facts)
+
+
+def on_device(host_wait_s: float = 0.0, drained: float | None = None, busy: float | None = None) -> Window:
+    """Return a run on the device's clock: 100 steps of 100 ms, and so much host wait in all of the time."""
+    columns = steps(100, 0.001, 0.099)
+    if drained is not None:
+        columns = replace(columns, drained=tuple(index < 100 * drained for index in range(100)))
+    booked = states(columns, host_wait=host_wait_s)
+    gpus = () if busy is None else (gpu(utilization_ratio=busy),)
+    return window(columns, states_s=booked, timeline="device", device="cuda", gpus=gpus)
+
+
+def test_pinned_copies_at_the_bus_s_rate() -> None:
+    loader = Loader(pin_memory=True, batch_bytes=600_000_000)
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), loader=loader, device="cuda")
+    finding = transfer_pcie(copying)
+    assert finding is not None
+    assert finding.ratio == pytest.approx(0.39)
+    assert finding.evidence[1].value == pytest.approx(600e6 / 0.039)
+    assert finding.predicted_speedup == pytest.approx(1.64)
+
+
+def test_the_bus_is_quiet_for_slow_copies_and_abstains_where_the_batch_is_not_known() -> None:
+    copying = window(steps(50, 0.001, 0.060, transfer_s=0.039), loader=Loader(pin_memory=True, batch_bytes=6 << 20))
+    assert transfer_pcie(copying) is None
+    assert transfer_pcie(replace(copying, loader=Loader(pin_memory=True))) is None
+    assert transfer_pcie(replace(copying, loader=Loader(pin_memory=False, batch_bytes=600_000_000))) is None
+    assert transfer_pcie(replace(HEALTHY, loader=Loader(pin_memory=True, batch_bytes=600_000_000))) is None
+
+
+def test_a_device_that_idles_between_steps_waits_for_the_host() -> None:
+    finding = host_bound(on_device(host_wait_s=2.5))
+    assert finding is not None
+    assert finding.ratio == pytest.approx(0.2)
+    assert finding.predicted_speedup == pytest.approx(1.25)
+
+
+def test_bubbles_within_compute_are_the_host_s_where_the_device_drains() -> None:
+    finding = host_bound(on_device(drained=1.0, busy=0.4))
+    assert finding is not None
+    assert finding.ratio == pytest.approx(0.99 - 0.4)
+    assert [evidence.what for evidence in finding.evidence] == ["bubbles", "drained"]
+
+
+def test_the_host_is_quiet_when_it_runs_ahead_and_abstains_on_the_host_s_clock() -> None:
+    assert host_bound(on_device(host_wait_s=0.5, drained=0.1, busy=0.4)) is None
+    assert host_bound(on_device(busy=0.4)) is None  # it was not looked whether the device drains
+    assert host_bound(replace(on_device(host_wait_s=2.5), timeline="host")) is None
+
+
+def test_a_device_that_is_busy_and_then_idles_at_every_step_is_waited_for() -> None:
+    found = diagnose(on_device(host_wait_s=2.5, drained=1.0, busy=0.78))
+    assert [(finding.cause, finding.root) for finding in found] == [
+        ("sync_every_step", None),
+        ("host_bound", "sync_every_step"),
+    ]
+    assert found[0].ratio == pytest.approx(0.2)
+
+
+def test_syncs_are_quiet_with_run_ahead_or_bubbles_and_abstain_unless_looked_for() -> None:
+    assert sync_every_step(on_device(host_wait_s=2.5, drained=0.5, busy=0.78)) is None
+    assert sync_every_step(on_device(host_wait_s=2.5, drained=1.0, busy=0.3)) is None
+    assert sync_every_step(on_device(drained=1.0, busy=0.99)) is None
+    assert sync_every_step(on_device(host_wait_s=2.5, busy=0.78)) is None
+    assert sync_every_step(on_device(host_wait_s=2.5, drained=1.0)) is None
+
+
+def test_heat_is_a_warning_and_the_power_limit_is_not() -> None:
+    hot = replace(HEALTHY, gpus=(gpu(throttled={"power": 1.0, "thermal": 0.8, "hardware": 0.0}),))
+    finding = throttled(hot)
+    assert finding is not None
+    assert (finding.severity, finding.ratio) == ("warning", 0.8)
+    assert "thermal" in finding.title
+    capped = throttled(replace(HEALTHY, gpus=(gpu(throttled={"power": 1.0, "thermal": 0.0}),)))
+    assert capped is not None and capped.severity == "info"
+
+
+def test_throttling_is_quiet_when_rare_or_idle_and_abstains_when_not_told() -> None:
+    assert throttled(replace(HEALTHY, gpus=(gpu(throttled={"thermal": 0.2}),))) is None
+    assert throttled(replace(STARVED, gpus=(gpu(throttled={"thermal": 1.0}),))) is None
+    assert throttled(replace(HEALTHY, gpus=(gpu(),))) is None
+
+
+def test_a_stalled_run_whose_gpu_spins_hangs() -> None:
+    spinning = replace(
+        HEALTHY, stalled_s=90.0, gpus=(gpu(utilization_ratio=1.0, power_watts=130.0, power_usual_watts=400.0),)
+    )
+    found = diagnose(spinning)
+    assert [(finding.cause, finding.root) for finding in found][:2] == [("hung", None), ("stalled", "hung")]
+    assert found[0].evidence[2].value == pytest.approx(130 / 400)
+
+
+def test_hung_is_quiet_at_usual_power_and_abstains_without_a_baseline() -> None:
+    busy = gpu(utilization_ratio=1.0, power_watts=390.0, power_usual_watts=400.0)
+    assert hung(replace(HEALTHY, stalled_s=90.0, gpus=(busy,))) is None
+    assert hung(replace(HEALTHY, gpus=(replace(busy, power_watts=130.0),))) is None  # it makes steps
+    assert (
+        hung(replace(HEALTHY, stalled_s=90.0, gpus=(replace(busy, power_watts=130.0, utilization_ratio=0.1),))) is None
+    )
+    assert hung(replace(HEALTHY, stalled_s=90.0, gpus=(replace(busy, power_usual_watts=None),))) is None
+
+
+def creeping(**changes: Any) -> Window:
+    trend = MemoryTrend(span_s=1200.0, rises=15, falls=0, growth_bytes=10 << 30, total_bytes=80 << 30)
+    return replace(HEALTHY, gpus=(gpu(memory_used_bytes=40 << 30, memory_trend=replace(trend, **changes)),))
+
+
+def test_memory_that_only_ever_rises() -> None:
+    finding = memory_creep(creeping())
+    assert finding is not None
+    assert finding.ratio == pytest.approx(1 / 8)
+    assert finding.evidence[2].value == pytest.approx(40 / 10 * 1200)  # seconds until it is full
+
+
+def test_memory_is_quiet_when_it_falls_again_or_settles_and_abstains_without_a_trend() -> None:
+    assert memory_creep(creeping(falls=1)) is None
+    assert memory_creep(creeping(rises=3)) is None
+    assert memory_creep(creeping(span_s=300.0)) is None
+    assert memory_creep(creeping(growth_bytes=1 << 30)) is None
+    assert memory_creep(replace(HEALTHY, gpus=(gpu(),))) is None

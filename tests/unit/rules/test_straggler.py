@@ -1,0 +1,82 @@
+"""The late rank is named: by its wait for data, or by its own time where the wait for others was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwatch.rules.straggler import straggler
+from gpuwatch.window import RankFacts, Window
+from tests.unit.rules.windows import HEALTHY
+
+
+def rank(number: int, data_s: float, compute_s: float, comm_s: float | None = None, steps: int = 100) -> RankFacts:
+    return RankFacts(number, steps, data_s, 0.0, compute_s, comm_s)
+
+
+def of(number: int, *ranks: RankFacts, world_size: int | None = None) -> Window:
+    """Return the window of one of the ranks."""
+    return replace(HEALTHY, rank=number, ranks=ranks, world_size=world_size or len(ranks))
+
+
+SLOW_INPUT = (rank(0, 0.010, 0.090), rank(1, 0.070, 0.030), rank(2, 0.010, 0.090), rank(3, 0.012, 0.088))
+SLOW_CODE = (rank(0, 0.010, 0.090, 0.050), rank(1, 0.010, 0.090, 0.001))
+
+
+def test_the_rank_with_the_slow_input_is_named_with_what_it_costs() -> None:
+    finding = straggler(of(1, *SLOW_INPUT))
+    assert finding is not None
+    assert (finding.cause, finding.rank, finding.severity) == ("straggler", 1, "critical")
+    assert finding.ratio == pytest.approx(0.6)
+    values = {each.what: each.value for each in finding.evidence}
+    assert values["excess"] == pytest.approx(0.060) and values["cost"] == pytest.approx(0.180)
+    assert [each.what for each in finding.evidence[2:]] == ["rank 1", "rank 3", "rank 0", "rank 2"]
+    assert finding.predicted_speedup == pytest.approx(0.100 / 0.042, abs=0.01), "the next slowest is what stays"
+    assert finding.advice.startswith("fix the input of rank 1")
+
+
+def test_the_others_are_not_named() -> None:
+    assert [straggler(of(number, *SLOW_INPUT)) for number in (0, 2, 3)] == [None] * 3
+
+
+def test_slow_code_is_seen_where_the_wait_for_others_was_measured_only() -> None:
+    finding = straggler(of(1, *SLOW_CODE))
+    assert finding is not None and finding.rank == 1
+    assert finding.evidence[0].value == pytest.approx(0.049)
+    assert finding.advice.startswith("look at the host of rank 1")
+    unmeasured = tuple(replace(each, comm_wait_s=None) for each in SLOW_CODE)
+    assert straggler(of(1, *unmeasured)) is None
+    assert straggler(of(1, SLOW_CODE[0], unmeasured[1])) is None, "all ranks must have measured it"
+
+
+def test_ranks_of_other_nodes_wait_too_but_were_not_compared() -> None:
+    finding = straggler(of(1, *SLOW_INPUT, world_size=16))
+    assert finding is not None and "on this node" in finding.title
+    assert finding.evidence[1].value == pytest.approx(15 * 0.060)
+
+
+def test_two_slow_ranks_of_four_are_both_named_and_mending_one_gains_nothing() -> None:
+    ranks = (rank(0, 0.01, 0.09), rank(1, 0.05, 0.05), rank(2, 0.05, 0.05), rank(3, 0.01, 0.09))
+    found = [straggler(of(number, *ranks)) for number in range(4)]
+    assert [each is not None for each in found] == [False, True, True, False]
+    assert [each.predicted_speedup for each in found if each is not None] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (rank(0, 0.050, 0.050), rank(1, 0.051, 0.049)),  # equal
+        (rank(0, 0.010, 0.030), rank(1, 0.070, 0.030)),  # not in step: nobody waits
+        (rank(0, 0.010, 0.092), rank(1, 0.020, 0.090)),  # later, but the others do not wait for it
+    ],
+)
+def test_quiet_where_nobody_holds_up_anybody(ranks: tuple[RankFacts, ...]) -> None:
+    assert [straggler(of(number, *ranks)) for number in range(len(ranks))] == [None] * len(ranks)
+
+
+def test_abstains_without_ranks_to_compare_with_or_with_too_few_steps() -> None:
+    assert straggler(HEALTHY) is None
+    assert straggler(of(1, SLOW_INPUT[1])) is None
+    assert straggler(of(1, SLOW_INPUT[0], replace(SLOW_INPUT[1], steps=4))) is None
+    assert straggler(of(7, *SLOW_INPUT)) is None

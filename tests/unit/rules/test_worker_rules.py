@@ -1,0 +1,170 @@
+"""Rules about what loader workers stand at: each fires on its cause, stays quiet without it, abstains without its signal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwatch.diagnosis import diagnose
+from gpuwatch.rules.artificial_limit import artificial_limit
+from gpuwatch.rules.burst_every_n import autocorrelation, burst_every_n
+from gpuwatch.rules.input_disk import input_disk
+from gpuwatch.rules.input_network import input_network
+from gpuwatch.rules.slow_worker import slow_worker
+from gpuwatch.rules.too_many_workers import too_many_workers
+from gpuwatch.window import HostFacts, Window
+from gpuwatch.wire import Loader
+from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
+
+NODE = HostFacts(cpu_cores=16, cpu_busy_ratio=0.2)
+
+
+def at(kind: str, share: float = 0.9, base: Window = STARVED, **host: float) -> Window:
+    """Return the window with its workers found at one thing."""
+    return replace(base, worker_waits={kind: share, "other": 1 - share}, host=replace(NODE, **host))
+
+
+def causes(looked_at: Window) -> list[str]:
+    return [finding.cause for finding in diagnose(looked_at)]
+
+
+def test_workers_at_the_disk() -> None:
+    finding = input_disk(at("disk", disk_busy_ratio=0.99, disk_read_bytes_per_s=200 << 20, io_pressure_ratio=0.8))
+    assert finding is not None
+    assert finding.ratio == pytest.approx(0.6)
+    assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 0.8, 0.99])
+    assert "200 MiB/s" in finding.evidence[3].text
+    assert "num_workers" not in finding.advice  # the disk has nothing left to give
+    assert finding.predicted_range is None
+
+
+def test_a_disk_with_time_left_can_take_more_requests_at_a_time() -> None:
+    finding = input_disk(at("disk", disk_busy_ratio=0.3))
+    assert finding is not None
+    assert "num_workers 4 → 10" in finding.advice
+    assert finding.predicted_range == (1.0, 2.48)  # it is not known what the disk can give
+
+
+def test_the_disk_is_quiet_when_workers_are_elsewhere_and_abstains_when_they_were_not_looked_at() -> None:
+    assert input_disk(at("disk", 0.2)) is None
+    assert input_disk(at("disk", base=HEALTHY)) is None
+    assert input_disk(replace(STARVED, host=NODE)) is None
+    assert causes(at("disk")) == ["input_disk"]
+
+
+def test_workers_at_the_network() -> None:
+    finding = input_network(at("network", network_receive_bytes_per_s=12e6))
+    assert finding is not None
+    assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 12e6])
+    assert "num_workers 4 → 10" in finding.advice
+    assert finding.predicted_range == (1.0, 2.48)
+
+
+def test_the_network_is_quiet_where_nothing_arrives_and_abstains_where_bytes_are_not_counted() -> None:
+    assert input_network(at("network", network_receive_bytes_per_s=2e3)) is None
+    assert input_network(at("network", 0.3, network_receive_bytes_per_s=12e6)) is None
+    assert input_network(at("network")) is None
+    assert input_network(replace(STARVED, host=replace(NODE, network_receive_bytes_per_s=12e6))) is None
+    assert causes(at("network", network_receive_bytes_per_s=12e6)) == ["input_network"]
+
+
+def test_workers_at_a_lock_while_nothing_is_full() -> None:
+    finding = artificial_limit(at("lock"))
+    assert finding is not None
+    assert "more workers will not help" in finding.advice
+    assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 0.2])
+    assert causes(at("lock")) == ["artificial_limit"]
+
+
+def test_a_lock_is_quiet_where_something_is_full_and_abstains_where_that_is_not_known() -> None:
+    assert artificial_limit(at("lock", cpu_busy_ratio=0.95)) is None
+    assert artificial_limit(at("lock", disk_busy_ratio=0.95)) is None
+    assert artificial_limit(at("lock", 0.3)) is None
+    assert artificial_limit(replace(at("lock"), host=HostFacts(cpu_cores=16))) is None
+    assert artificial_limit(STARVED) is None
+
+
+def bursts(count: int, every: int, wait_s: float = 0.2) -> Window:
+    """Return steps of which one in `every` waits."""
+    columns = steps(count, 0.001, 0.040)
+    waits = tuple(wait_s if index % every == 0 else 0.001 for index in range(count))
+    return window(replace(columns, data_wait_s=waits))
+
+
+def test_bursts_at_the_number_of_workers() -> None:
+    finding = burst_every_n(bursts(80, 4))
+    assert finding is not None
+    assert finding.evidence[0].value > 0.95
+    assert finding.evidence[1].value == pytest.approx(0.2 / 0.203)
+    assert "prefetch_factor 2 → 4" in finding.advice
+
+
+def test_bursts_are_quiet_at_another_period_or_for_an_even_wait_and_abstain_without_workers() -> None:
+    assert burst_every_n(bursts(80, 5)) is None
+    assert burst_every_n(STARVED) is None
+    assert burst_every_n(bursts(12, 4)) is None  # too few rounds
+    assert burst_every_n(replace(bursts(80, 4), loader=None)) is None
+    assert burst_every_n(replace(bursts(80, 4), loader=Loader(num_workers=1))) is None
+
+
+def test_bursts_are_looked_for_within_a_pass_only() -> None:
+    whole = bursts(80, 4)
+    firsts = tuple(index in (0, 50) for index in range(80))
+    shifted = tuple(0.2 if (index - (index >= 50)) % 4 == 0 else 0.001 for index in range(80))
+    assert (
+        burst_every_n(replace(whole, steps=replace(whole.steps, data_wait_s=shifted, epoch_start=firsts))) is not None
+    )
+
+
+def test_bursts_hang_under_what_makes_the_loader_slow() -> None:
+    found = diagnose(replace(bursts(80, 4), worker_cpu_ratios=(0.97,) * 4))
+    assert [(finding.cause, finding.root) for finding in found] == [("input_cpu", None), ("burst_every_n", "input_cpu")]
+
+
+def test_autocorrelation_of_a_period_and_of_a_constant() -> None:
+    assert autocorrelation([1.0, 0.0] * 20, 2) == pytest.approx(1.0)
+    assert autocorrelation([1.0, 0.0] * 20, 1) == pytest.approx(-1.0)
+    assert autocorrelation([3.0] * 20, 2) == 0.0
+
+
+def test_one_worker_that_works_while_the_others_stand() -> None:
+    finding = slow_worker(replace(bursts(80, 4), worker_cpu_ratios=(0.1, 0.95, 0.12, 0.08)))
+    assert finding is not None
+    assert finding.evidence[1].value == 0.95 and "the other 3 10%" in finding.evidence[1].text
+
+
+def test_a_slow_worker_is_quiet_for_even_ones_and_abstains_without_their_figures() -> None:
+    assert slow_worker(replace(bursts(80, 4), worker_cpu_ratios=(0.9, 0.95, 0.9, 0.9))) is None
+    assert slow_worker(replace(STARVED, worker_cpu_ratios=(0.1, 0.95, 0.12, 0.08))) is None  # no round
+    assert slow_worker(replace(bursts(80, 4), worker_cpu_ratios=None)) is None
+    assert slow_worker(replace(bursts(80, 4), worker_cpu_ratios=(0.1, 0.95))) is None
+
+
+CROWDED = HostFacts(cpu_cores=2, cpu_busy_ratio=0.99, cpu_pressure_ratio=0.9)
+
+
+def test_more_workers_than_cores_can_carry() -> None:
+    loader = Loader(num_workers=16, prefetch_factor=2, batch_bytes=1 << 20)
+    finding = too_many_workers(replace(HEALTHY, host=CROWDED, loader=loader))
+    assert finding is not None
+    assert finding.advice.startswith("num_workers 16 → 1")
+    assert "30 MiB of /dev/shm" in finding.advice  # 15 workers' queues
+    assert finding.evidence[0].value == 16
+
+
+def test_too_many_workers_is_quiet_on_cores_enough_and_abstains_without_pressure_figures() -> None:
+    loader = Loader(num_workers=16)
+    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_cores=16), loader=loader)) is None
+    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_busy_ratio=0.5), loader=loader)) is None
+    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_pressure_ratio=None), loader=loader)) is None
+    assert too_many_workers(replace(HEALTHY, host=CROWDED, loader=None)) is None
+
+
+def test_too_many_workers_hang_under_saturated_cores() -> None:
+    starved = replace(STARVED, host=CROWDED, loader=Loader(num_workers=16), worker_cpu_ratios=(0.12,) * 16)
+    found = diagnose(starved)
+    assert [(finding.cause, finding.root) for finding in found] == [
+        ("input_cpu_saturated", None),
+        ("too_many_workers", "input_cpu_saturated"),
+    ]

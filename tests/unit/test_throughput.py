@@ -1,0 +1,82 @@
+"""Samples, tokens and declared operations a second: counted in training only, absent where nobody declares them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.throughput import Done, Throughput, declared, throughput
+from gpuwatch.wire import Flops
+from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn
+
+
+class Tokens:
+    """A batch of sequences."""
+
+    def __init__(self, samples: int, length: int) -> None:
+        self.shape, self.nbytes = (samples, length), 0
+
+
+def test_rates_by_the_finest_count_that_is_declared() -> None:
+    done = Done(10.0, 5, samples=40, tokens=4000)
+    assert throughput(done) == Throughput(4.0, 400.0, None, None)
+    assert throughput(done, Flops(per_step=100.0)).flops_per_s == 50.0
+    assert throughput(done, Flops(per_step=100.0, per_sample=10.0)).flops_per_s == 40.0
+    rates = throughput(done, Flops(per_sample=10.0, per_token=2.0, peak=1600.0))
+    assert (rates.flops_per_s, rates.mfu_ratio) == (800.0, 0.5)
+    assert throughput(Done(10.0, 5), Flops(per_token=2.0)).flops_per_s is None
+    assert throughput(Done(10.0, 5), Flops(peak=1600.0)).mfu_ratio is None
+    assert throughput(Done(0.0, 5, 5)) == Throughput()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "1e12"])
+def test_what_is_no_number_above_0_is_named(value: Any) -> None:
+    with pytest.raises(ConfigError, match="peak_flops="):
+        declared(None, None, None, value)
+    assert declared(None, None, None, None) is None
+
+
+def test_tokens_are_counted_like_samples_and_not_in_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch, flops_per_token=2.0, peak_flops=16_000.0)
+    agent = connect(watch)
+    batches = [Tokens(4, 100), Tokens(4, 100), Tokens(2, 100)]
+    for _ in watch.steps(batches, tokens=lambda batch: batch.shape[0] * batch.shape[1]):
+        clock.sleep_ms(100)
+        with watch.phase("eval"):
+            for _ in watch.steps([Tokens(9, 9)], tokens=lambda batch: 81):
+                clock.sleep_ms(50)
+    with watch.step(samples=1, tokens=50):
+        clock.sleep_ms(100)
+    report = watch.report()
+    assert (report.steps, report.samples, report.tokens) == (4, 11, 1050)
+    assert report.throughput.tokens_per_s == pytest.approx(2625.0)
+    assert report.throughput.mfu_ratio == pytest.approx(5250 / 16_000)
+    assert "  rate  2,625 tokens/s  5.25e-09 TFLOP/s  MFU 33%" in str(report)
+    turn(watch, hello=True)
+    hello, *_, last = told(agent)
+    assert last.totals.tokens == 1050  # type: ignore[union-attr]
+    assert hello.flops == Flops(per_token=2.0, peak=16_000.0)  # type: ignore[union-attr]
+
+
+def test_a_counter_that_fails_costs_the_samples_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    for _ in watch.steps([Tokens(4, 1)] * 3, tokens=lambda batch: batch.nothing):
+        clock.sleep_ms(1)
+    report = watch.report()
+    assert (report.samples, report.tokens, report.throughput.tokens_per_s) == (12, None, None)
+    assert "rate" not in str(report)
+
+
+@pytest.mark.parametrize("name", ["train", "training", " Train "])
+def test_a_phase_called_training_is_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    with watch.phase(name):
+        for _ in watch.steps([Tokens(1, 1)] * 5):
+            clock.sleep_ms(10)
+    assert (watch.report().steps, states_ms(watch)) == (5, {"compute": 50.0})
