@@ -154,6 +154,7 @@ def _toml(text: str, where: str) -> dict[str, Any]:
         except ImportError:
             raise MissingExtra("tomli", "agent") from None
     try:
-        return tomllib.loads(text)
+        loaded: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: {error}") from error
+    return loaded
