@@ -33,12 +33,19 @@ class AgentSettings:
     procfs: str | None = None
     sysfs: str | None = None
     shm: str | None = None
+    series: str | None = None
+    dcgm: str | None = None
+    full_hours: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("keep_days", "keep_gib"):
             value = getattr(self, name)
             if value is not None and value < 0.01:
                 raise ConfigError(f"{name} = {value}: must be at least 0.01")
+        if self.series not in (None, "standard", "full"):
+            raise ConfigError(f'series = {self.series!r}: "standard" or "full"')
+        if self.full_hours is not None and self.full_hours < 0.1:
+            raise ConfigError(f"full_hours = {self.full_hours}: must be at least 0.1")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpu_ledger import GpuRecord
 from gpuwatch_agent.history_file import is_damage, lock_history, open_history, set_aside
+from gpuwatch_agent.history_minutes import MINUTE_MS, condense_steps, condense_ticks
 from gpuwatch_agent.history_reader import HistoryReader
 from gpuwatch_agent.run_records import RunRecord
 
@@ -71,12 +72,15 @@ class Tick:
 class History:
     """The history file. `commit` and `trim` belong to one thread; `reader` may be asked by any."""
 
-    def __init__(self, path: Path, keep_s: float = 7 * 86400.0, keep_bytes: int = 2 << 30) -> None:
+    def __init__(
+        self, path: Path, keep_s: float = 7 * 86400.0, keep_bytes: int = 2 << 30, full_s: float = 86400.0
+    ) -> None:
         self.path = path
         self.reader = HistoryReader(path)
         self.failures = 0
         self._keep_s = keep_s
         self._keep_bytes = keep_bytes
+        self._full_s = full_s
         self._layouts: dict[str, int] = {}
         self._last_layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int] | None = None
         self._last_ms = 0
@@ -118,13 +122,29 @@ class History:
         self._failing = False
         return True
 
+    def condense(self, now_s: float, groups: int = 8) -> None:
+        """Bring a little of what is older than full resolution is kept to one row a minute; called once a second."""
+        before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
+        try:
+            with self._transaction():
+                condense_ticks(self._connection, before_ms)
+                for _ in range(groups):
+                    if not condense_steps(self._connection, before_ms):
+                        break
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            self.failures += 1
+            logger.debug("condensing the history failed: %s", error)
+
     def trim(self, now_s: float) -> None:
         """Delete what is older than is kept, and the oldest part of a file that is too large."""
         try:
             with self._transaction():
                 self._delete_before(int((now_s - self._keep_s) * 1000))
             if self._used_bytes() > self._keep_bytes:
-                first = self._connection.execute("SELECT min(time_ms), max(time_ms) FROM tick").fetchone()
+                first = self._connection.execute(
+                    "SELECT min(a), max(b) FROM (SELECT min(time_ms) a, max(time_ms) b FROM tick"
+                    " UNION ALL SELECT min(time_ms), max(time_ms) FROM tick_minute)"
+                ).fetchone()
                 if first[0] is not None:
                     with self._transaction():
                         self._delete_before(first[0] + max(60_000, (first[1] - first[0]) // 10))
@@ -212,10 +232,12 @@ class History:
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute
         run("DELETE FROM tick WHERE time_ms < ?", (time_ms,))
+        run("DELETE FROM tick_minute WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM steps WHERE time_ms < ?", (time_ms,))
+        run("DELETE FROM step_minute WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
         run("DELETE FROM run WHERE time_ms < ?", (time_ms,))
-        run("DELETE FROM layout WHERE id NOT IN (SELECT DISTINCT layout FROM tick)")
+        run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layouts.clear()
         self._last_layout = None
 

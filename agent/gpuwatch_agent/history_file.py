@@ -14,7 +14,7 @@ from gpuwatch.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE layout (id INTEGER PRIMARY KEY AUTOINCREMENT, series TEXT NOT NULL UNIQUE);
 CREATE TABLE tick (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL);
@@ -30,6 +30,18 @@ CREATE TABLE finding (run TEXT NOT NULL, rank INTEGER NOT NULL, cause TEXT NOT N
   since_ms INTEGER NOT NULL, seen_ms INTEGER NOT NULL, record TEXT NOT NULL,
   PRIMARY KEY (run, rank, cause, gpu, since_ms));
 """
+MINUTES = """
+CREATE TABLE tick_minute (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL, low BLOB NOT NULL,
+  high BLOB NOT NULL);
+CREATE TABLE step_minute (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, rank INTEGER NOT NULL, first_step INTEGER NOT NULL,
+  count INTEGER NOT NULL, time_ms INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
+CREATE INDEX step_minute_by_time ON step_minute (time_ms);
+"""
+"""What version 2 adds: old samples and steps by the minute."""
+_MIGRATIONS = {1: MINUTES}
+"""By the version that a file has: what makes it one of the next version."""
 _DAMAGED = (11, 26)
 """SQLITE_CORRUPT and SQLITE_NOTADB, which the module names from Python 3.11 on."""
 
@@ -120,7 +132,10 @@ def _open(path: Path) -> sqlite3.Connection:
         if version == 0:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise ConfigError(f"--history {path} is another program's database; choose another file")
-            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            connection.executescript(f"BEGIN; {_SCHEMA} {MINUTES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        for old in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+            logger.info("history %s: brought from schema %s to %s", path, old, old + 1)
+            connection.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[old]} PRAGMA user_version={old + 1}; COMMIT;")
         for table in ("layout", "run", "gpu"):  # small, and needed whole: damage in them shows here
             connection.execute(f"SELECT * FROM {table}").fetchall()
         connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first second, where it cannot be written

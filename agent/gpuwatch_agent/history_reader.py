@@ -19,6 +19,8 @@ import msgspec
 from gpuwatch import wire
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpu_ledger import GpuRecord
+from gpuwatch_agent.history_file import MINUTES
+from gpuwatch_agent.history_minutes import StepMinute
 from gpuwatch_agent.history_steps import Batch, condense, unpacked
 from gpuwatch_agent.run_records import RunRecord
 
@@ -142,12 +144,14 @@ class HistoryReader:
         if start_s is not None:  # a message is sent after its steps
             where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
         with self._reader() as reader:
+            old = list(_minutes(reader, run, rank, start_s, end_s))
             query = f"FROM steps WHERE {where} ORDER BY id"
             if start_s is None and end_s is None:
                 total = reader.execute(f"SELECT sum(count) {query}", values).fetchone()[0] or 0
-                return condense(self._batches(reader, query, values), total, points)
+                total += sum(minute.count for minute in old)
+                return condense(self._batches(reader, query, values), total, points, old)
             kept = list(_between(self._batches(reader, query, values), start_s, end_s))
-        return condense(kept, sum(len(batch) for batch in kept), points)
+        return condense(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
 
     def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
         for first_step, offset_ns, blob in reader.execute(f"SELECT first_step, offset_ns, columns {query}", values):
@@ -156,6 +160,10 @@ class HistoryReader:
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=1.0)) as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 1:  # nothing of it is by the minute yet
+                connection.executescript(
+                    MINUTES.replace("CREATE TABLE", "CREATE TEMP TABLE").partition("CREATE INDEX")[0]
+                )
             yield connection
 
     def _records(self, query: str, kind: type[msgspec.Struct]) -> Iterable:  # type: ignore[type-arg]
@@ -165,6 +173,18 @@ class HistoryReader:
                     yield msgspec.msgpack.decode(blob, type=kind)
                 except msgspec.MsgspecError as error:
                     logger.warning("history %s: a record is left out: %s", self.path, error)
+
+
+def _minutes(
+    reader: sqlite3.Connection, run: str, rank: int, start_s: float | None, end_s: float | None
+) -> Iterator[StepMinute]:
+    """Yield a run's old steps by the minute, those whose first step began in a stretch of Unix time."""
+    rows = reader.execute("SELECT record FROM step_minute WHERE run = ? AND rank = ? ORDER BY id", (run, rank))
+    for (record,) in rows:
+        minute = msgspec.msgpack.decode(record, type=StepMinute)
+        begin_s = minute.start_ns / 1e9
+        if (start_s is None or begin_s >= start_s) and (end_s is None or begin_s <= end_s):
+            yield minute
 
 
 def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | None) -> Iterator[Batch]:
@@ -182,17 +202,28 @@ def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | Non
 def _ticks(
     reader: sqlite3.Connection, start_ms: int, end_ms: int, step_ms: int, all_of_them: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (time in ms, layout, packed values): each interval's last, or all of them as far as there is time for that."""
+    """Yield (time in ms, layout, packed values): each interval's last, or all of them as far as there is time for that.
+
+    Of older time there is one row a minute; of all of them it gives its least and its greatest values.
+    """
+    span = (start_ms, end_ms)
     if not all_of_them:
         yield from reader.execute(
-            "SELECT max(time_ms), layout, row FROM tick WHERE time_ms BETWEEN ? AND ? GROUP BY time_ms / ?",
-            (start_ms, end_ms, step_ms),
+            "SELECT max(time_ms), layout, row FROM ("
+            " SELECT time_ms, layout, row FROM tick_minute WHERE time_ms BETWEEN ? AND ?"
+            " UNION ALL SELECT time_ms, layout, row FROM tick WHERE time_ms BETWEEN ? AND ?"
+            ") GROUP BY time_ms / ?",
+            (*span, *span, step_ms),
         )
         return
+    minutes = "SELECT time_ms, layout, low, high FROM tick_minute WHERE time_ms BETWEEN ? AND ? ORDER BY time_ms"
+    for time_ms, layout, low, high in reader.execute(minutes, span):
+        yield time_ms, layout, low
+        yield time_ms, layout, high
     every = -(-(end_ms - start_ms) // (1000 * MOST_TICKS)) or 1
     yield from reader.execute(
         "SELECT time_ms, layout, row FROM tick WHERE time_ms BETWEEN ? AND ? AND time_ms / 1000 % ? = 0 ORDER BY time_ms",
-        (start_ms, end_ms, every),
+        (*span, every),
     )
 
 

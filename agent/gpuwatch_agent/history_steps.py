@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch import wire
+from gpuwatch_agent.history_minutes import Spread, StepMinute
 
 TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_transfer", "device_compute")
 """Columns of durations: `<name>_ns` on the wire, `<name>_s` in an answer. The last four are the device's."""
@@ -40,6 +41,13 @@ class _Column:
     least_ns: int | None = None
     most_ns: int | None = None
     measured: int = 0
+
+    def merge(self, spread: Spread) -> None:
+        """Take a minute's sums."""
+        self.sum_ns += spread.sum_ns
+        self.measured += spread.count
+        self.least_ns = spread.least_ns if self.least_ns is None else min(self.least_ns, spread.least_ns)
+        self.most_ns = spread.most_ns if self.most_ns is None else max(self.most_ns, spread.most_ns)
 
     def add(self, values: array[int]) -> None:
         known = values if min(values) >= 0 else [value for value in values if value >= 0]
@@ -76,11 +84,22 @@ class _Bucket:
             self.samples += sum(known)
             self.samples_known += len(known)
 
+    def add_minute(self, minute: StepMinute) -> None:
+        """Take a whole minute of old steps, of which only sums are left."""
+        self.steps += minute.count
+        self.end_s = minute.end_ns / 1e9
+        for name in TIMES:
+            if (spread := minute.columns.get(f"{name}_ns")) is not None and spread.count:
+                self.columns[name].merge(spread)
+        self.samples += minute.samples
+        self.samples_known += minute.samples_known
 
-def condense(batches: Iterable[Batch], total: int, points: int) -> dict[str, Any]:
+
+def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
     """Return at most `points` buckets of equally many steps, epochs and percentiles; times in s, None: not measured.
 
-    `total` is how many steps the batches hold.
+    `total` is how many steps the batches and the `old` minutes before them hold. A minute is never divided, so that a bucket
+    of old steps may be a larger one; in the percentiles its steps count as its mean.
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_QUANTILE_STEPS))
@@ -88,14 +107,23 @@ def condense(batches: Iterable[Batch], total: int, points: int) -> dict[str, Any
     epochs: list[dict[str, float]] = []
     step_ns: list[int] = []
     taken = 0
+    for minute in old:
+        if not buckets or buckets[-1].steps + minute.count > size:
+            buckets.append(_Bucket(minute.first_step, minute.start_ns / 1e9))
+        buckets[-1].add_minute(minute)
+        epochs += [{"step": step, "time_s": begin_ns / 1e9} for step, begin_ns in minute.epochs]
+        means = [minute.columns[f"{n}_ns"] for n in TIMES[:3] if f"{n}_ns" in minute.columns]
+        step_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
+        taken += minute.count
+    behind = taken
     for batch in batches:
         _note(batch, taken, every, epochs, step_ns)
         begin = 0
         while begin < len(batch):
-            if taken % size == 0:
+            if (taken - behind) % size == 0:
                 start_ns = batch.columns["start_ns"][begin] + batch.offset_ns
                 buckets.append(_Bucket(batch.first_step + begin, start_ns / 1e9))
-            end = min(len(batch), begin + size - taken % size)
+            end = min(len(batch), begin + size - (taken - behind) % size)
             buckets[-1].add(batch if begin == 0 and end == len(batch) else batch.part(begin, end))
             taken += end - begin
             begin = end

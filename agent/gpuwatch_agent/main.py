@@ -38,6 +38,7 @@ class Options:
     history: Path | None = None
     keep_days: float = 7.0
     keep_gib: float = 2.0
+    full_hours: float = 24.0
     roots: Roots = field(default_factory=Roots)
     choice: Choice = STANDARD
     notify: NotifySettings = field(default_factory=NotifySettings)
@@ -61,7 +62,9 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(options.http))
         history_path = options.history or default_history()
-        history = History(history_path, options.keep_days * 86400, int(options.keep_gib * 2**30))
+        history = History(
+            history_path, options.keep_days * 86400, int(options.keep_gib * 2**30), options.full_hours * 3600
+        )
         stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))

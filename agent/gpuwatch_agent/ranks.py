@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuwatch.window import RankFacts
-from gpuwatch_agent.runs import RUNNING, RecentStep, Run
+from gpuwatch_agent.recent_steps import RecentStep
+from gpuwatch_agent.runs import RUNNING, Run
 
 
 def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:

@@ -6,12 +6,12 @@ Times are ns of the agent's monotonic clock; no clock is read here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
 from gpuwatch_agent.owners import NOBODY
+from gpuwatch_agent.recent_steps import RecentSteps
 from gpuwatch_agent.run_records import Counts, RunRecord, Speaker, WorkerIo, clock_offset_ns, went_back
 from gpuwatch_agent.run_trace import Stretch, Trace
 
@@ -22,38 +22,9 @@ GONE_NS = 2_000_000_000
 ABANDONED_NS = 60_000_000_000
 """A silent run whose process cannot be looked at is taken for gone after so long."""
 RECENT_NS = 60_000_000_000
-_STEPS_KEPT = 4096
 _SPEAKERS_KEPT = 16
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
-
-
-@dataclass(slots=True)
-class RecentStep:
-    """A step as the agent keeps it for a minute, by the device's timeline where that measured it.
-
-    Times in ns, `end_ns` on the agent's clock; see `gpuwatch.window.StepColumns`.
-    """
-
-    end_ns: int
-    data_wait_ns: int
-    transfer_ns: int
-    compute_ns: int
-    samples: int
-    epoch_start: bool
-    hidden_ns: int = 0
-    comm_wait_ns: int = wire.MISSING
-    """The part of `compute_ns` that waited for other ranks; -1: not measured."""
-
-
-def _put_device_times(steps: list[RecentStep], columns: Mapping[str, Sequence[int]]) -> None:
-    """Replace the host's times of those steps that the device's timeline measured."""
-    rows = zip(steps, *(columns[name] for name in wire.DEVICE_COLUMNS), strict=True)
-    for step, input_wait, host_wait, transfer, compute in rows:
-        if input_wait >= 0:
-            step.hidden_ns = max(0, step.data_wait_ns - input_wait)
-            step.data_wait_ns, step.transfer_ns = input_wait, transfer
-            step.compute_ns = compute + max(0, host_wait)
 
 
 class Run:
@@ -90,7 +61,7 @@ class Run:
         self.owner = NOBODY
         self.worker_io = WorkerIo()
         self.worker_io_seen: dict[int, WorkerIo] = {}
-        self.steps: deque[RecentStep] = deque(maxlen=_STEPS_KEPT)
+        self.steps = RecentSteps()
         self._totals_seen: deque[tuple[int, dict[str, int], Counts]] = deque()
         self.changed = True
 
@@ -153,8 +124,7 @@ class Run:
         self._totals_seen.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self._totals_seen) > 2 and self._totals_seen[1][0] <= now_ns - RECENT_NS:
             self._totals_seen.popleft()
-        while self.steps and self.steps[0].end_ns < now_ns - RECENT_NS:
-            self.steps.popleft()
+        self.steps.drop_before(now_ns - RECENT_NS)
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
@@ -283,23 +253,10 @@ class Run:
             return False
         self.lost += message.first_step - speaker.next_step
         speaker.next_step = message.first_step + count
-        if not message.columns.keys() >= {"start_ns", "data_wait_ns", "transfer_ns", "compute_ns"}:
+        end_ns = self.steps.take(message.columns, speaker.offset_ns)
+        if end_ns is None:
             return "start_ns" in message.columns
-        columns = {name: wire.unpack(column)[-_STEPS_KEPT:] for name, column in message.columns.items()}
-        missing = [wire.MISSING] * min(count, _STEPS_KEPT)
-        starts, waits, copies, computes = (
-            columns[name] for name in ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
-        )
-        ends = [sum(parts) + speaker.offset_ns for parts in zip(starts, waits, copies, computes, strict=True)]
-        firsts = [first == 1 for first in columns.get("epoch_start", missing)]
-        rows = zip(ends, waits, copies, computes, columns.get("samples", missing), firsts, strict=True)
-        kept = [RecentStep(*row) for row in rows]
-        if message.columns.keys() >= set(wire.DEVICE_COLUMNS):
-            _put_device_times(kept, columns)
-        for step, waited_ns in zip(kept, columns.get("comm_wait_ns", ()), strict=False):
-            step.comm_wait_ns = waited_ns
-        self.steps.extend(kept)
-        self.last_step_s = now_s - (now_ns - ends[-1]) / 1e9
+        self.last_step_s = now_s - (now_ns - end_ns) / 1e9
         return True
 
     def _give_up_steps(self, speaker: Speaker) -> None:

@@ -88,6 +88,7 @@ class Sampler:
             last = self._stop.is_set()
             try:
                 self._turn()
+                self._history.condense(time.time())
                 if turn % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
             except Exception:

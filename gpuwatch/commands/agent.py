@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch.cli import require
+from gpuwatch.errors import ConfigError
 
 
 def agent(
@@ -28,6 +29,18 @@ def agent(
     procfs: Annotated[Path | None, typer.Option(help="The node's /proc, in a container [/proc].")] = None,
     sysfs: Annotated[Path | None, typer.Option(help="The node's /sys, in a container [/sys].")] = None,
     shm: Annotated[Path | None, typer.Option(help="The node's /dev/shm, in a container [/dev/shm].")] = None,
+    series: Annotated[
+        str | None,
+        typer.Option(help="standard, or full: each core, each link, GPM's rates, error counters from 0 [standard]."),
+    ] = None,
+    dcgm: Annotated[
+        str | None,
+        typer.Option(help="Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."),
+    ] = None,
+    full_hours: Annotated[
+        float | None,
+        typer.Option(help="How long steps and samples are kept each for itself, then by the minute [24].", min=0.1),
+    ] = None,
     notify: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,12 +58,14 @@ def agent(
     from dataclasses import replace
 
     from gpuwatch.config import Config, apply_thresholds, read_config
-    from gpuwatch_agent.collectors import Roots
+    from gpuwatch_agent.collectors import Choice, Roots
     from gpuwatch_agent.main import Options, run_agent
 
     def ready(url: str) -> None:
         print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
 
+    if series not in (None, "standard", "full"):
+        raise ConfigError(f"--series {series}: standard or full")
     settings = read_config(config) if config is not None else Config()
     apply_thresholds(settings.thresholds)
     own = settings.agent
@@ -66,6 +81,8 @@ def agent(
             sysfs or Path(own.sysfs or "/sys"),
             shm or Path(own.shm or "/dev/shm"),
         ),
+        choice=Choice((series or own.series) == "full", dcgm or own.dcgm),
+        full_hours=_first(full_hours, own.full_hours, 24.0),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
         alerts=settings.alerts,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpuwatch.window import MemoryTrend
 from gpuwatch_agent.gpu_ledger import GpuAccount
 from gpuwatch_agent.gpu_trends import GpuTrends
-from gpuwatch_agent.runs import RecentStep, Run
+from gpuwatch_agent.recent_steps import RecentStep
+from gpuwatch_agent.runs import Run
 
 S = 1_000_000_000
 
