@@ -23,9 +23,10 @@ from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, script_name
 from gpuwatch.loops import PartContext, PhaseContext, StepContext, WatchedIterator, WatchedLoader
 from gpuwatch.membership import Membership
-from gpuwatch.publisher import Publisher, RunFacts
+from gpuwatch.publisher import Publisher
 from gpuwatch.recorder import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
 from gpuwatch.report import Report
+from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
 

@@ -429,7 +429,7 @@ def test_no_socket_thread_or_context_crosses_a_fork(tmp_path: Path) -> None:
             time.sleep(0.06)
             if number != 15:
                 continue
-            assert watch._publisher._sender is not None
+            assert watch._publisher.outbox.sender is not None
             assert _fork(lambda: _child_is_clean(watch)) == 0
     last = None
     while pull.poll(200):
@@ -443,7 +443,7 @@ def _child_is_clean(watch: Watch) -> bool:
     publisher = watch._publisher
     for _ in watch.steps(range(5)):
         pass
-    return publisher._sender is None and publisher._thread is None and threading.active_count() == 1
+    return publisher.outbox.sender is None and publisher._thread is None and threading.active_count() == 1
 
 
 def _fork(check: Callable[[], bool]) -> int:
@@ -481,10 +481,9 @@ def test_every_drop_is_counted_and_exported(monkeypatch: pytest.MonkeyPatch) -> 
             clock.sleep_ms(0.1)
         turn(watch)
     publisher = watch._publisher
-    kept = sum(count for _, count in publisher._backlog)
-    assert publisher._dropped > 0
-    assert publisher._dropped + kept == steps * turns
-    assert publisher._totals().records_dropped == publisher._dropped
+    kept = sum(count for _, count in publisher.outbox.frames)
+    assert publisher._totals().records_dropped > 0
+    assert publisher._totals().records_dropped + kept == steps * turns
     assert publisher._totals().steps == steps * turns, "the account loses nothing"
     assert "gpuwatch_step_records_lost_total" in metrics.BY_NAME
 

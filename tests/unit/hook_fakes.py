@@ -71,7 +71,7 @@ def turn(watch: Watch, hello: bool = False) -> None:
 def connect(watch: Watch) -> MemorySender:
     """Give the watch an agent that keeps what it is told."""
     sender = MemorySender()
-    watch._publisher._sender = sender
+    watch._publisher.outbox.sender = sender
     return sender
 
 

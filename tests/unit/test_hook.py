@@ -440,7 +440,7 @@ def test_without_an_agent_steps_are_counted_as_dropped_and_nothing_is_kept(
         loop(watch, clock, 100)
         turn(watch)
     publisher = watch._publisher
-    assert (publisher._dropped, len(publisher._backlog), len(watch._recorder.log)) == (5000, 0, 0)
+    assert (publisher._totals().records_dropped, len(publisher.outbox.frames), len(watch._recorder.log)) == (5000, 0, 0)
     sender = connect(watch)
     loop(watch, clock)
     turn(watch)
@@ -484,8 +484,8 @@ def test_what_waits_for_an_agent_is_bounded_in_bytes_too(watch: Watch, clock: Cl
         loop(watch, clock, 10_000)
         turn(watch)
     publisher = watch._publisher
-    assert sum(len(frame) for frame, _ in publisher._backlog) == publisher._backlog_bytes <= 4 << 20
-    assert sum(steps for _, steps in publisher._backlog) + publisher._dropped == 120_000
+    assert sum(len(frame) for frame, _ in publisher.outbox.frames) == publisher.outbox.bytes <= 4 << 20
+    assert sum(steps for _, steps in publisher.outbox.frames) + publisher._totals().records_dropped == 120_000
 
 
 def test_phases_are_told_when_they_begin_and_end(watch: Watch, clock: Clock) -> None:
@@ -550,7 +550,7 @@ def test_an_agent_that_came_back_elsewhere_is_found(
         made.append((endpoint, MemorySender()))
         return made[-1][1]
 
-    watch._publisher._connect = make
+    watch._publisher.outbox.connect = make
     turn(watch, hello=True)
     turn(watch, hello=True)
     assert [endpoint for endpoint, _ in made] == ["ipc:///first"]

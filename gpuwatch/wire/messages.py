@@ -1,0 +1,146 @@
+"""The messages between the hook and the agent, as msgspec structs. No I/O, no clock.
+
+Every message carries who sent it and the sender's cumulative totals, because PUSH/PULL loses what a killed receiver had
+queued: the agent books differences of totals, so that any later message explains the time that a lost one described.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+"""Upper bounds of the step time histogram, in seconds; +Inf is the eighth bucket."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What the sender has booked since it started, all cumulative. Times in ns of the sender's monotonic clock."""
+
+    start_ns: int
+    watermark_ns: int
+    states_ns: dict[str, int]
+    phases_ns: dict[str, int]
+    """Host timeline: data_wait, transfer, compute of training steps."""
+    steps: int
+    samples: int
+    """-1 while no batch told its size."""
+    step_histogram: list[int]
+    """Steps per bucket of STEP_BUCKETS_S (not cumulative over buckets), +Inf last."""
+    records_dropped: int
+    """Step records that the hook itself let go because no agent took them."""
+    overhead_ns: int
+    """What the hook cost the training process so far: CPU time of its background thread."""
+    hidden_ns: int = 0
+    """Data wait that was hidden behind the device's work, in the `device_steps`."""
+    device_steps: int = 0
+    """Training steps that the device's timeline measured."""
+    tokens: int = -1
+    """-1 while nobody counted any."""
+    comm_steps: int = 0
+    """Training steps whose wait for other ranks was measured."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Who sends, and when by its clocks."""
+
+    version: int
+    sender: str
+    seq: int
+    boot_id: str
+    monotonic_ns: int
+    time_ns: int
+
+
+class Loader(msgspec.Struct, frozen=True):
+    """Settings of the loader that feeds the training steps. None: not known."""
+
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    batch_bytes: int | None = None
+    batches: int | None = None
+    """Batches an epoch, `len(loader)`."""
+    worker_pids: tuple[int, ...] = ()
+
+
+class Flops(msgspec.Struct, frozen=True):
+    """Floating-point operations as the user declares them, of one rank. None: not declared."""
+
+    per_step: float | None = None
+    per_sample: float | None = None
+    per_token: float | None = None
+    peak: float | None = None
+    """What the rank's device can do in a second, at the precision that is trained in."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who the run is. Repeated every second, so that a late or restarted agent learns it."""
+
+    origin: Origin
+    run: str
+    name: str
+    job: str
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    process_start_ticks: int
+    pid_namespace: int
+    host: str
+    timeline: str
+    """"host" or "device": which clock the states come from."""
+    device: str
+    """"cpu", "cuda" …: the device that the training works on, as far as known."""
+    loader: Loader | None
+    versions: dict[str, str]
+    tags: dict[str, str]
+    device_uuids: tuple[str, ...] = ()
+    flops: Flops | None = None
+
+
+class Steps(msgspec.Struct, frozen=True, tag="steps"):
+    """Step records since the last message, possibly none: then it is a heartbeat."""
+
+    origin: Origin
+    run: str
+    rank: int
+    totals: Totals
+    activity: str
+    """What the training thread does now: "startup", "data_wait", "step", "between_steps", or the declared phase."""
+    first_step: int
+    """Index of the first record, counted from 0 over the sender's life."""
+    columns: dict[str, bytes]
+    fetch_cpu_ratio: float | None = None
+    """Share of the fetches since the last message in which the training thread was on a CPU or in the queue for one;
+    None: not sampled."""
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A declared phase began (`seconds` None) or ended."""
+
+    origin: Origin
+    run: str
+    rank: int
+    totals: Totals
+    name: str
+    start_ns: int
+    seconds: float | None
+    time_to_live_s: float
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """The run ends here; its totals are complete."""
+
+    origin: Origin
+    run: str
+    rank: int
+    totals: Totals
+    reason: str
+
+
+Message: TypeAlias = Hello | Steps | Phase | Bye
