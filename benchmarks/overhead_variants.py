@@ -233,6 +233,19 @@ def ignite_profiler() -> Pair:
     return Pair(lambda count: run(count, None), lambda count: run(count, BasicTimeProfiler()))
 
 
+class Repeated:
+    """A loader of one batch, again and again. (A list of batches would be a list of loaders to Lightning.)"""
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self._batch, self._count = batch, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._batch for _ in range(self._count))
+
+
 def _lightning(work: Work, **options: Callable[[], Any]) -> Loop:
     import lightning
 
@@ -267,7 +280,7 @@ def _lightning(work: Work, **options: Callable[[], Any]) -> Loop:
                 **{"logger": False, **{name: make() for name, make in options.items()}},
             )
             with contextlib.redirect_stdout(None):
-                trainer.fit(Module(times), [work.batch] * count)
+                trainer.fit(Module(times), Repeated(work.batch, count))
         return times
 
     return loop

@@ -60,6 +60,7 @@ class TransferWatch:
     def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._recorder
         is_compiling = torch.compiler.is_compiling
+        places = (str, int, torch.device, torch.Tensor)  # what `.to(…)` takes for a device; a dtype is none of them
         always = name == "cuda"
         last_ns = 0
 
@@ -70,7 +71,7 @@ class TransferWatch:
                 is_compiling()
                 or recorder.activity is not IN_STEP
                 or recorder.thread != get_ident()
-                or not (always or _names_a_device(args, kwargs))
+                or not (isinstance(args[0], places) if args else always or _names_a_device(kwargs))
             ):
                 return original(tensor, *args, **kwargs)
             begin = recorder.clock()
@@ -92,10 +93,6 @@ class TransferWatch:
         return timed
 
 
-def _names_a_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `.to(…)` is asked for a device, not only for a type."""
-    if args:
-        first = args[0]
-        # A torch.dtype or memory format has neither; a device, a tensor, "cuda:0" or 0 is one or has one.
-        return isinstance(first, (str, int)) or hasattr(first, "device") or type(first).__name__ == "device"
-    return kwargs.get("device") is not None or kwargs.get("other") is not None
+def _names_a_device(options: dict[str, Any]) -> bool:
+    """Whether `.to(…)` is asked for a device by name, not only for a type."""
+    return options.get("device") is not None or options.get("other") is not None
