@@ -175,14 +175,14 @@ class Watch:
         atexit.unregister(self._at_exit)
         try:
             owner, self._recorder.thread = self._recorder.thread, NOBODY
+            now = self._recorder.clock()  # the run ends here: what closing takes is not training's
             for loop in list(self._loops):
                 loop._open = False
             if owner not in (None, NOBODY):
-                now = self._recorder.clock()
                 self._recorder.exit_all(now)
                 self._recorder.end_step(now)
             self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
-            self._publisher.close()
+            self._publisher.close(now)
             self._print_verdict()
         except Exception as error:
             self._failed("closing", error)

@@ -130,15 +130,15 @@ class Publisher:
             flops=self._facts.flops,
         )
 
-    def close(self) -> None:
-        """Book the tail, send what is left and the good-bye; takes at most about a second, with or without an agent."""
+    def close(self, ended_ns: int) -> None:
+        """Book the tail up to the run's end, send what is left and the good-bye; takes about a second at most, agent or not."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=_CLOSE_S)
         self._look_at_host()
         with self.accounts.lock:
-            self.accounts.finish(self._recorder.clock())
+            self.accounts.finish(ended_ns)
         if thread is None or thread.is_alive():
             return
         with contextlib.suppress(Exception):
