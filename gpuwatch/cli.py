@@ -58,11 +58,3 @@ def build(typer: Any) -> Any:
 
     app.callback(invoke_without_command=True)(options)
     return app
-
-
-def require(module: str, extra: str) -> None:
-    """Raise MissingExtra, with the pip line, where a module is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        raise MissingExtra(module, extra)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.errors import ConfigError
+from gpuwatch.extras import require
 
 
 def agent(

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.commands.children import Child, free_port, wait_for_end
 from gpuwatch.commands.up import running
 from gpuwatch.errors import ConfigError, GpuwatchError
+from gpuwatch.extras import require
 
 
 class Bottleneck(str, Enum):

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import typer
 
 from gpuwatch import __version__
-from gpuwatch.cli import require
 from gpuwatch.errors import ConfigError, MissingExtra
+from gpuwatch.extras import require
 
 _AGENT = "http://127.0.0.1:9478"
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.errors import ConfigError
+from gpuwatch.extras import require
 from gpuwatch.reports import RunReport, from_json, gather
 from gpuwatch.reports.source import AgentSource, Source
 

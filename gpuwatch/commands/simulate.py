@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.commands.children import free_port_or_error
+from gpuwatch.extras import require
 
 
 def simulate(

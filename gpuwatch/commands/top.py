@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
+from gpuwatch.extras import require
 
 
 def top(

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.errors import ConfigError
+from gpuwatch.extras import require
 from gpuwatch.tuning import Interrupted, Progress, TuneResult
 from gpuwatch.tuning import tune as tune_loader
-from gpuwatch.tuning.render import as_json, line, table
+from gpuwatch.tuning.result import as_json, line, table
 from gpuwatch.tuning.target import load
 from gpuwatch.units import duration
 

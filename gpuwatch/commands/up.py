@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.commands.children import Child, ChildEnded, free_port_or_error, wait_for_end, wait_until_answers
+from gpuwatch.extras import require
 
 
 def up(

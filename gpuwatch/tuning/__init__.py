@@ -14,7 +14,8 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.evidence import usable_cores
 from gpuwatch.tuning.host import room
 from gpuwatch.tuning.measure import measure
-from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting, TuneResult, Usage
+from gpuwatch.tuning.result import TuneResult
+from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting, Usage
 from gpuwatch.tuning.sweep import Goal, Interrupted, Progress, Sweep
 from gpuwatch.tuning.target import target
 

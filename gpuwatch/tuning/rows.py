@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -123,36 +122,3 @@ class LeftOut:
 
 
 Row = Measured | Failed | LeftOut
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """What was tried, what to take and why. `str()` is the table with the verdict."""
-
-    rows: tuple[Row, ...]
-    chosen: Setting | None
-    """The smallest setting that feeds the step; without a step, or where nothing feeds it, the smallest within 5% of the best."""
-    feeds: bool | None
-    """Whether `chosen` feeds the step with 10% to spare; None: no step was given."""
-    why: str
-    """The verdict, one sentence or two."""
-    step_s: float | None
-    cores: int
-    stopped: str
-    """Why no more was tried."""
-    notes: tuple[str, ...] = ()
-    elapsed_s: float = 0.0
-    facts: Mapping[str, float | None] = field(default_factory=dict)
-    """What the machine had free at the start: memory_available_bytes, shm_free_bytes."""
-
-    def keywords(self) -> dict[str, int | bool | None]:
-        """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
-        return self.chosen.keywords() if self.chosen else {}
-
-    def measured(self) -> tuple[Measured, ...]:
-        return tuple(row for row in self.rows if isinstance(row, Measured))
-
-    def __str__(self) -> str:
-        from gpuwatch.tuning.render import table
-
-        return table(self)

@@ -11,7 +11,8 @@ from gpuwatch.tuning.bounds import fetch_s, left_out, measured, most_workers
 from gpuwatch.tuning.choose import SPARE, WORTH, choose, feeds, good_enough, saturated, why
 from gpuwatch.tuning.host import Room
 from gpuwatch.tuning.notes import warnings
-from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting, TuneResult
+from gpuwatch.tuning.result import TuneResult
+from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting
 from gpuwatch.tuning.target import SETTINGS
 from gpuwatch.tuning.trial import Plan
 from gpuwatch.units import duration

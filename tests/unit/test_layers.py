@@ -92,3 +92,45 @@ def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:
             continue
         unknown = {name for name in pattern.findall(path.read_text()) if name not in BY_NAME}
         assert unknown == set(), path.name
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Circles of imports, those inside of functions too; what is imported for its type alone is none.
+
+    A package's `__init__` stands for what it gives, and is left out.
+    """
+    known = {
+        ".".join(path.relative_to(base.parent).with_suffix("").parts): path
+        for base in PACKAGES.values()
+        for path in base.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {name: _modules(path) & known.keys() - {name} for name, path in known.items()}
+    assert len(graph) > 100
+    reached = {name: _reached(graph, name) for name in graph}
+    assert {name for name in graph if name in reached[name]} == set()
+
+
+def _modules(path: Path) -> set[str]:
+    """Return all that a file imports, `from package import module` as the module."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    for block in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:
+        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+            block.body = [ast.Pass()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    todo = [start]
+    while todo:
+        for name in graph[todo.pop()] - reached:
+            reached.add(name)
+            todo.append(name)
+    return reached

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuwatch.tuning.host import Room
-from gpuwatch.tuning.rows import Failed, Measured, Setting, TuneResult, Usage
+from gpuwatch.tuning.result import TuneResult
+from gpuwatch.tuning.rows import Failed, Measured, Setting, Usage
 from gpuwatch.tuning.sweep import Goal, Sweep
 from gpuwatch.tuning.trial import Plan
 

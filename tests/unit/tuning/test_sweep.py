@@ -9,7 +9,8 @@ import pytest
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.tuning.host import Room
-from gpuwatch.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting, TuneResult
+from gpuwatch.tuning.result import TuneResult
+from gpuwatch.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting
 from gpuwatch.tuning.sweep import Goal, Interrupted, Sweep
 from gpuwatch.tuning.trial import Plan
 from tests.unit.tuning.machines import GIB, MIB, Machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpuwatch.tuning.render import as_json, line, table
+from gpuwatch.tuning.result import as_json, line, table
 from gpuwatch.tuning.sweep import Goal
 from tests.unit.tuning.machines import MIB, Machine
 

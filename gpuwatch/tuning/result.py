@@ -1,17 +1,49 @@
-"""A tuning result as text for people and as JSON for scripts."""
+"""A tuning result: what was tried and what to take; as text for people and as JSON for scripts."""
 
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpuwatch.tuning.choose import cost_s
-from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting, TuneResult
+from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting
 from gpuwatch.units import duration, percent, size
 
 WIDTH = 80
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What was tried, what to take and why. `str()` is the table with the verdict."""
+
+    rows: tuple[Row, ...]
+    chosen: Setting | None
+    """The smallest setting that feeds the step; without a step, or where nothing feeds it, the smallest within 5% of the best."""
+    feeds: bool | None
+    """Whether `chosen` feeds the step with 10% to spare; None: no step was given."""
+    why: str
+    """The verdict, one sentence or two."""
+    step_s: float | None
+    cores: int
+    stopped: str
+    """Why no more was tried."""
+    notes: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+    facts: Mapping[str, float | None] = field(default_factory=dict)
+    """What the machine had free at the start: memory_available_bytes, shm_free_bytes."""
+
+    def keywords(self) -> dict[str, int | bool | None]:
+        """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
+        return self.chosen.keywords() if self.chosen else {}
+
+    def measured(self) -> tuple[Measured, ...]:
+        return tuple(row for row in self.rows if isinstance(row, Measured))
+
+    def __str__(self) -> str:
+        return table(self)
 
 
 def table(result: TuneResult, width: int = WIDTH) -> str:
