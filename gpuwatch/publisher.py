@@ -342,6 +342,7 @@ class Publisher:
             versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
         with self.accounts.lock:
             loader = self.accounts.loader_with_batch()
+            timeline = "device" if self.accounts.timeline.device_steps else "host"
         return wire.encode(
             wire.Hello(
                 origin=self._origin(),
@@ -355,7 +356,7 @@ class Publisher:
                 process_start_ticks=who.process_start_ticks,
                 pid_namespace=who.pid_namespace,
                 host=who.host,
-                timeline="host",
+                timeline=timeline,
                 device=device(),
                 loader=loader,
                 versions=versions,

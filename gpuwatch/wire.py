@@ -64,6 +64,10 @@ class Totals(msgspec.Struct, frozen=True):
     """-1 while nobody counted any."""
     comm_steps: int = 0
     """Training steps whose wait for other ranks was measured."""
+    drained_steps: int = 0
+    """Of the `device_steps` those at whose end the device had nothing left to do."""
+    read_back_steps: int = 0
+    """Of the `device_steps` those in which a result was read back from the device, for which the host waits."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -267,6 +271,7 @@ def _check_numbers(message: Message) -> None:
         totals = message.totals
         numbers += [totals.start_ns, totals.watermark_ns, totals.steps, totals.records_dropped, totals.overhead_ns]
         numbers += [totals.hidden_ns, totals.device_steps, totals.tokens + 1, totals.comm_steps]
+        numbers += [totals.drained_steps, totals.read_back_steps]
         numbers += [totals.samples + 1, *totals.states_ns.values(), *totals.phases_ns.values(), *totals.step_histogram]
     if isinstance(message, Steps):
         numbers.append(message.first_step)
