@@ -104,6 +104,8 @@ class Accounts:
             device_steps=line.device_steps,
             tokens=line.tokens if line.tokens_known else -1,
             comm_steps=line.comm_steps,
+            drained_steps=line.drained_steps,
+            read_back_steps=line.read_back_steps,
         )
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
@@ -150,6 +152,8 @@ class Accounts:
             timeline="device" if self.timeline.device_steps else "host",
             device=device(),
             steps=_columns(self._steps_in_proportion()),
+            drained_ratio=self._of_device_steps(self.timeline.drained_steps),
+            read_back_ratio=self._of_device_steps(self.timeline.read_back_steps),
             fetch_cpu_ratio=recorder.fetch_cpu_ns / recorder.fetch_wall_ns if recorder.fetch_wall_ns else None,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
@@ -186,6 +190,9 @@ class Accounts:
         # Short passes: all that is kept of them are first batches, and later ones are thinned out.
         fitting = max(1, round(wanted * others / self._first_batches))
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
+
+    def _of_device_steps(self, steps: int) -> float | None:
+        return steps / self.timeline.device_steps if self.timeline.device_steps else None
 
     def look_at_host(self) -> None:
         """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""

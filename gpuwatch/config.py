@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.errors import ConfigError, MissingExtra
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.thresholds import Thresholds
 
 T = TypeVar("T")
 
@@ -76,15 +76,6 @@ class Config:
     alerts: AlertThresholds = field(default_factory=AlertThresholds)
     prices: Prices = field(default_factory=Prices)
     notify: NotifySettings = field(default_factory=NotifySettings)
-
-
-def apply_thresholds(thresholds: Thresholds) -> None:
-    """Let every rule of this process compare with these numbers.
-
-    Rules read the one `THRESHOLDS`, which nothing changes after a process has started: call this first.
-    """
-    for each in fields(Thresholds):
-        object.__setattr__(THRESHOLDS, each.name, getattr(thresholds, each.name))
 
 
 def read_config(path: Path) -> Config:

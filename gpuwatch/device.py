@@ -50,12 +50,14 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     """The device had nothing left to do when the host had finished the step: no run-ahead."""
     observed_ns: int
     """Host time at which the end was found to be reached: the end is not later."""
+    read_back: bool = False
+    """A result was read back from the device meanwhile: the host waited until it was there."""
 
 
 class _Piece:
     """The events of one open piece."""
 
-    __slots__ = ("batch", "copies", "drained", "end", "launch_seen", "previous")
+    __slots__ = ("batch", "copies", "drained", "end", "launch_seen", "previous", "read_back")
 
     def __init__(self, previous: Any | None, batch: Any) -> None:
         self.previous = previous
@@ -65,6 +67,7 @@ class _Piece:
         self.end: Any | None = None
         self.launch_seen = False
         self.drained = False
+        self.read_back = False
 
 
 class DeviceTimeline:
@@ -133,6 +136,11 @@ class DeviceTimeline:
             piece.end = self._events.record(piece.end)
             piece.launch_seen = True
 
+    def read_back(self) -> None:
+        """The host asks for a result, and waits until the device has it."""
+        if self._open is not None:
+            self._open.read_back = True
+
     def end(self) -> bool:
         """The host is done with the piece. Return whether `harvest` will tell its times; else the host's clock must do."""
         piece, self._open = self._open, None
@@ -187,6 +195,7 @@ class DeviceTimeline:
             piece.launch_seen,
             piece.drained,
             now_ns,
+            piece.read_back,
         )
         self.measured += 1
         # The end is the next piece's `previous`: it goes back to the pool with that one.

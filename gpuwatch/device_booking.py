@@ -21,6 +21,10 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
     """Idle while the host did something else after its last launch; None where no last launch was seen."""
     transfer_ns: int
     compute_ns: int
+    drained: bool = False
+    """The device had nothing left to do when the host had finished the step; False too where no last launch was seen."""
+    read_back: bool = False
+    """A result was read back from the device."""
 
     def plus(self, other: Exposed) -> Exposed:
         """Return this piece of a step and a later one together."""
@@ -30,6 +34,8 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
             sum(waits) if waits else None,
             self.transfer_ns + other.transfer_ns,
             self.compute_ns + other.compute_ns,
+            other.drained,
+            self.read_back or other.read_back,
         )
 
 
@@ -69,7 +75,7 @@ class DeviceBooking:
         ledger.book(COMPUTE, done_ns if times.launch_seen else max(done_ns, end_ns))
         self._host_end_ns = end_ns
         self._tail = HOST_WAIT if times.launch_seen else COMPUTE
-        return Exposed(input_wait, host_wait, times.transfer_ns, times.compute_ns)
+        return Exposed(input_wait, host_wait, times.transfer_ns, times.compute_ns, times.drained, times.read_back)
 
     def settle(self) -> None:
         """Something else than a next step follows: the host's time after its last launch is booked up to the piece's end."""

@@ -3,51 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from gpuwatch.finding import SEVERITIES, Evidence, Finding, Severity
+from gpuwatch.rules import FALLBACK_RULES, RULES
 from gpuwatch.window import Window
-
-Severity = Literal["info", "warning", "critical"]
-SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One measured number that supports a finding."""
-
-    what: str
-    value: float
-    unit: str
-    """"ratio" (0–1), "s", "bytes", "cores", "" for a plain number."""
-    text: str
-    """The same for people, e.g. "data wait 38% of the time"."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A cause, proven by evidence, with the one change to make."""
-
-    cause: str
-    severity: Severity
-    title: str
-    """The cause in a few words, e.g. "the loader is the bottleneck: it runs in the training process"."""
-    ratio: float
-    """The share of time (or of a capacity) at stake, 0–1: what findings are ordered by."""
-    evidence: tuple[Evidence, ...]
-    advice: str
-    """One concrete change, with what it costs."""
-    predicted_speedup: float | None = None
-    """Upper bound of the gain in throughput, 1.0 = none; None: cannot be said."""
-    predicted_range: tuple[float, float] | None = None
-    """Lowest and highest gain that the evidence allows, for advice whose outcome is calculated and not only bounded."""
-    gpu: str | None = None
-    """UUID, for a finding about a GPU and not about a run."""
-    rank: int | None = None
-    """The rank that is the cause, for a straggler."""
-    root: str | None = None
-    """The cause that this one is a consequence of; None: it stands for itself."""
-
 
 _INPUT = (
     "input_single_process", "input_cpu", "input_cpu_saturated", "input_disk", "input_network", "artificial_limit",
@@ -70,8 +30,6 @@ def diagnose(window: Window) -> list[Finding]:
 
     A consequence follows its root and names it. A rule whose signal was not measured says nothing.
     """
-    from gpuwatch.rules import FALLBACK_RULES, RULES
-
     findings = [finding for rule in RULES if (finding := rule(window)) is not None]
     causes = {finding.cause for finding in findings}
     findings += [f for rule in FALLBACK_RULES if (f := rule(window)) is not None and not _explained(f, causes)]
@@ -107,3 +65,6 @@ def _explained(fallback: Finding, causes: set[str]) -> bool:
         cause.startswith(family) or cause in ("epoch_start_pause", "artificial_limit", "slow_worker")
         for cause in causes
     )
+
+
+__all__ = ["ROOTS", "SEVERITIES", "Evidence", "Finding", "Severity", "diagnose", "in_order"]

@@ -222,7 +222,8 @@ class Publisher:
         """Say who we are. At the end of a run that was too short for a connection, that is waited for a moment."""
         with self.accounts.lock:
             loader = self.accounts.loader_with_batch()
-        while tries and not sender.send(speaker.hello(loader)):
+            timeline = "device" if self.accounts.timeline.device_steps else "host"
+        while tries and not sender.send(speaker.hello(loader, timeline)):
             tries -= 1
             if tries:
                 time.sleep(_CONNECT_TRY_S)

@@ -36,8 +36,8 @@ class Speaker:
         self._id = uuid.uuid4().hex
         self._seq = itertools.count(1)
 
-    def hello(self, loader: wire.Loader | None) -> bytes:
-        """Return the message that says who speaks."""
+    def hello(self, loader: wire.Loader | None, timeline: str) -> bytes:
+        """Return the message that says who speaks. `timeline`: "host" or "device", which clock the states come from."""
         who = self.identity
         torch = sys.modules.get("torch")
         versions = {"gpuwatch": __version__, "python": platform.python_version()}
@@ -56,7 +56,7 @@ class Speaker:
                 process_start_ticks=who.process_start_ticks,
                 pid_namespace=who.pid_namespace,
                 host=who.host,
-                timeline="host",
+                timeline=timeline,
                 device=device(),
                 loader=loader,
                 versions=versions,

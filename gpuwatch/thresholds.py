@@ -99,6 +99,6 @@ THRESHOLDS = Thresholds()
 
 
 def use(chosen: Thresholds) -> None:
-    """Replace the numbers of THRESHOLDS for this process: once, at an agent's start, before anything is diagnosed."""
+    """Let every rule of this process compare with these numbers: once, at its start, before anything is diagnosed."""
     for each in fields(Thresholds):
         object.__setattr__(THRESHOLDS, each.name, getattr(chosen, each.name))

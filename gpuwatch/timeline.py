@@ -119,6 +119,11 @@ class Timeline:
     comm_steps: int = 0
     """Steps whose wait for other ranks was measured."""
 
+    drained_steps: int = 0
+    """Of the `device_steps` those at whose end the device had nothing left to do."""
+    read_back_steps: int = 0
+    """Of the `device_steps` those in which a result was read back from the device."""
+
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.start_ns)
         self.last_progress_ns = self.start_ns
@@ -394,5 +399,8 @@ class Timeline:
         if record.hidden_ns is not None:
             self.device_steps += 1
             self.hidden_ns += record.hidden_ns
+        if record.exposed is not None:
+            self.drained_steps += record.exposed.drained
+            self.read_back_steps += record.exposed.read_back
         self.histogram[bisect_left(_BUCKETS_NS, record.total_ns)] += 1
         self._recent_ns.append(record.total_ns)

@@ -1,5 +1,8 @@
 """Copies to the device without a line of code: `Tensor.to` and `Tensor.cuda` are timed while a watched loop runs.
 
+What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, and `print`, which uses them) is noted too where the device's
+timeline measures: the host waits for it.
+
 The replacement lives for as long as a loop is open and is taken back on any exit. It acts in the training thread alone, inside a step, and
 steps aside while torch compiles, so it breaks no graph. It is no TorchFunctionMode: those change how every operation is dispatched.
 """
@@ -14,7 +17,8 @@ from typing import Any
 
 from gpuwatch.recorder import COPY_FOLLOWS_NS, IN_STEP, Recorder
 
-_METHODS = ("to", "cuda")
+_COPIES = ("to", "cuda")
+_READS = ("item", "tolist", "cpu")
 
 
 class TransferWatch:
@@ -32,10 +36,11 @@ class TransferWatch:
         torch = sys.modules.get("torch")
         if self._ours or torch is None or not hasattr(torch, "Tensor"):
             return
-        for name in _METHODS:
-            # Tensor inherits both from a C base: what is deleted again leaves the original.
+        for name in (*_COPIES, *_READS):
+            # Tensor inherits all of them from a C base: what is deleted again leaves the original.
             self._before[name] = torch.Tensor.__dict__.get(name)
-            self._ours[name] = self._timed(torch, name, getattr(torch.Tensor, name))
+            make = self._timed if name in _COPIES else self._noted
+            self._ours[name] = make(torch, name, getattr(torch.Tensor, name))
             setattr(torch.Tensor, name, self._ours[name])
 
     def remove(self) -> None:
@@ -86,11 +91,27 @@ class TransferWatch:
                         device.copy_ends(token)
                     last_ns = recorder.clock()
                     recorder.transfer_ns += last_ns - begin
+                elif device is not None and result.is_cpu and not tensor.is_cpu:
+                    device.read_back()
             except Exception:  # a subclass with a device of its own making: its copy is not timed
                 pass
             return result
 
         return timed
+
+    def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+        is_compiling = torch.compiler.is_compiling
+
+        @functools.wraps(original)
+        def noted(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and recorder.device is not None and recorder.activity is IN_STEP:
+                device = recorder.device
+                if device is not None and not tensor.is_cpu and recorder.thread == get_ident():
+                    device.read_back()
+            return original(tensor, *args, **kwargs)
+
+        return noted
 
 
 def _names_a_device(options: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuwatch.diagnosis import Finding
+from gpuwatch.finding import Finding
 from gpuwatch.ledger import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from gpuwatch.ledger import shares
+from gpuwatch.input_wait import InputWait, steady_input_wait
+from gpuwatch.ledger import INPUT_WAIT, shares
 from gpuwatch.wire import Loader
 
 
@@ -28,8 +30,6 @@ class StepColumns:
     """True for the first batch of an iterator."""
     hidden_wait_s: tuple[float, ...] = ()
     """The part of the wait that was hidden behind the device's work; empty where only the host's clock measured."""
-    drained: tuple[bool, ...] = ()
-    """Whether the device had nothing left to do when the host came to the step's end; empty where it was not looked at."""
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
@@ -120,6 +120,10 @@ class Window:
     """"host": the states come from the host's clock; "device": from timing events on the device."""
     device: str = "cpu"
     steps: StepColumns = StepColumns()
+    drained_ratio: float | None = None
+    """Share of steps at whose end the device had nothing left to do; None where its timeline measured none."""
+    read_back_ratio: float | None = None
+    """Share of steps in which a result was read back from the device (`.item()`, `.cpu()`), for which the host waits."""
     fetch_cpu_ratio: float | None = None
     """Share of a fetch in which the training thread was on a CPU or in the queue for one."""
     loader: Loader | None = None
@@ -141,5 +145,16 @@ class Window:
 
     def share(self, *states: str) -> float:
         """Return the share of the window's booked time that these states took together, 0–1."""
-        all_shares = shares(self.states_s)
-        return sum(all_shares.get(state, 0.0) for state in states)
+        return sum(self._shares.get(state, 0.0) for state in states)
+
+    @cached_property
+    def input_wait(self) -> InputWait | None:
+        """What the wait for input costs, worked out once for all rules; None when it is not worth a change."""
+        steps = self.steps
+        rests = [copy + compute for copy, compute in zip(steps.transfer_s, steps.compute_s, strict=True)]
+        share = self.share(INPUT_WAIT)
+        return steady_input_wait(share, steps.data_wait_s, rests, steps.epoch_start, steps.hidden_wait_s)
+
+    @cached_property
+    def _shares(self) -> Mapping[str, float]:
+        return shares(self.states_s)

@@ -27,6 +27,8 @@ class Counts(msgspec.Struct):
     tokens: int = -1
     """-1 while nobody counted any."""
     comm_steps: int = 0
+    drained_steps: int = 0
+    read_back_steps: int = 0
 
     def plus(self, totals: wire.Totals | None) -> Counts:
         """Return these counts and a process's own."""
@@ -42,6 +44,8 @@ class Counts(msgspec.Struct):
             device_steps=self.device_steps + totals.device_steps,
             tokens=_sum_known(self.tokens, totals.tokens),
             comm_steps=self.comm_steps + totals.comm_steps,
+            drained_steps=self.drained_steps + totals.drained_steps,
+            read_back_steps=self.read_back_steps + totals.read_back_steps,
         )
 
 
@@ -118,6 +122,8 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.device_steps < old.device_steps
         or new.tokens < old.tokens
         or new.comm_steps < old.comm_steps
+        or new.drained_steps < old.drained_steps
+        or new.read_back_steps < old.read_back_steps
         or any(a < b for a, b in zip(new.step_histogram, old.step_histogram, strict=True))
         or any(new.phases_ns.get(name, 0) < ns for name, ns in old.phases_ns.items())
         or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())

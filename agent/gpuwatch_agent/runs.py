@@ -146,6 +146,21 @@ class Run:
         steps = now.steps - then.steps
         return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
 
+    def recent_step_ends(self) -> tuple[float | None, float | None]:
+        """Return at which share of the last minute's steps the device had drained, and in which a result was read back from it.
+
+        None where the device's timeline measured none.
+        """
+        if not self._totals_seen:
+            return None, None
+        then, now = self._totals_seen[0][2], self._totals_seen[-1][2]
+        if self.ledger is not None and self.ledger.sum_ns <= RECENT_NS:
+            then = Counts()
+        steps = now.device_steps - then.device_steps
+        if steps <= 0:
+            return None, None
+        return (now.drained_steps - then.drained_steps) / steps, (now.read_back_steps - then.read_back_steps) / steps
+
     def record(self) -> RunRecord | None:
         """Return what must outlive the agent; None before any totals came."""
         if self.ledger is None:

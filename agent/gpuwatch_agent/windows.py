@@ -111,6 +111,7 @@ def run_window(
     pid = table.host_pid(hello) if hello is not None else None
     steps = list(run.steps)
     loader = hello.loader if hello is not None else None
+    ends = run.recent_step_ends()
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
@@ -123,6 +124,8 @@ def run_window(
             epoch_start=tuple(step.epoch_start for step in steps),
             hidden_wait_s=tuple(step.hidden_ns / 1e9 for step in steps),
         ),
+        drained_ratio=ends[0],
+        read_back_ratio=ends[1],
         fetch_cpu_ratio=run.fetch_cpu_ratio,
         loader=loader,
         worker_cpu_ratios=workers.ratios(run),

@@ -57,7 +57,8 @@ def agent(
         require(module, "agent")
     from dataclasses import replace
 
-    from gpuwatch.config import Config, apply_thresholds, read_config
+    from gpuwatch import thresholds
+    from gpuwatch.config import Config, read_config
     from gpuwatch_agent.collectors import Choice, Roots
     from gpuwatch_agent.main import Options, run_agent
 
@@ -67,7 +68,7 @@ def agent(
     if series not in (None, "standard", "full"):
         raise ConfigError(f"--series {series}: standard or full")
     settings = read_config(config) if config is not None else Config()
-    apply_thresholds(settings.thresholds)
+    thresholds.use(settings.thresholds)
     own = settings.agent
     kept = Path(own.history) if own.history is not None else None
     options = Options(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuwatch.diagnosis import Finding
+from gpuwatch.finding import Finding
 from gpuwatch.rules.artificial_limit import artificial_limit
 from gpuwatch.rules.burst_every_n import burst_every_n
 from gpuwatch.rules.checkpoint_stall import checkpoint_stall

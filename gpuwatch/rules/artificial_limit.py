@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import steady_input_wait, wait_evidence, waits_at
+from gpuwatch.finding import Evidence, Finding
+from gpuwatch.rules.input_wait import wait_evidence, waits_at
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.waits import LOCK
@@ -12,7 +12,7 @@ from gpuwatch.window import Window
 
 def artificial_limit(window: Window) -> Finding | None:
     """Found when training waits for workers that wait for a lock, while neither the CPUs nor a disk are full."""
-    wait, at_lock, host = steady_input_wait(window), waits_at(window, LOCK), window.host
+    wait, at_lock, host = window.input_wait, waits_at(window, LOCK), window.host
     if wait is None or at_lock is None or at_lock < THRESHOLDS.worker_waiting:
         return None
     if host is None or host.cpu_busy_ratio is None or host.cpu_busy_ratio >= THRESHOLDS.cores_exhausted:

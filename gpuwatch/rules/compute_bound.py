@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import COMPUTE
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
@@ -12,7 +12,12 @@ from gpuwatch.window import Window
 def compute_bound(window: Window) -> Finding | None:
     """Found when compute is nearly all of the ledger of a training on the CPU."""
     share = window.share(COMPUTE)
-    if share < THRESHOLDS.saturated_share or window.device != "cpu" or len(window.steps) < THRESHOLDS.min_steps:
+    if (
+        share < THRESHOLDS.saturated_share
+        or window.device != "cpu"
+        or window.gpus
+        or len(window.steps) < THRESHOLDS.min_steps
+    ):
         return None
     return Finding(
         cause="compute_bound",

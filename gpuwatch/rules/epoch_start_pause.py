@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent
 from gpuwatch.window import Window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import COMPUTE, HOST_WAIT
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
@@ -21,23 +21,14 @@ def host_bound(window: Window) -> Finding | None:
         evidence.append(Evidence("host wait", idle, "ratio", text))
     readings = [gpu.utilization_ratio for gpu in window.gpus if gpu.utilization_ratio is not None]
     bubbles = compute - min(readings) if readings else 0.0
-    drained = window.steps.drained
-    if drained and bubbles >= THRESHOLDS.device_bubbles * max(compute, 1e-9) and compute >= 0.5:
-        share = sum(drained) / len(drained)
-        if share >= THRESHOLDS.drained_share:
-            lost += bubbles
-            text = (
-                f"the driver sees kernels {percent(min(readings))} of the time, in which compute is {percent(compute)}"
-            )
-            evidence.append(Evidence("bubbles", bubbles, "ratio", text))
-            evidence.append(
-                Evidence(
-                    "drained",
-                    share,
-                    "ratio",
-                    f"at the end of {percent(share)} of the steps the device had nothing left to do",
-                )
-            )
+    share = window.drained_ratio
+    full_of_bubbles = compute >= 0.5 and bubbles >= THRESHOLDS.device_bubbles * compute
+    if full_of_bubbles and share is not None and share >= THRESHOLDS.drained_share:
+        lost += bubbles
+        seen = f"the driver sees kernels {percent(min(readings))} of the time, in which compute is {percent(compute)}"
+        ends = f"at the end of {percent(share)} of the steps the device had nothing left to do"
+        evidence.append(Evidence("bubbles", bubbles, "ratio", seen))
+        evidence.append(Evidence("drained", share, "ratio", ends))
     if not evidence:
         return None
     lost = min(lost, 0.99)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.prediction import free_cores
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
 
 def input_cpu(window: Window) -> Finding | None:
     """Found when training waits, the workers are on the CPU all the time, and the node has cores to spare."""
-    wait = steady_input_wait(window)
+    wait = window.input_wait
     ratios, loader, host = window.worker_cpu_ratios, window.loader, window.host
     if wait is None or not ratios or loader is None or not loader.num_workers:
         return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.prediction import free_cores
-from gpuwatch.rules.input_wait import steady_input_wait, wait_evidence
+from gpuwatch.rules.input_wait import wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window
@@ -12,7 +12,7 @@ from gpuwatch.window import Window
 
 def input_cpu_saturated(window: Window) -> Finding | None:
     """Found when training waits for busy workers and the cores are exhausted, or all given to workers already."""
-    wait = steady_input_wait(window)
+    wait = window.input_wait
     ratios, loader, host = window.worker_cpu_ratios, window.loader, window.host
     if wait is None or not ratios or loader is None or not loader.num_workers:
         return None

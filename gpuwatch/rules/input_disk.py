@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.rules.input_wait import (
     expectation,
     limited,
     make_plan,
     rounded,
-    steady_input_wait,
     wait_evidence,
     waits_at,
 )
@@ -20,7 +19,7 @@ from gpuwatch.window import Window
 
 def input_disk(window: Window) -> Finding | None:
     """Found when training waits for workers that are in uninterruptible sleep, which is a disk's or a network file system's."""
-    wait, at_disk = steady_input_wait(window), waits_at(window, DISK)
+    wait, at_disk = window.input_wait, waits_at(window, DISK)
     loader, host = window.loader, window.host
     if wait is None or at_disk is None or at_disk < THRESHOLDS.worker_waiting:
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.rules.input_wait import (
     expectation,
     limited,
     make_plan,
     rounded,
-    steady_input_wait,
     wait_evidence,
     waits_at,
 )
@@ -20,7 +19,7 @@ from gpuwatch.window import Window
 
 def input_network(window: Window) -> Finding | None:
     """Found when training waits for workers that wait for a socket while bytes arrive over the network."""
-    wait, at_network = steady_input_wait(window), waits_at(window, NETWORK)
+    wait, at_network = window.input_wait, waits_at(window, NETWORK)
     loader, host = window.loader, window.host
     if wait is None or at_network is None or at_network < THRESHOLDS.worker_waiting:
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
+from gpuwatch.finding import Evidence, Finding
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window
@@ -11,7 +11,7 @@ from gpuwatch.window import Window
 
 def input_single_process(window: Window) -> Finding | None:
     """Found when training waits for a loader that is known to have no workers."""
-    wait = steady_input_wait(window)
+    wait = window.input_wait
     if wait is None or window.loader is None or window.loader.num_workers != 0:
         return None
     evidence = [

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, steady_input_wait, wait_evidence
+from gpuwatch.finding import Evidence, Finding
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
 
 def input_unexplained(window: Window) -> Finding | None:
     """Found when training waits for data; the advice follows from what is known of the workers."""
-    wait = steady_input_wait(window)
+    wait = window.input_wait
     if wait is None:
         return None
     evidence = [wait_evidence(window, wait)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.rules.burst_every_n import autocorrelation, longest_pass
-from gpuwatch.rules.input_wait import steady_input_wait, wait_evidence
+from gpuwatch.rules.input_wait import wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
@@ -16,7 +16,7 @@ def slow_worker(window: Window) -> Finding | None:
 
     Batches come in the order in which they were asked for, so that the fast workers' queues fill up and they stand still.
     """
-    wait, ratios, loader = steady_input_wait(window), window.worker_cpu_ratios, window.loader
+    wait, ratios, loader = window.input_wait, window.worker_cpu_ratios, window.loader
     if wait is None or not ratios or len(ratios) < 3 or loader is None or loader.num_workers != len(ratios):
         return None
     waits = longest_pass(window)

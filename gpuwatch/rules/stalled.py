@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import STALLED
 from gpuwatch.units import duration
 from gpuwatch.window import Window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import COMPUTE, HOST_WAIT
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
@@ -10,18 +10,18 @@ from gpuwatch.window import Window
 
 
 def sync_every_step(window: Window) -> Finding | None:
-    """Found when at the end of nearly every step the device had drained although it was busy all through compute, and idles after it.
+    """Found when at nearly every step a result is read back from the device, which has drained by the step's end and idles after it.
 
-    A host that is merely slow leaves bubbles within compute; one that waits for a result leaves none there, but a gap behind.
+    A host that is merely slow leaves bubbles within compute; one that only works on after its last launch reads nothing back.
     """
-    drained, steps = window.steps.drained, window.steps
-    if not drained or len(steps) < THRESHOLDS.min_steps or window.timeline != "device":
+    share, read, idle = window.drained_ratio, window.read_back_ratio, window.share(HOST_WAIT)
+    if share is None or read is None or len(window.steps) < THRESHOLDS.min_steps or window.timeline != "device":
         return None
-    share, idle, compute = sum(drained) / len(drained), window.share(HOST_WAIT), window.share(COMPUTE)
+    if min(share, read) < THRESHOLDS.drained_share or idle < THRESHOLDS.host_wait_share:
+        return None
+    compute = window.share(COMPUTE)
     readings = [gpu.utilization_ratio for gpu in window.gpus if gpu.utilization_ratio is not None]
-    if share < THRESHOLDS.drained_share or not readings or idle < THRESHOLDS.host_wait_share:
-        return None
-    if compute - min(readings) >= THRESHOLDS.device_bubbles * max(compute, 1e-9):
+    if readings and compute - min(readings) >= THRESHOLDS.device_bubbles * max(compute, 1e-9):
         return None
     return Finding(
         cause="sync_every_step",
@@ -29,6 +29,7 @@ def sync_every_step(window: Window) -> Finding | None:
         title="the host waits for the device at every step, and so cannot run ahead",
         ratio=idle,
         evidence=(
+            Evidence("read back", read, "ratio", f"in {percent(read)} of the steps a result was read back from the device (.item(), .cpu(), print)"),
             Evidence("drained", share, "ratio", f"at the end of {percent(share)} of the steps the device had nothing left to do"),
             Evidence("host wait", idle, "ratio", f"it then idled: {percent(idle)} of the time"),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis import Evidence, Finding
+from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import TRANSFER
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent, size

@@ -41,6 +41,10 @@ class Totals(msgspec.Struct, frozen=True):
     """-1 while nobody counted any."""
     comm_steps: int = 0
     """Training steps whose wait for other ranks was measured."""
+    drained_steps: int = 0
+    """Of the `device_steps` those at whose end the device had nothing left to do."""
+    read_back_steps: int = 0
+    """Of the `device_steps` those in which a result was read back from the device, for which the host waits."""
 
 
 class Origin(msgspec.Struct, frozen=True):

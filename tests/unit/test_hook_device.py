@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -240,3 +241,34 @@ def test_host_work_after_the_last_launch_of_all_is_host_wait_too(rig: Rig) -> No
     states = rig.watch.report().states
     assert states["host_wait"] == pytest.approx(0.060)
     assert states["other"] == pytest.approx(0.005)
+
+
+def ends(rig: Rig) -> tuple[float | None, float | None]:
+    """Return the shares of steps at whose end the device had drained, and in which a result was read back."""
+    rig.device.synchronize()
+    rig.watch._recorder.poll(rig.clock())
+    accounts = rig.watch._publisher.accounts
+    with accounts.lock:
+        accounts.fold(rig.clock())
+        window = accounts.window(rig.clock())[0]
+    return window.drained_ratio, window.read_back_ratio
+
+
+def test_how_often_the_device_has_drained_and_results_are_read_back_is_told(rig: Rig) -> None:
+    class OnDevice(torch.Tensor):
+        is_cpu = False  # type: ignore[assignment]
+
+    loss = torch.zeros(()).as_subclass(OnDevice)
+    for number, _ in enumerate(rig.watch.steps(rig.batches([0.0] * 20))):
+        rig.train(host_ms=1, launch_ms=10)
+        if number % 2:
+            rig.device.synchronize()
+            loss.item()
+    assert ends(rig) == (0.5, 0.5)
+    assert "item" not in torch.Tensor.__dict__
+
+
+def test_a_host_that_works_on_after_its_last_launch_reads_nothing_back(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([0.0] * 20)):
+        rig.train(host_ms=1, launch_ms=10, after_ms=15)
+    assert ends(rig) == (1.0, 0.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.config import AgentSettings, Config, NotifySettings, apply_thresholds, parse_config, read_config
+from gpuwatch import thresholds
+from gpuwatch.config import AgentSettings, Config, NotifySettings, parse_config, read_config
 from gpuwatch.errors import ConfigError
 from gpuwatch.thresholds import THRESHOLDS, Thresholds
 
@@ -82,10 +83,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_thresholds_reach_the_rules_of_the_process() -> None:
     before = Thresholds(**{each.name: getattr(THRESHOLDS, each.name) for each in fields(Thresholds)})
     try:
-        apply_thresholds(Thresholds(input_share=0.77))
+        thresholds.use(Thresholds(input_share=0.77))
         assert THRESHOLDS.input_share == 0.77
     finally:
-        apply_thresholds(before)
+        thresholds.use(before)
     assert before == THRESHOLDS
 
 

@@ -23,14 +23,15 @@ def gpu(**facts: Any) -> GpuFacts:
     return GpuFacts("0", "GPU-a", **facts)
 
 
-def on_device(host_wait_s: float = 0.0, drained: float | None = None, busy: float | None = None) -> Window:
+def on_device(
+    host_wait_s: float = 0.0, drained: float | None = None, busy: float | None = None, read_back: float | None = None
+) -> Window:
     """Return a run on the device's clock: 100 steps of 100 ms, and so much host wait in all of the time."""
     columns = steps(100, 0.001, 0.099)
-    if drained is not None:
-        columns = replace(columns, drained=tuple(index < 100 * drained for index in range(100)))
     booked = states(columns, host_wait=host_wait_s)
     gpus = () if busy is None else (gpu(utilization_ratio=busy),)
-    return window(columns, states_s=booked, timeline="device", device="cuda", gpus=gpus)
+    ends = {"drained_ratio": drained, "read_back_ratio": read_back}
+    return window(columns, states_s=booked, timeline="device", device="cuda", gpus=gpus, **ends)
 
 
 def test_pinned_copies_at_the_bus_s_rate() -> None:
@@ -72,7 +73,7 @@ def test_the_host_is_quiet_when_it_runs_ahead_and_abstains_on_the_host_s_clock()
 
 
 def test_a_device_that_is_busy_and_then_idles_at_every_step_is_waited_for() -> None:
-    found = diagnose(on_device(host_wait_s=2.5, drained=1.0, busy=0.78))
+    found = diagnose(on_device(host_wait_s=2.5, drained=1.0, busy=0.78, read_back=1.0))
     assert [(finding.cause, finding.root) for finding in found] == [
         ("sync_every_step", None),
         ("host_bound", "sync_every_step"),
@@ -81,9 +82,15 @@ def test_a_device_that_is_busy_and_then_idles_at_every_step_is_waited_for() -> N
 
 
 def test_syncs_are_quiet_with_run_ahead_or_bubbles_and_abstain_unless_looked_for() -> None:
-    assert sync_every_step(on_device(host_wait_s=2.5, drained=0.5, busy=0.78)) is None
-    assert sync_every_step(on_device(host_wait_s=2.5, drained=1.0, busy=0.3)) is None
-    assert sync_every_step(on_device(drained=1.0, busy=0.99)) is None
+    assert (
+        sync_every_step(on_device(host_wait_s=2.5, drained=1.0, read_back=1.0)) is not None
+    )  # no driver is needed for it
+    assert sync_every_step(on_device(host_wait_s=2.5, drained=0.5, busy=0.78, read_back=1.0)) is None
+    assert sync_every_step(on_device(host_wait_s=2.5, drained=1.0, busy=0.3, read_back=1.0)) is None
+    assert sync_every_step(on_device(drained=1.0, busy=0.99, read_back=1.0)) is None
+    assert (
+        sync_every_step(on_device(host_wait_s=2.5, drained=1.0, busy=0.78, read_back=0.02)) is None
+    )  # it logs, no more
     assert sync_every_step(on_device(host_wait_s=2.5, busy=0.78)) is None
     assert sync_every_step(on_device(host_wait_s=2.5, drained=1.0)) is None
 
