@@ -36,6 +36,7 @@ check: lint test ## all that CI runs: lint and tests
 golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, golden pages
 	$(BIN)/python -m gpuwatch_dashboards.grafana --write
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
+	$(BIN)/python scripts/chart_files.py
 	$(BIN)/python scripts/metrics_page.py > docs/metrics.md
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k golden
 

@@ -1,0 +1,160 @@
+"""The chart's objects against what they are for: Kubernetes' own schemas, the Prometheus operator's, promtool."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuwatch.alert_rules import render as render_rules
+from tests.charts import CHART, EVERYTHING, Manifest, manifests, one, render
+from tests.servers import require
+
+OPERATOR: Mapping[str, Any] = {"prometheus": {"operator": "always"}}
+CASES = [{}, OPERATOR, EVERYTHING]
+KUBERNETES = ("1.30", "1.34")
+
+
+def test_lint_has_nothing_to_say_but_the_icon() -> None:
+    helm = pytest.importorskip("helm_python")
+    for values in CASES:
+        messages = helm.lint(CHART, dict(values), strict=True)["messages"]
+        assert [message["error"] for message in messages] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", CASES, ids=("default", "operator", "everything"))
+def test_every_object_is_as_kubernetes_wants_it(values: Mapping[str, Any], version: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    checked = [each for each in manifests(values) if not each["apiVersion"].startswith("monitoring.coreos.com/")]
+    for each in checked:
+        validate(each, version, strict=True)
+    assert {each["kind"] for each in checked} >= {"DaemonSet", "ServiceAccount", "ConfigMap"}
+
+
+def test_kubernetes_schemas_refuse_a_misspelt_field() -> None:
+    validation = pytest.importorskip("kubernetes_validate")
+    daemonset = copy.deepcopy(one(manifests(), "DaemonSet", "agent"))
+    daemonset["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(validation.ValidationError, match="hostPid"):
+        validation.validate(daemonset, KUBERNETES[0], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [(OPERATOR, {"PodMonitor", "PrometheusRule"}), (EVERYTHING, {"ServiceMonitor", "PrometheusRule"})],
+)
+def test_the_operators_objects_are_as_it_wants_them(values: Mapping[str, Any], kinds: set[str]) -> None:
+    """Read by its own models and written again, nothing is lost: a key that they do not know would be."""
+    v1 = pytest.importorskip("cloudcoil.models.prometheus_operator.v1")
+    checked = [each for each in manifests(values) if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    assert {each["kind"] for each in checked} == kinds
+    for each in checked:
+        read = getattr(v1, each["kind"]).model_validate(each)
+        assert json.loads(read.model_dump_json(by_alias=True, exclude_unset=True)) == each
+
+
+def test_the_rules_in_the_cluster_are_the_rules(tmp_path: Path) -> None:
+    """Through Helm's templates, of which their own `{{ }}` must not become a part, and past promtool."""
+    spec = one(manifests(EVERYTHING), "PrometheusRule", "gpuwatch")["spec"]
+    assert spec == yaml.safe_load(render_rules(runbooks="https://example.com/runbooks"))
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump(spec))
+    done = subprocess.run(
+        [require("promtool"), "check", "rules", str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_own_rules_take_their_place() -> None:
+    own = "groups:\n- name: own\n  rules:\n  - record: one\n    expr: vector(1)\n"
+    values = {"prometheus": {"operator": "always", "rules": {"content": own}}}
+    assert one(manifests(values), "PrometheusRule", "gpuwatch")["spec"] == yaml.safe_load(own)
+
+
+def test_dashboards_arrive_as_they_are() -> None:
+    objects = [each for each in manifests() if "grafana_dashboard" in each["metadata"]["labels"]]
+    sources = {path.name: path.read_text() for path in (CHART.parents[2] / "dashboards/grafana").glob("*.json")}
+    found = {name: text for each in objects for name, text in each["data"].items()}
+    assert {name: json.loads(text) for name, text in found.items()} == {
+        name: json.loads(text) for name, text in sources.items()
+    }
+    assert max(len(json.dumps(each)) for each in objects) < 900_000  # the API takes 1 MiB
+
+
+def test_no_object_asks_for_rights_of_the_api() -> None:
+    objects = manifests(EVERYTHING)
+    assert not {each["kind"] for each in objects} & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+    for kind, name in (("DaemonSet", "agent"), ("Deployment", "dashboard")):
+        assert one(objects, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert one(objects, "ServiceAccount", "gpuwatch")["automountServiceAccountToken"] is False
+
+
+def test_what_the_containers_may_do() -> None:
+    objects = manifests(EVERYTHING)
+    agent = _container(one(manifests(), "DaemonSet", "agent"))["securityContext"]
+    assert agent["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "SYS_PTRACE"]}
+    without_group = _container(one(objects, "DaemonSet", "agent"))["securityContext"]
+    assert without_group["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    dashboard = _container(one(objects, "Deployment", "dashboard"))["securityContext"]
+    assert dashboard["capabilities"] == {"drop": ["ALL"]}
+    for security in (agent, without_group, dashboard):
+        assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+    deployment = one(objects, "Deployment", "dashboard")
+    assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
+
+
+def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
+    """The arguments of the DaemonSet, its file beside them, through the real command: it starts and then stops."""
+    from tests.integration.agent_process import Agent
+
+    objects = manifests(EVERYTHING)
+    arguments = _container(one(objects, "DaemonSet", "agent"))["args"]
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text(one(objects, "ConfigMap", "gpuwatch-agent")["data"]["gpuwatch.toml"])
+    here = {"/etc/gpuwatch/gpuwatch.toml": str(config)}
+    given = {option.split("=", 1)[0]: option.split("=", 1)[1] for option in arguments[1:] if "=" in option}
+    assert given["--http"] == "0.0.0.0:19478" and given["--listen"] == "ipc:///run/gpuwatch/hook.sock"
+    rest = [each for each in arguments[1:] if "=" not in each]
+    with Agent(tmp_path, f"--config={here[given['--config']]}", *rest) as agent:
+        assert agent.get_text("/healthz") == "ok\n"
+        assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"agent": {"prot": 9478}}, "prot"),
+        ({"agent": {"port": 0}}, "/agent/port"),
+        ({"agent": {"socket": {"hostPath": "run"}}}, "/agent/socket/hostPath"),
+        ({"agent": {"maxUnavailable": "all"}}, "/agent/maxUnavailable"),
+        ({"prometheus": {"monitor": "Probe"}}, "/prometheus/monitor"),
+        ({"dashboard": {"enabled": True}}, "dashboard.prometheus: the address of your Prometheus"),
+        ({"dashboard": {"prometheus": "prometheus:9090"}}, "/dashboard/prometheus"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(values: Mapping[str, Any], said: str) -> None:
+    helm = pytest.importorskip("helm_python")
+    with pytest.raises((helm.HelmValuesError, helm.HelmRenderError), match=said):
+        render(values)
+
+
+def test_the_notes_say_how_training_pods_reach_the_agent() -> None:
+    notes = render()["NOTES.txt"]
+    assert "supplementalGroups: [9478]" in notes and "hostPath: {path: /run/gpuwatch}" in notes
+    assert "nothing scrapes the agents yet" in notes
+    notes = render(EVERYTHING)["NOTES.txt"]
+    assert "supplementalGroups" not in notes and "hostPath: {path: /run/other}" in notes
+    assert "gets a ServiceMonitor and the alert rules." in notes
+
+
+def _container(workload: Manifest) -> Manifest:
+    containers = workload["spec"]["template"]["spec"]["containers"]
+    assert len(containers) == 1
+    return dict(containers[0])
