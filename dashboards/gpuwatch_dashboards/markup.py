@@ -144,7 +144,7 @@ def _finding(finding: Finding, now_s: float) -> str:
     if finding.ratio is not None:
         facts.append(display(finding.ratio, "ratio"))
     if finding.gpu:
-        facts.append(finding.gpu)
+        facts.append(f"GPU {finding.gpu}")
     if finding.since_s is not None:
         facts.append(f"for {duration(round(now_s - finding.since_s))}")
     evidence = "".join(f"<li>{escape(item.text)}</li>" for item in finding.evidence)

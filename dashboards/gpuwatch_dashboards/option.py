@@ -86,6 +86,7 @@ def time_axis(span: Span) -> Option:
         "splitNumber": 4,
         "splitLine": {"show": False},
         "axisTick": {"show": True},
+        "axisLabel": {"alignMinLabel": "left", "alignMaxLabel": "right"},
     }
 
 

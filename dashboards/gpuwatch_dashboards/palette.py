@@ -59,8 +59,8 @@ PHASES: dict[str, Look] = {
 """Phases of a step, bottom of a stack first."""
 
 WAITS: dict[str, Look] = {
-    "exposed": Look("exposed: the device starved", VERMILLION),
-    "hidden": Look("hidden behind the device's work", "#F2B48C"),
+    "exposed": Look("wait for data, exposed: the device starved", VERMILLION),
+    "hidden": Look("wait for data, hidden behind the device's work", "#F2B48C"),
 }
 """The two parts of a data wait."""
 

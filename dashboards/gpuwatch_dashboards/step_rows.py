@@ -20,7 +20,7 @@ KINDS: dict[str, Look] = {
     "data_wait": PHASES["data_wait"],
     "transfer": STATES["transfer"],
     "compute": STATES["compute"],
-    "input_wait": WAITS["exposed"],
+    "exposed": WAITS["exposed"],
     "hidden": WAITS["hidden"],
     "host_wait": STATES["host_wait"],
 }
@@ -37,24 +37,34 @@ class Piece:
     end_s: float
 
 
+def shown_one_by_one(steps: Steps) -> bool:
+    return steps.bucket_steps == 1 and 0 < steps.steps <= MOST_STEPS
+
+
 def pieces(steps: Steps) -> Iterator[Piece]:
-    """Yield what host and device did, by step; the device's idle time ends when the batch is in hand."""
+    """Yield what host and device did, by step.
+
+    The device's idle time ends when the batch is in hand; what it does after that, it does until it is idle again. Where
+    it was measured the host's wait is told apart: first what was hidden behind the device's work, then what starved it.
+    """
+    measured = steps.column("input_wait_s") is not None
     for n, begin_s in enumerate(steps.time_s):
         of = {name.removesuffix("_s"): 0.0 if c is None else c.mean[n] or 0.0 for name, c in steps.columns.items()}
         in_hand_s = begin_s + of["data_wait"]
-        yield Piece(0, "data_wait", begin_s, in_hand_s)
-        yield Piece(0, "transfer", in_hand_s, in_hand_s + of["transfer"])
-        yield Piece(0, "compute", in_hand_s + of["transfer"], in_hand_s + of["transfer"] + of["compute"])
-        felt = steps.column("input_wait_s")
-        if felt is None or felt.mean[n] is None:
-            continue
-        starved_s = in_hand_s - of["input_wait"]
-        yield Piece(1, "hidden", begin_s, starved_s)
-        yield Piece(1, "host_wait", starved_s - of["host_wait"], starved_s)
-        yield Piece(1, "input_wait", starved_s, in_hand_s)
-        copied_s = in_hand_s + of["device_transfer"]
-        yield Piece(1, "transfer", in_hand_s, copied_s)
-        yield Piece(1, "compute", copied_s, copied_s + of["device_compute"])
+        copied_s = in_hand_s + of["transfer"]
+        if measured:
+            starved_s = in_hand_s - of["input_wait"]
+            yield Piece(0, "hidden", begin_s, starved_s)
+            yield Piece(0, "exposed", starved_s, in_hand_s)
+            yield Piece(1, "host_wait", starved_s - of["host_wait"], starved_s)
+            yield Piece(1, "exposed", starved_s, in_hand_s)
+            received_s = in_hand_s + of["device_transfer"]
+            yield Piece(1, "transfer", in_hand_s, received_s)
+            yield Piece(1, "compute", received_s, received_s + of["device_compute"])
+        else:
+            yield Piece(0, "data_wait", begin_s, in_hand_s)
+        yield Piece(0, "transfer", in_hand_s, copied_s)
+        yield Piece(0, "compute", copied_s, copied_s + of["compute"])
 
 
 def step_rows(steps: Steps) -> Card:
@@ -74,7 +84,10 @@ def step_rows(steps: Steps) -> Card:
         "tooltip": tooltip(scale),
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "grid": [{**GRID, "bottom": None, "top": 8 + n * (ROW_PX + GAP_PX), "height": ROW_PX} for n in rows],
-        "xAxis": [{**time_axis(span), "gridIndex": n, "axisLabel": {"show": n == rows[-1]}} for n in rows],
+        "xAxis": [
+            {**time_axis(span), "gridIndex": n, "axisLabel": {"show": n == rows[-1], "alignMaxLabel": "right"}}
+            for n in rows
+        ],
         "yAxis": [_row_axis(n) for n in rows],
         "series": series,
     }

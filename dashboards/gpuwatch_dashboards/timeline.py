@@ -11,7 +11,7 @@ from gpuwatch_dashboards.marks import Mark
 from gpuwatch_dashboards.model import Span, Steps, Trace
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.steps import DEVICE_STEPS, HOST_STEPS, LONGEST, WAITS
-from gpuwatch_dashboards.step_rows import MOST_STEPS, step_rows
+from gpuwatch_dashboards.step_rows import shown_one_by_one, step_rows
 
 MOST_BUCKETS = 300
 HEIGHT_PX = 200
@@ -21,7 +21,7 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
     """Return the host's chart and, where it was measured, the device's; few steps are drawn one by one."""
     few = merged(steps, MOST_BUCKETS)
     host = [trace(few, of.mean, "phase", name[:-2]) for name in HOST if (of := few.column(name)) is not None]
-    one_by_one = [step_rows(steps)] if steps.bucket_steps == 1 and 0 < steps.steps <= MOST_STEPS else []
+    one_by_one = [step_rows(steps)] if shown_one_by_one(steps) else []
     return [
         *one_by_one,
         _card(HOST_STEPS, [host], span, marks),

@@ -19,7 +19,7 @@ class MadeUpSteps:
     wait_s: float
     epoch_steps: int
     device: bool = False
-    """Whether the device measured them: then 60% of the wait was hidden and 4 ms of the step were host wait."""
+    """Whether the device measured them: then 60% of the wait was hidden, 4 ms of the step were host wait, 2 ms transfer."""
 
     def begin_s(self, step: int) -> float:
         """Return a step's begin after the run's start."""
@@ -58,7 +58,9 @@ class MadeUpSteps:
             "input_wait_s": {kind: [0.4 * value for value in values] for kind, values in waits.items()},
             "host_wait_s": _same([0.004] * len(steps)),
             "device_transfer_s": _same([0.002] * len(steps)),
-            "device_compute_s": _same([compute - 0.006 for compute in computes]),
+            "device_compute_s": _same(
+                [0.6 * wait + compute - 0.003 for wait, compute in zip(waits["mean"], computes, strict=True)]
+            ),
         }
         columns |= device if self.device else dict.fromkeys(device)
         epochs = range(-(-first // self.epoch_steps) * self.epoch_steps, first + total, self.epoch_steps)

@@ -83,7 +83,8 @@ def _draw(run: Run, drawn: Content) -> None:
         for card in drawn.timeline:
             draw_card(card)
         draw_card(drawn.ledger)
-        draw_card(drawn.heat)
+        if drawn.heat is not None:
+            draw_card(drawn.heat)
         if drawn.ranks is not None:
             draw_card(drawn.ranks)
     if drawn.table:

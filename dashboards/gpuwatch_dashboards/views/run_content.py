@@ -14,6 +14,7 @@ from gpuwatch_dashboards.model import PastFinding, Run, Scope, Span, Steps, Trac
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.steps import RANK_STEPS
 from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.step_rows import shown_one_by_one
 from gpuwatch_dashboards.timeline import nothing_card, step_cards
 
 FINE_BUCKETS = 6000
@@ -26,7 +27,8 @@ class Content:
     steps: Steps
     timeline: tuple[Card, ...]
     ledger: Card
-    heat: Card
+    heat: Card | None
+    """None where the steps are few enough to be shown one by one."""
     ranks: Card | None
     """Step times of all ranks; None for a run of one."""
     table: str
@@ -48,7 +50,7 @@ def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: 
         steps=steps,
         timeline=tuple(step_cards(steps, span, marks)) if steps.step else (nothing_card(),),
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
-        heat=heat_card(steps),
+        heat=None if shown_one_by_one(steps) else heat_card(steps),
         ranks=_of_ranks(source, everyone, span, stretch) if several else None,
         table=ranks.rank_table(everyone) if several else "",
         past=tuple(past),
