@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, Source
-from gpuwatch_dashboards.views import live
+from gpuwatch_dashboards.once import Once
+from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, SharedSource, Source
+from gpuwatch_dashboards.views import live, run
+from gpuwatch_dashboards.views.site import Site
+
+PAGES = {"live": live.page, "run": run.page}
 
 
 @st.cache_resource
-def source_at(agent_url: str, prometheus_url: str | None) -> Source:
-    """Return the source that all viewers share, with its open connections."""
-    return PrometheusSource(prometheus_url) if prometheus_url else AgentSource(agent_url)
+def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, PrometheusSource | None, Once]:
+    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and what was made."""
+    prometheus = PrometheusSource(prometheus_url) if prometheus_url else None
+    return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
 
 
 def main() -> None:
     st.set_page_config(page_title="gpuwatch", page_icon="📈", layout="wide", initial_sidebar_state="collapsed")
     st.html(Path(__file__).with_name("style.css"))
-    source = source_at(os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None)
-    pages = [st.Page(lambda: live.page(source), title="gpuwatch live", url_path="live", default=True)]
-    st.navigation(pages, position="hidden").run()
+    pages: dict[str, Any] = {}
+    site = Site(*shared(os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None), pages)
+    for key, draw in PAGES.items():
+        pages[key] = st.Page(partial(draw, site), title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")
+    st.navigation(list(pages.values()), position="hidden").run()
 
 
 if __name__ == "__main__":

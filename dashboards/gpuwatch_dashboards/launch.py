@@ -16,11 +16,11 @@ DEFAULT_AGENT_URL = "http://127.0.0.1:9478"
 def streamlit_command(
     port: int, host: str = "127.0.0.1", agent_url: str = DEFAULT_AGENT_URL, prometheus_url: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the additional environment that start the page. Raises MissingExtra.
+    """Return the command line and the additional environment that start the pages. Raises MissingExtra.
 
     Headless, without usage statistics, file watcher, welcome text or developer menu.
     """
-    for module in ("streamlit", "plotly", "httpx"):
+    for module in ("streamlit", "httpx"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, "dashboard")
     options = {
@@ -29,6 +29,7 @@ def streamlit_command(
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "server.runOnSave": "false",
+        "runner.postScriptGC": "false",  # a full collection at every refresh took as long as all the rest
         "browser.gatherUsageStats": "false",
         "theme.light.primaryColor": "#2E86C1",
         "theme.dark.primaryColor": "#56B4E9",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from gpuwatch.units import duration
 from gpuwatch_dashboards.charts import DrawnLine
 from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Finding, Node, Recent, Run
-from gpuwatch_dashboards.palette import SEVERITIES, VERDICTS
+from gpuwatch_dashboards.model import Finding, Node, PastFinding, Recent, Run
+from gpuwatch_dashboards.palette import SEVERITIES, VERDICTS, Look
 from gpuwatch_dashboards.units import digits, display
 
-BRAND = '<div class="gw-brand">gpuwatch <span>live</span></div>'
+BRAND = '<div class="gw-brand">gpuwatch</div>'
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 STATUS_WORDS = {"running": "running", "ended": "ended", "lost": "lost: no message any more", "gone": "no longer seen"}
 _CSS_DASHES = {"solid": "solid", "dot": "dotted"}
@@ -20,16 +20,23 @@ _CSS_DASHES = {"solid": "solid", "dot": "dotted"}
 
 def verdict(run: Run) -> str:
     """Return the head of the page: who the run is, what is wrong in one sentence, and its key numbers."""
+    return run_head(run, _figures(run))
+
+
+def run_head(run: Run, figures: Sequence[tuple[str, str, str]]) -> str:
+    """Return who a run is, its verdict, and (class, number, what it is) of some numbers."""
     v = run.verdict
     look = VERDICTS.get(v.state if v else "unknown", VERDICTS["unknown"])
     sentence = v.sentence if v else "no verdict yet: the first steps are being measured"
+    if v is None and run.status != "running":
+        sentence = "no verdict is kept of this run"
     return (
         f'<section class="gw-verdict" style="--gw:{look.colour}" data-state="{escape(v.state if v else "unknown")}">'
         f'<p class="gw-run"><strong class="gw-name">{escape(run.name or run.run)}</strong>'
         f'<span class="gw-status gw-{run.status}">{STATUS_SIGNS[run.status]} {STATUS_WORDS[run.status]}</span>'
         f"{''.join(f'<span>{escape(text)}</span>' for text in _identity(run))}</p>"
         f'<h1 class="gw-sentence">{escape(sentence)}</h1>'
-        f'<div class="gw-figures">{"".join(_figure(*figure) for figure in _figures(run))}</div></section>'
+        f'<div class="gw-figures">{"".join(_figure(*figure) for figure in figures)}</div></section>'
     )
 
 
@@ -71,18 +78,45 @@ def _figure(kind: str, number: str, what: str) -> str:
     return f'<div class="gw-figure gw-figure-{kind}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
 
 
-def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]] = ()) -> str:
-    """Return a panel's title, the question it answers, and its legend with a value for each line."""
+def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]] = (), areas: bool = False) -> str:
+    """Return a panel's title, the question it answers, and its legend with a value for each line or area."""
     entries = "".join(
-        f'<li><i class="{"gw-hatched" if line.pattern else ""}" style="--gw:{line.colour};'
+        f'<li><i class="{_key_class(line, areas)}" style="--gw:{line.colour};'
         f'border-top-style:{_CSS_DASHES.get(line.dash, "dashed")}"></i>'
         f"{escape(line.name)} <b>{escape(value)}</b></li>"
         for line, value in legend
     )
     return (
-        f'<div class="gw-panel"><h3 title="{escape(question)}">{escape(title)}</h3>'
+        f'<div class="gw-panel"><h2 title="{escape(question)}">{escape(title)}</h2>'
         f"<p>{escape(question)}</p>{f'<ul>{entries}</ul>' if entries else ''}</div>"
     )
+
+
+def _key_class(line: DrawnLine, areas: bool) -> str:
+    if line.pattern:
+        return "gw-hatched"
+    return "gw-square" if areas else ""
+
+
+def looks_head(title: str, question: str, looks: Sequence[Look]) -> str:
+    """Return a panel's title and question, with what its colours mean."""
+    entries = "".join(
+        f'<li><i class="gw-square" style="--gw:{look.colour}"></i>{escape(look.name)}</li>' for look in looks
+    )
+    return panel_head(title, question).replace("</p></div>", f"</p><ul>{entries}</ul></div>")
+
+
+def past_findings(found: Sequence[PastFinding], clock: Callable[[float], str]) -> str:
+    """Return what was found over the run, the newest first, as a list; `clock` says a time in the reader's zone."""
+    if not found:
+        return '<div class="gw-nothing">Nothing was found in this run.</div>'
+    rows = "".join(
+        f'<li style="--gw:{SEVERITIES[f.severity].colour}" data-cause="{escape(f.cause)}">'
+        f"<b>{escape(f.title)}</b><span>{clock(f.since_s or f.seen_s)} to {clock(f.seen_s)}"
+        f"{'' if f.ratio is None else ' · ' + display(f.ratio, 'ratio')}</span></li>"
+        for f in sorted(found, key=lambda f: -(f.since_s or 0.0))
+    )
+    return f'<ul class="gw-past">{rows}</ul>'
 
 
 def nothing(text: str) -> str:
@@ -110,14 +144,14 @@ def _finding(finding: Finding, now_s: float) -> str:
     if finding.ratio is not None:
         facts.append(display(finding.ratio, "ratio"))
     if finding.gpu:
-        facts.append(finding.gpu)
+        facts.append(f"GPU {finding.gpu}")
     if finding.since_s is not None:
         facts.append(f"for {duration(round(now_s - finding.since_s))}")
     evidence = "".join(f"<li>{escape(item.text)}</li>" for item in finding.evidence)
     advice = f'<p class="gw-advice"><b>Do this:</b> {escape(finding.advice)}</p>' if finding.advice else ""
     return (
         f'<article class="gw-finding" style="--gw:{look.colour}" data-cause="{escape(finding.cause)}">'
-        f'<p class="gw-facts">{escape(" · ".join(facts))}</p><h4>{escape(finding.title)}</h4>'
+        f'<p class="gw-facts">{escape(" · ".join(facts))}</p><h3>{escape(finding.title)}</h3>'
         f"<ul>{evidence}</ul>{advice}{gain}</article>"
     )
 
@@ -130,10 +164,10 @@ def away(error: SourceError) -> str:
     )
 
 
-def no_runs(node: Node) -> str:
-    """Return the page's message before any training was seen: the one line to add."""
+def no_runs(node: Node, short: bool = False) -> str:
+    """Return the page's message before any training was seen: the one line to add. `short`: there is more below it."""
     return (
-        f'<section class="gw-message"><h1>No training run on {escape(node.host)} yet.</h1>'
+        f'<section class="gw-message{" gw-short" if short else ""}"><h1>No training run on {escape(node.host)} yet.</h1>'
         "<p>Add one line to your training loop:</p>"
         "<pre>import gpuwatch\n\n<mark>for batch in gpuwatch.watch(loader):</mark>\n    ...</pre>"
         "<p>The run appears here by itself, with a verdict after its first steps.</p></section>"
@@ -150,6 +184,8 @@ def foot(label: str, node: Node, run: Run | None, time_text: str) -> str:
         parts.append(f"{node.history_failures:,} commits to the history failed")
     if run and run.records_lost:
         parts.append(f"{run.records_lost:,} step records lost (their time is in the ledger all the same)")
+    if node.gpus == ():
+        parts.append("no GPU on this node")
     if run and run.timeline == "host":
         parts.append("host timeline: waits are what the training process saw, not the device")
     return f'<p class="gw-foot">{" · ".join(parts)}</p>'

@@ -105,6 +105,12 @@ class Gpu:
     name: str = ""
     state: str | None = None
     utilization_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_watts: float | None = None
+    run: str | None = None
+    owner: str | None = None
+    """Who holds it, for people."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,62 @@ class Node:
     gpus: tuple[Gpu, ...] | None = None
     """None: not known. Empty: the node has none."""
     history_failures: int = 0
+    findings: tuple[Finding, ...] = ()
+    """Findings about GPUs that no run explains."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """By how much a counter grew over a stretch of time."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One column of condensed steps: mean, least and greatest of each bucket, in seconds; None: not measured."""
+
+    mean: tuple[float | None, ...]
+    min: tuple[float | None, ...]
+    max: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    step: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A run's steps, condensed to buckets of `bucket_steps` each, oldest first."""
+
+    steps: int = 0
+    bucket_steps: int = 1
+    epochs: tuple[Epoch, ...] = ()
+    step_s: Mapping[str, float] | None = None
+    """Percentiles of the step time: p5, p50, p95, p99."""
+    step: tuple[int, ...] = ()
+    """Number of a bucket's first step."""
+    time_s: tuple[float, ...] = ()
+    end_s: tuple[float, ...] = ()
+    count: tuple[int, ...] = ()
+    columns: Mapping[str, Spread | None] = field(default_factory=dict)
+    """By name: data_wait_s, transfer_s, compute_s of the host; input_wait_s, host_wait_s, device_transfer_s and
+    device_compute_s of the device, None where nothing was measured."""
+
+    def column(self, name: str) -> Spread | None:
+        return self.columns.get(name)
+
+
+@dataclass(frozen=True)
+class PastFinding(Finding):
+    """A finding that is or was active."""
+
+    rank: int = 0
+    seen_s: float = 0.0
+    """Its last sign."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +187,8 @@ class Scope:
     run: str | None = None
     rank: str | None = None
     instance: str | None = None
+    gpu: str | None = None
+    """Index of one GPU; None: all of them."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Look:
     """For people."""
     colour: str
     pattern: str = ""
-    """Plotly's fill pattern."""
+    """Of its area: hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")."""
 
 
 STATES: dict[str, Look] = {
@@ -58,7 +58,13 @@ PHASES: dict[str, Look] = {
 }
 """Phases of a step, bottom of a stack first."""
 
-LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES}
+WAITS: dict[str, Look] = {
+    "exposed": Look("wait for data, exposed: the device starved", VERMILLION),
+    "hidden": Look("wait for data, hidden behind the device's work", "#F2B48C"),
+}
+"""The two parts of a data wait."""
+
+LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES, "wait": WAITS}
 """By the label that a panel groups by."""
 
 VERDICTS: dict[str, Look] = {

@@ -10,18 +10,21 @@ INSTANCE = "instance"
 """Prometheus's label of a node's agent. Kept where a metric says nothing of a run, so that nodes never add up."""
 
 
-def render(query: Query, scope: Scope, window: str) -> str:
-    """Return the query as one PromQL expression; `window` is the range of rates, e.g. "1m" or "$__rate_interval"."""
-    text = _sum(query, scope, window)
+def render(query: Query, scope: Scope, window: str, function: str = "rate") -> str:
+    """Return the query as one PromQL expression; `window` is the range of rates, e.g. "1m" or "$__rate_interval".
+
+    `function` is what is taken of counters: rate, or increase.
+    """
+    text = _sum(query, scope, window, function)
     if query.over is None:
         return text
     matching = ", ".join(_by(query.over))
-    return f"{text} / on ({matching}) group_left () ({_sum(query.over, scope, window)} > 0)"
+    return f"{text} / on ({matching}) group_left () ({_sum(query.over, scope, window, function)} > 0)"
 
 
-def _sum(query: Query, scope: Scope, window: str) -> str:
+def _sum(query: Query, scope: Scope, window: str, function: str = "rate") -> str:
     selector = f"{query.metric}{{{', '.join(_matchers(query, scope))}}}"
-    values = f"rate({selector}[{window}])" if query.is_rate else selector
+    values = f"{function}({selector}[{window}])" if query.is_rate else selector
     by = _by(query)
     return f"sum by ({', '.join(by)}) ({values})" if by else f"sum({values})"
 
@@ -35,7 +38,7 @@ def _by(query: Query) -> tuple[str, ...]:
 
 
 def scope_matches(metric: str, scope: Scope) -> list[Match]:
-    """Return the conditions that keep a metric to the scope. Rank and instance are regular expressions."""
+    """Return the conditions that keep a metric to the scope. Rank, instance and GPU are regular expressions."""
     labels = BY_NAME[metric].labels
     matches = []
     if "run" in labels:
@@ -45,6 +48,8 @@ def scope_matches(metric: str, scope: Scope) -> list[Match]:
             matches.append(Match("rank", "=~", scope.rank))
     elif scope.instance is not None:
         matches.append(Match(INSTANCE, "=~", scope.instance))
+    if "gpu" in labels and scope.gpu is not None:
+        matches.append(Match("gpu", "=~", scope.gpu))
     return matches
 
 

@@ -6,14 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Literal
 
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.model import Points, Trace
-
-GAP_FACTOR = 3.0
-"""A spacing of more than so many usual spacings is a gap: nothing was sampled there, so nothing is drawn."""
+from gpuwatch_dashboards.line import NOTHING, Line
+from gpuwatch_dashboards.model import Growth, Trace
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,21 @@ def evaluate(query: Query, raw: Mapping[str, Sequence[Trace]]) -> list[Trace]:
     groups = _grouped(query, raw)
     if query.over:
         divisors = _grouped(query.over, raw)
-        groups = {key: _divided(values, divisors.get(_subkey(query, key), {})) for key, values in groups.items()}
+        groups = {key: line.over(divisors.get(_subkey(query, key), NOTHING)) for key, line in groups.items()}
     return [
-        Trace(dict(zip(query.by, key, strict=True)), with_gaps(tuple(sorted(values.items()))))
-        for key, values in groups.items()
-        if values
+        Trace(dict(zip(query.by, key, strict=True)), line.points()) for key, line in groups.items() if len(line.times_s)
     ]
 
 
-def _grouped(query: Query, raw: Mapping[str, Sequence[Trace]]) -> dict[tuple[str, ...], dict[float, float]]:
-    groups: dict[tuple[str, ...], dict[float, float]] = {}
+def _grouped(query: Query, raw: Mapping[str, Sequence[Trace]]) -> dict[tuple[str, ...], Line]:
+    groups: dict[tuple[str, ...], Line] = {}
     for series in raw.get(query.metric, ()):
         if not all(match(series.labels) for match in query.where):
             continue
-        group = groups.setdefault(tuple(series.labels.get(label, "") for label in query.by), {})
-        for time_s, value in rates(series.points) if query.is_rate else series.points:
-            if value is not None:
-                group[time_s] = group.get(time_s, 0.0) + value
+        line = Line.of(series.points)
+        line = line.rates() if query.is_rate else line
+        key = tuple(series.labels.get(label, "") for label in query.by)
+        groups[key] = groups[key].plus(line) if key in groups else line
     return groups
 
 
@@ -84,36 +79,20 @@ def _subkey(query: Query, key: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(by_label[label] for label in query.over.by)
 
 
-def _divided(values: Mapping[float, float], divisors: Mapping[float, float]) -> dict[float, float]:
-    return {time_s: value / divisors[time_s] for time_s, value in values.items() if divisors.get(time_s, 0.0) > 0.0}
+def grown(query: Query, samples: Sequence[Sequence[Trace]]) -> list[Growth]:
+    """Return by how much a counter grew, by the query's labels; `samples` are parts of the same series, one after another.
 
-
-def rates(points: Points) -> Points:
-    """Return the rate per second of a counter at the end of each interval between samples.
-
-    A counter that went back was reset: it grew by what it now says. An interval over a gap has no rate.
+    A counter that went back was reset: it grew by what it then says. A series that begins later begins at 0.
     """
-    longest_s = _longest_spacing_s([time_s for time_s, _ in points])
-    result: list[tuple[float, float | None]] = []
-    for (before_s, before), (time_s, value) in pairwise(points):
-        elapsed_s = time_s - before_s
-        if before is None or value is None or not 0.0 < elapsed_s <= longest_s:
-            continue
-        result.append((time_s, (value - before if value >= before else value) / elapsed_s))
-    return tuple(result)
-
-
-def with_gaps(points: Points) -> Points:
-    """Return the points with a None wherever nothing was sampled for longer than usual."""
-    longest_s = _longest_spacing_s([time_s for time_s, _ in points])
-    result: list[tuple[float, float | None]] = []
-    for time_s, value in points:
-        if result and time_s - result[-1][0] > longest_s:
-            result.append(((result[-1][0] + time_s) / 2, None))
-        result.append((time_s, value))
-    return tuple(result)
-
-
-def _longest_spacing_s(times_s: Sequence[float]) -> float:
-    spacings_s = [after - before for before, after in pairwise(times_s)]
-    return GAP_FACTOR * median(spacings_s) if spacings_s else float("inf")
+    series: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for number, part in enumerate(samples):
+        for trace in part:
+            if all(match(trace.labels) for match in query.where):
+                known = series.setdefault(tuple(sorted(trace.labels.items())), [0.0] if number else [])
+                known.extend(value for _, value in trace.points if value is not None)
+    sums: dict[tuple[str, ...], float] = {}
+    for labels, values in series.items():
+        key = tuple(dict(labels).get(label, "") for label in query.by)
+        growth = sum(after - before if after >= before else after for before, after in pairwise(values))
+        sums[key] = sums.get(key, 0.0) + growth
+    return [Growth(dict(zip(query.by, key, strict=True)), value) for key, value in sums.items()]

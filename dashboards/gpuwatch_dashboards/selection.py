@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gpuwatch_dashboards.model import Run, Span
 
@@ -12,6 +13,55 @@ DEFAULT_WINDOW = "15 min"
 MAX_POINTS = 300
 LEAST_SPACING_S = 2.0
 """Closer than this a line shows the rhythm of messages and not that of training."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a link says: which run, which time, which GPU. None: nothing."""
+
+    run: str | None = None
+    rank: str | None = None
+    window: str | None = None
+    """A name of WINDOWS_S."""
+    start_s: float | None = None
+    end_s: float | None = None
+    gpu: str | None = None
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Return the stretch of time that is named by its two ends, or None."""
+        if self.start_s is None or self.end_s is None or not self.start_s < self.end_s:
+            return None
+        return self.start_s, self.end_s
+
+    def params(self) -> dict[str, str]:
+        """Return the link's parameters: what `chosen` reads."""
+        said = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu}
+        if (stretch := self.range) is not None:
+            said |= {"from": f"{stretch[0]:.3f}", "to": f"{stretch[1]:.3f}"}
+        return {name: text for name, text in said.items() if text is not None}
+
+
+def chosen(params: Mapping[str, str]) -> Chosen:
+    """Return what a link's parameters say; what makes no sense is left out."""
+    window = params.get("window")
+    return Chosen(
+        run=params.get("run"),
+        rank=params.get("rank"),
+        window=window if window in WINDOWS_S else None,
+        start_s=_time(params.get("from")),
+        end_s=_time(params.get("to")),
+        gpu=params.get("gpu"),
+    )
+
+
+def _time(text: str | None) -> float | None:
+    """Return a Unix time in seconds, or None for something else."""
+    try:
+        time_s = float(text or "")
+    except ValueError:
+        return None
+    return time_s if 0.0 <= time_s < 1e11 else None
 
 
 def key_of(run: Run) -> str:
@@ -43,3 +93,14 @@ def span_of(run: Run, window_s: float | None, now_s: float) -> Span:
     start_s = run.started_s if window_s is None else max(run.started_s, end_s - window_s)
     length_s = max(10.0, end_s - start_s)
     return Span(end_s - length_s, end_s, max(10, min(MAX_POINTS, int(length_s / LEAST_SPACING_S))))
+
+
+def span_of_node(window_s: float | None, now_s: float) -> Span:
+    """Return the stretch of time to draw of a node without a run."""
+    length_s = window_s or WINDOWS_S["1 h"] or 3600.0
+    return Span(now_s - length_s, now_s, min(MAX_POINTS, int(length_s / LEAST_SPACING_S)))
+
+
+def span_between(start_s: float, end_s: float) -> Span:
+    """Return a stretch that the reader has chosen, in full detail as far as there are points for it."""
+    return Span(start_s, end_s, max(10, min(MAX_POINTS, int(end_s - start_s) + 1)))

@@ -18,9 +18,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from urllib.request import urlopen
 
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.launch import streamlit_command
+from tests.integration.dashboard_steps import MadeUpSteps
 from tests.servers import free_port, wait_for
 
 INPUT_SHARE = 0.62
@@ -28,6 +29,16 @@ STEP_S = 0.103
 RUN_ID = "node-17-4711-88123"
 
 Counter = Callable[[float], float]
+
+
+def idle_gpu() -> dict[str, Any]:
+    """Return a finding about a GPU, as /api/v1/findings has it."""
+    return {
+        "run": None, "rank": None, "name": None, "cause": "held_idle", "severity": "warning", "gpu": "7",
+        "title": "GPU 7 is held and idle", "ratio": 1.0, "advice": "End pid 4718 (python) of alice.",
+        "evidence": [{"what": "idle", "value": 900, "unit": "s", "text": "no kernel for 15 minutes"}],
+        "predicted_speedup": None, "since_s": time.time() - 900,
+    }  # fmt: skip
 
 
 def a_run(run: str = RUN_ID, name: str = "resnet50-a", age_s: float = 400.0, **more: Any) -> dict[str, Any]:
@@ -102,10 +113,27 @@ def _gpu(n: int, high: float) -> Counter:
     return lambda t: high * (0.4 + 0.04 * n + 0.2 * math.sin(t / 20 + n))
 
 
+def _gpu_seconds(n: int) -> list[tuple[dict[str, str], Counter]]:
+    """Return a GPU's ledger: the first six belong to the run, the seventh to nobody, the last is held idle."""
+    own: dict[str, Counter] = {6: {"unallocated": lambda t: t}, 7: {"held_idle": lambda t: t}}.get(n, LEDGER)
+    gpu = {"gpu": str(n), "UUID": f"GPU-{n}"}
+    return [({**gpu, "state": state}, own.get(state, lambda t: 0.0)) for state in GPU_STATES]
+
+
+GPU_NOW = (*(["input_wait"] * 6), "unallocated", "held_idle")
+"""What each GPU does."""
 GPU_SAMPLES: dict[str, list[tuple[dict[str, str], Counter]]] = {
     metric: [({"gpu": str(n), "UUID": f"GPU-{n}"}, _gpu(n, high)) for n in range(8)]
-    for metric, high in (("gpuwatch_gpu_utilization_ratio", 1.0), ("gpuwatch_gpu_power_watts", 700.0))
+    for metric, high in (
+        ("gpuwatch_gpu_utilization_ratio", 1.0),
+        ("gpuwatch_gpu_power_watts", 700.0),
+        ("gpuwatch_gpu_memory_used_bytes", 80.0 * 2**30),
+    )
 }
+GPU_SAMPLES["gpuwatch_gpu_memory_total_bytes"] = [
+    ({"gpu": str(n), "UUID": f"GPU-{n}"}, lambda t: 80.0 * 2**30) for n in range(8)
+]
+GPU_SAMPLES["gpuwatch_gpu_seconds_total"] = [series for n in range(8) for series in _gpu_seconds(n)]
 
 
 @dataclass
@@ -115,6 +143,10 @@ class FakeAgent:
     runs: list[dict[str, Any]] = field(default_factory=list)
     gpus: bool = False
     port: int = 0
+    steps: dict[str, MadeUpSteps] = field(default_factory=dict)
+    """By run."""
+    past: list[dict[str, Any]] = field(default_factory=list)
+    """What was found, as /api/v1/runs/{run}/findings has it."""
     requests: int = 0
     _connections: list[socket.socket] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
@@ -132,7 +164,11 @@ class FakeAgent:
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
                 agent.requests += 1
-                answer = agent.answer(url.path, dict(parse_qsl(url.query)))
+                if url.path == "/api/v1/series/many":
+                    asked = [dict(parse_qsl(text, keep_blank_values=True)) for _, text in parse_qsl(url.query)]
+                    answer: dict[str, Any] | None = {"answers": [agent.answer("/api/v1/series", one) for one in asked]}
+                else:
+                    answer = agent.answer(url.path, dict(parse_qsl(url.query)))
                 body = json.dumps(answer or {"error": f"{url.path}: no such path"}).encode()
                 if url.path == "/metrics":
                     answer, body = {}, agent.metrics().encode()
@@ -176,12 +212,33 @@ class FakeAgent:
             collectors = [{"name": "cpu", "success": True, "duration_s": 0.0004, "message": None}]
             if not self.gpus:
                 collectors.append({"name": "gpu", "success": None, "duration_s": 0.0, "message": "no NVIDIA driver"})  # type: ignore[dict-item]
-            gpus = [{"gpu": str(n), "uuid": f"GPU-{n}", "name": "NVIDIA H200"} for n in range(8)] if self.gpus else []
+            gpus = [self.gpu(n) for n in range(8)] if self.gpus else []
             return {"version": "0.1.0", "host": "node-17", "time_s": time.time(), "started_s": 0.0, "gpus": gpus,
                     "collectors": collectors, "history": {"path": "/h", "bytes": 1, "failures": 0}, "listen": []}  # fmt: skip
         if path == "/api/v1/series":
             return self._series(query)
+        if path == "/api/v1/findings":
+            return {"findings": [idle_gpu()] if self.gpus else []}
+        if path.startswith("/api/v1/runs/"):
+            return self._of_run(path.removeprefix("/api/v1/runs/"), query)
         return None
+
+    def _of_run(self, path: str, query: dict[str, str]) -> dict[str, Any] | None:
+        run, _, what = path.rpartition("/")
+        if what == "findings":
+            return {"run": run, "findings": self.past}
+        known = next((r for r in self.runs if r["run"] == run), None)
+        if known is None or run not in self.steps:
+            return None
+        return self.steps[run].condensed(known["started_s"], query)
+
+    def gpu(self, n: int) -> dict[str, Any]:
+        """Return a GPU as /api/v1/status has it."""
+        state, memory = GPU_NOW[n], (10 + n) * 2**30
+        return {"gpu": str(n), "uuid": f"GPU-{n}", "name": "NVIDIA H200", "state": state, "utilization_ratio": 0.1 * n,
+                "memory_used_bytes": memory, "memory_total_bytes": 80 * 2**30, "power_watts": 100.0 * (n + 1),
+                "run": RUN_ID if n < 6 else None,
+                "owner": None if state == "unallocated" else f"alice, pid {4711 + n} (python)"}  # fmt: skip
 
     def metrics(self) -> str:
         """Return what Prometheus scrapes: the same numbers as they are now."""
@@ -201,7 +258,12 @@ class FakeAgent:
         ]  # fmt: skip
         for n in range(8):
             gpu = {"gpu": str(n), "UUID": f"GPU-{n}"}
-            lines += [("gpuwatch_gpu_memory_used_bytes", gpu, 2e9), ("gpuwatch_gpu_memory_total_bytes", gpu, 8e9)]
+            owned = {"run": run["run"] if n < 6 else "", "rank": "0" if n < 6 else "", "user": "alice", "job_id": "17",
+                     "workload_namespace": "", "workload_pod": "", "workload_container": ""}  # fmt: skip
+            lines += [
+                ("gpuwatch_gpu_info", {**gpu, "modelName": "NVIDIA H200"}, 1),
+                ("gpuwatch_gpu_owner_info", {**gpu, **owned}, 1),
+            ]
         steps = (now - run["started_s"]) / STEP_S
         lines += [("gpuwatch_step_seconds_bucket", {**own, "le": le}, steps) for le in ("0.2", "+Inf")]
         for metric, known in {**SAMPLES, **GPU_SAMPLES}.items():
@@ -215,15 +277,25 @@ class FakeAgent:
     def _series(self, query: dict[str, str]) -> dict[str, Any]:
         metric = BY_NAME[query["metric"]]
         start, end, points = float(query["start"]), float(query["end"]), int(query["points"])
-        run = next((r for r in self.runs if r["run"] == query.get("run")), self.runs[0])
-        own = {"run": run["run"], "rank": "0"} if "run" in metric.labels else {}
+        run = next((r for r in self.runs if r["run"] == query.get("run")), self.runs[0] if self.runs else None)
+        begin = run["started_s"] if run else time.time() - 4000.0
+        own = {"run": run["run"], "rank": query.get("rank", "0")} if run and "run" in metric.labels else {}
         spacing = max(1.0, (end - start) / points)
-        first = math.ceil(max(start, run["started_s"]) / spacing)
+        first = math.ceil(max(start, begin) / spacing)
         times = [n * spacing for n in range(first, math.floor(end / spacing) + 1)]
         known = {**SAMPLES, **(GPU_SAMPLES if self.gpus else {})}.get(metric.name, [])
+        known = [k for k in known if "gpu" not in query or k[0]["gpu"] == query["gpu"]]
+        by = [b for b in query["by"].split(",") if b] if "by" in query else None
+        summed: dict[tuple[tuple[str, str], ...], list[float]] = {}
+        for labels, value in known:
+            shown = {n: v for n, v in {**own, **labels}.items() if by is None or n in by}
+            sums = summed.setdefault(tuple(shown.items()), [0.0] * len(times))
+            for n, t in enumerate(times):
+                sums[n] += value(t - begin)
         series = [
-            {"labels": {**own, **labels}, "points": [[t, value(t - run["started_s"])] for t in times]}
-            for labels, value in known
+            {"labels": dict(labels), "points": list(zip(times, values, strict=True))}
+            for labels, values in summed.items()
+            if times
         ]
         return {"metric": metric.name, "kind": metric.kind, "unit": metric.unit, "series": series}
 

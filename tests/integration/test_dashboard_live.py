@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -66,8 +68,9 @@ def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
     assert abs(number(page, ".st-key-panel-ledger li:has-text('waiting for data') b") - 100 * INPUT_SHARE) <= 3
     finding = page.locator("[data-cause=input_single_process]").inner_text()
     assert "11 of 16 cores idle" in finding and "num_workers 0 → 8" in finding and "up to 2.6×" in finding
-    assert "No GPU on this node." in page.locator(".st-key-panel-gpu_utilization").inner_text()
-    page.wait_for_selector(".st-key-panel-ledger .js-plotly-plot .scatterlayer .trace", timeout=WAIT_MS)
+    assert page.locator(".st-key-panel-gpu_power").count() == 0
+    assert "no GPU on this node" in page.locator(".gw-foot").inner_text()
+    page.wait_for_selector(".st-key-panel-ledger canvas", timeout=WAIT_MS)
     assert page.locator("[data-testid=stException]").count() == 0
 
 
@@ -102,7 +105,7 @@ def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent,
     agent.runs = [a_run(), a_run("old-run", "bert-large", 900.0, status="ended")]
     page.goto(url)
     page.wait_for_selector(".gw-name:has-text('resnet50-a')", timeout=WAIT_MS)
-    page.locator(".st-key-top [role=combobox], .st-key-top input").first.click()
+    page.locator(".st-key-choices [role=combobox], .st-key-choices input").first.click()
     page.get_by_role("option", name=re.compile("bert-large")).click()
     page.wait_for_selector(".gw-name:has-text('bert-large')", timeout=WAIT_MS)
     page.wait_for_timeout(5000)  # two refreshes
@@ -119,9 +122,9 @@ def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url
     page = context.new_page()
     try:
         page.goto(url)
-        page.wait_for_selector(".st-key-panel-gpu_power .js-plotly-plot", timeout=WAIT_MS)
+        page.wait_for_selector(".st-key-panel-gpu_power canvas", timeout=WAIT_MS)
         wide = page.evaluate(
-            "[...document.querySelectorAll('.gw-verdict *, [class*=st-key-panel-], .js-plotly-plot')]"
+            "[...document.querySelectorAll('.gw-verdict *, [class*=st-key-panel-], canvas')]"
             f".filter(e => e.getBoundingClientRect().right > {PHONE['width']}).map(e => e.className)"
         )
         assert wide == []
@@ -145,12 +148,56 @@ def test_charts_and_text_show_the_reader_s_own_time(browser: Any, agent: FakeAge
     context = browser.new_context(viewport=DESKTOP, timezone_id=zone)
     page = context.new_page()
     page.goto(url)
-    page.wait_for_selector(".st-key-panel-ledger .xtick text", timeout=WAIT_MS)
-    ticks = page.locator(".st-key-panel-ledger .xtick text").all_text_contents()
+    tip = tooltip(page, "ledger", 0.98)
     now = page.evaluate("new Date().getHours() * 60 + new Date().getMinutes()")
     foot = re.search(r"updated (\d+):(\d+)", page.locator(".gw-foot").inner_text())
     context.close()
     assert foot is not None
     assert abs(int(foot[1]) * 60 + int(foot[2]) - now) <= 1
-    hours, minutes = ticks[-1].split()[0].split(":")[:2]
-    assert 0 <= now - (int(hours) * 60 + int(minutes)) <= 15, ticks
+    said = re.search(r" (\d+):(\d+):\d+\n", tip)
+    assert said is not None, tip
+    assert 0 <= now - (int(said[1]) * 60 + int(said[2])) <= 2, tip
+
+
+def test_chart_says_the_values_under_the_pointer_and_a_click_looks_closer(
+    page: Any, agent: FakeAgent, url: str
+) -> None:
+    agent.runs = [a_run(age_s=3000.0)]
+    page.goto(f"{url}/?window=1+h")
+    tip = tooltip(page, "ledger", 0.5)
+    shares = dict(zip(re.findall(r"\n([a-z][a-z -]+)\n", tip), re.findall(r"\n([\d.]+)%", tip), strict=True))
+    assert sum(float(share) for share in shares.values()) == pytest.approx(100, abs=1.5), tip
+    assert float(shares["waiting for data"]) == pytest.approx(100 * INPUT_SHARE, abs=11), tip  # it swings by ten
+    begin = time.time()
+    x, y = middle_of(page, "ledger", 0.5)
+    page.mouse.click(x, y)
+    page.wait_for_url("**from=*to=*", timeout=WAIT_MS)
+    chosen = parse_qs(urlsplit(page.url).query)
+    start_s, end_s = float(chosen["from"][0]), float(chosen["to"][0])
+    assert end_s - start_s == pytest.approx(3000 / 8, rel=0.02)
+    assert (start_s + end_s) / 2 == pytest.approx(begin - 1500, abs=60)
+    page.get_by_role("button", name="Back to now").click()
+    page.wait_for_url(lambda address: "from=" not in address, timeout=WAIT_MS)
+
+
+def middle_of(page: Any, panel: str, part: float) -> tuple[float, float]:
+    """Return a place in a chart; `part` of its width from the left."""
+    page.wait_for_selector(f".st-key-panel-{panel} canvas", timeout=WAIT_MS)
+    box = page.locator(f".st-key-panel-{panel} canvas").first.bounding_box()
+    left, right = box["x"] + 64, box["x"] + box["width"] - 12
+    return left + part * (right - left), box["y"] + box["height"] / 2
+
+
+def tooltip(page: Any, panel: str, part: float) -> str:
+    """Return what a chart says with the pointer at this place; asked again where a refresh came between."""
+    x, y = middle_of(page, panel, part)
+    for attempt in range(20):
+        page.mouse.move(x + attempt % 2, y)
+        page.wait_for_timeout(150)
+        said = page.evaluate(
+            f"[...document.querySelectorAll('.st-key-panel-{panel} [data-testid=stEChartsChart] > div')]"
+            ".map(e => e.innerText).find(text => text.includes(':')) || ''"
+        )
+        if said:
+            return str(said)
+    raise AssertionError(f"{panel}: the chart says nothing under the pointer")

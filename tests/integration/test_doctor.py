@@ -167,7 +167,7 @@ def test_prometheus_that_scrapes_an_agent_and_one_that_does_not(tmp_path: Path) 
 
 
 def test_with_the_base_installation_missing_extras_are_findings() -> None:
-    missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "psutil", "streamlit", "torch", "plotly", "yaml"]
+    missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "psutil", "streamlit", "torch", "yaml"]
     gone = [*missing, "nvidia_ml_py"]
     code = BARE.format(missing=missing, distributions=gone, port=free_port())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=ENVIRONMENT)
@@ -175,7 +175,7 @@ def test_with_the_base_installation_missing_extras_are_findings() -> None:
     assert found["hook"]["status"] == "ok"
     assert found["agent extra"]["status"] == "warning" and "uvicorn" in found["agent extra"]["found"]
     assert "pip install --upgrade 'gpuwatch-training[agent]'" in found["agent extra"]["remedy"]
-    assert found["dashboard extra"]["found"] == "missing: plotly, streamlit"
+    assert found["dashboard extra"]["found"] == "missing: streamlit"
     assert [found[name]["status"] for name in ("torch", "pynvml", "history")] == ["skipped"] * 3
     assert "Traceback" not in done.stderr
 

@@ -7,7 +7,19 @@ from gpuwatch_dashboards.query import Query
 
 NO_GPU = "No GPU on this node."
 
+_GPU_SECONDS = "gpuwatch_gpu_seconds_total"
+
 GPU_PANELS: tuple[Panel, ...] = (
+    Panel(
+        key="gpu_ledger",
+        title="Where the GPUs' time goes",
+        question="Do they compute, wait for data, or are they held without work?",
+        unit="ratio",
+        curves=(Curve(Query(_GPU_SECONDS, by=("state",), over=Query(_GPU_SECONDS)), "{state}"),),
+        stacked=True,
+        maximum=1.0,
+        empty=NO_GPU,
+    ),
     Panel(
         key="gpu_utilization",
         title="GPU utilisation",

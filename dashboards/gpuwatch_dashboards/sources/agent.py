@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import httpx
 
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.model import Collector, Gpu, Node, Run, Scope, Span, Trace
-from gpuwatch_dashboards.query import Query, evaluate
-from gpuwatch_dashboards.sources.http import JsonApi
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.model import (
+    Collector,
+    Finding,
+    Gpu,
+    Growth,
+    Node,
+    PastFinding,
+    Run,
+    Scope,
+    Span,
+    Steps,
+    Trace,
+)
+from gpuwatch_dashboards.query import Query, evaluate, grown
+from gpuwatch_dashboards.sources.http import JsonApi, Params
 
 REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
 
@@ -26,6 +40,11 @@ class _Series:
 
 
 @dataclass(frozen=True)
+class _Many:
+    answers: list[_Series]
+
+
+@dataclass(frozen=True)
 class _History:
     failures: int = 0
 
@@ -36,6 +55,25 @@ class _Status:
     collectors: tuple[Collector, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
     history: _History = _History()
+
+
+@dataclass(frozen=True)
+class _Found(Finding):
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class _Findings:
+    findings: tuple[_Found, ...]
+
+
+@dataclass(frozen=True)
+class _Past:
+    findings: list[PastFinding]
+
+
+EDGE_S = 5.0
+"""Each edge of a stretch is looked for within so many seconds: the agent samples every second."""
 
 
 class AgentSource:
@@ -50,27 +88,108 @@ class AgentSource:
 
     def node(self, run: Run | None) -> Node:
         status = self._api.get("/api/v1/status", _Status)
-        return Node(status.host, status.collectors, status.gpus, status.history.failures)
+        found: tuple[Finding, ...] = ()
+        if status.gpus:
+            said = self._api.get("/api/v1/findings", _Findings).findings
+            found = tuple(finding for finding in said if finding.run is None)
+        return Node(status.host, status.collectors, status.gpus, status.history.failures, found)
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         """Fetch each metric once, whatever number of queries read it."""
-        metrics = dict.fromkeys(metric for query in queries for metric in query.metrics)
-        raw = {metric: self._samples(metric, scope, span) for metric in metrics}
-        return [evaluate(query, raw) for query in queries]
+        asked = dict.fromkeys(part for query in queries for part in _parts(query, scope))
+        raw = dict(zip(asked, self._many([_params(ask, scope, span) for ask in asked]), strict=True))
+        return [evaluate(query, {ask.metric: raw[ask] for ask in _parts(query, scope)}) for query in queries]
+
+    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
+        """Ask for the two edges of the span only; where the agent was away at its begin, for some points between."""
+        ask = _Ask(query.metric, _kept(query))
+        if span.end_s - span.start_s > 3 * EDGE_S:
+            begin = Span(span.start_s, span.start_s + EDGE_S, int(EDGE_S))
+            end = Span(span.end_s - EDGE_S, span.end_s, int(EDGE_S))
+            before, after = self._many([_params(ask, scope, edge) for edge in (begin, end)])
+            if before:
+                return grown(query, [_first(before), after])
+        return grown(query, self._many([_params(ask, scope, span)]))
+
+    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
+        params: Params = {"rank": run.rank, "points": points}
+        params |= {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
+        try:
+            return self._api.get(f"/api/v1/runs/{run.run}/steps", Steps, params)
+        except SourceError as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                return Steps()
+            raise
+
+    def past_findings(self, run: Run) -> list[PastFinding]:
+        past = self._api.get(f"/api/v1/runs/{run.run}/findings", _Past)
+        return [finding for finding in past.findings if finding.rank == run.rank]
 
     def close(self) -> None:
         self._api.close()
 
-    def _samples(self, metric: str, scope: Scope, span: Span) -> list[Trace]:
-        params: dict[str, str | int | float] = {
-            "metric": metric,
-            "start": span.start_s,
-            "end": span.end_s,
-            "points": span.points,
-        }
-        labels = BY_NAME[metric].labels
-        if scope.run is not None and "run" in labels:
-            params["run"] = scope.run
-        if scope.rank is not None and "rank" in labels:
-            params["rank"] = scope.rank
-        return self._api.get("/api/v1/series", _Series, params).series
+    def _many(self, queries: Sequence[Params]) -> list[list[Trace]]:
+        """Return the series of each query. One request for all: a request costs as much as decoding ten answers."""
+        if not queries:
+            return []
+        asked: Params = {"q": [urlencode(query) for query in queries]}
+        return [answer.series for answer in self._api.get("/api/v1/series/many", _Many, asked).answers]
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What is asked of the agent for one metric of a query."""
+
+    metric: str
+    by: tuple[str, ...] | None = None
+    """Labels that are kept; None: all of them."""
+    extremes: bool = False
+
+
+def _params(ask: _Ask, scope: Scope, span: Span) -> Params:
+    """Return one query of /api/v1/series."""
+    params: Params = {"metric": ask.metric, "start": span.start_s, "end": span.end_s, "points": span.points}
+    labels = BY_NAME[ask.metric].labels
+    named = {"run": scope.run, "rank": scope.rank, "gpu": scope.gpu}
+    params |= {label: value for label, value in named.items() if label in labels and value is not None}
+    if ask.by is not None:
+        params["by"] = ",".join(ask.by)
+    if ask.extremes:
+        params["pick"] = "extremes"
+    return params
+
+
+def _parts(query: Query, scope: Scope) -> list[_Ask]:
+    """Return what a query needs: as few labels as it reads, and of a gauge that is drawn as it is its extremes.
+
+    Extremes of two series lie at different times, so that nothing can be summed or divided by them.
+    """
+    kept = _kept(query)
+    if query.over is None:
+        fixed = {"run", "rank"} if scope.run is not None else set()
+        alone = not query.is_rate and set(BY_NAME[query.metric].labels) - fixed <= set(query.by)
+        return [_Ask(query.metric, None if alone else kept, alone)]
+    asks = [_Ask(query.metric, kept)]
+    return asks + ([] if query.over.metric == query.metric else _parts(query.over, Scope()))
+
+
+def _kept(query: Query) -> tuple[str, ...]:
+    """Return the labels of a query's metric that it groups or filters by."""
+    labels = BY_NAME[query.metric].labels
+    return tuple(label for label in labels if any(label in part.by or _names(part, label) for part in _chain(query)))
+
+
+def _chain(query: Query) -> list[Query]:
+    """Return the parts of a query that read the same metric."""
+    own = [query]
+    if query.over is not None and query.over.metric == query.metric:
+        own += _chain(query.over)
+    return own
+
+
+def _names(query: Query, label: str) -> bool:
+    return any(match.label == label for match in query.where)
+
+
+def _first(series: Sequence[Trace]) -> list[Trace]:
+    return [Trace(trace.labels, trace.points[:1]) for trace in series]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 import httpx
@@ -13,6 +12,7 @@ from gpuwatch_dashboards.errors import SourceError
 TIMEOUT_S = 3.0
 """A page is redrawn every 2 s: who takes longer than this is as good as away."""
 
+Params = dict[str, str | int | float | list[str]]
 Answer = TypeVar("Answer")
 
 
@@ -26,17 +26,20 @@ class JsonApi:
         # trust_env=False: a proxy set for the internet must not be asked for a node's own agent
         self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, transport=transport, trust_env=False)
 
-    def get(self, path: str, answer: type[Answer], params: Mapping[str, str | int | float] | None = None) -> Answer:
+    def get(self, path: str, answer: type[Answer], params: Params | None = None) -> Answer:
         """Return the answer, decoded and checked. Raises SourceError."""
         try:
-            response = self._client.get(path, params=dict(params or {}))
+            response = self._client.get(path, params=params)
         except httpx.TimeoutException as error:
             raise SourceError(f"{self.where} did not answer within {TIMEOUT_S:g} s", self.url, self._remedy) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SourceError(f"{self.where} does not answer", self.url, self._remedy) from error
         if response.status_code != httpx.codes.OK:
             raise SourceError(
-                f"{self.where} answered {path} with status {response.status_code}", self.url, _reason(response)
+                f"{self.where} answered {path} with status {response.status_code}",
+                self.url,
+                _reason(response),
+                response.status_code,
             )
         try:
             return msgspec.json.decode(response.content, type=answer)

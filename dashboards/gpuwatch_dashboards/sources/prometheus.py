@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import httpx
 
-from gpuwatch import diagnosis
-from gpuwatch.verdict import give_verdict
-from gpuwatch.window import StepColumns, Window
-from gpuwatch_dashboards.model import Finding, Gpu, Node, Recent, Run, Scope, Span, Status, Trace, Verdict
-from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render, selector
-from gpuwatch_dashboards.query import Match, Query, with_gaps
-from gpuwatch_dashboards.sources.http import JsonApi
+from gpuwatch_dashboards.line import Line
+from gpuwatch_dashboards.model import (
+    Finding,
+    Growth,
+    Node,
+    PastFinding,
+    Recent,
+    Run,
+    Scope,
+    Span,
+    Status,
+    Steps,
+    Trace,
+)
+from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.http import JsonApi, Params
+from gpuwatch_dashboards.sources.prometheus_answer import Answer, Result, value_of
+from gpuwatch_dashboards.sources.prometheus_gpus import scraped_gpus
+from gpuwatch_dashboards.sources.prometheus_verdict import finding_of, verdict_of
 
 REMEDY = "check the URL given with --prometheus and that Prometheus is running"
 LOOKBACK = "6h"
@@ -24,23 +38,6 @@ SCRAPES_PER_WINDOW = 4
 
 RunKey = tuple[str, str]
 """(run, rank)"""
-
-
-@dataclass(frozen=True)
-class _Result:
-    metric: dict[str, str]
-    value: tuple[float, str] | None = None
-    values: tuple[tuple[float, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class _Data:
-    result: list[_Result]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    data: _Data
 
 
 class PrometheusSource:
@@ -57,6 +54,7 @@ class PrometheusSource:
         self._window_s = SCRAPES_PER_WINDOW * scrape_interval_s
         self._scrape_interval_s = scrape_interval_s
         self._now = now
+        self._agents: dict[str, AgentSource] = {}
         self.label = f"Prometheus at {self._api.url}"
 
     def runs(self) -> list[Run]:
@@ -108,7 +106,7 @@ class PrometheusSource:
                 steps=int(steps.get(key, 0)),
                 states=whole,
                 recent=recent,
-                verdict=_verdict(
+                verdict=verdict_of(
                     recent,
                     whole,
                     phases.get(key, {}),
@@ -125,109 +123,99 @@ class PrometheusSource:
         """Return the run's node; without a run, what is known is only Prometheus's own name."""
         if run is None or run.instance is None:
             return Node(host=self.label)
-        where = selector(Match(INSTANCE, "=", run.instance))
-        seen = self._instant(f"gpuwatch_gpus_seen{{{where}}}")
-        utilization = self._instant(f"gpuwatch_gpu_utilization_ratio{{{where}}}")
-        gpus = tuple(
-            Gpu(r.metric.get("gpu", ""), r.metric.get("UUID", ""), utilization_ratio=_value(r)) for r in utilization
-        )
-        none_there = bool(seen) and _value(seen[0]) == 0
-        return Node(host=run.instance, gpus=gpus if gpus or none_there else None)
+        return Node(host=run.instance, gpus=scraped_gpus(self._instant, run.instance, f"{self._window_s:g}s"))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / max(1, span.points - 1))
         window = f"{max(self._window_s, step_s):.0f}s"
         return [self._range(query, render(query, scope, window), span, step_s) for query in queries]
 
+    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
+        """Return Prometheus's own estimate: it extrapolates to the edges of the span."""
+        counted = replace(query, over=None)
+        expr = render(counted, scope, f"{max(1.0, span.end_s - span.start_s):.0f}s", "increase")
+        answer = self._api.get("/api/v1/query", Answer, {"query": expr, "time": span.end_s})
+        return [Growth({label: r.metric.get(label, "") for label in query.by}, value_of(r)) for r in answer.data.result]
+
+    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
+        """Ask the agent of the run's node: Prometheus keeps no steps."""
+        return self._agent_of(run).steps(run, points, start_s, end_s)
+
+    def past_findings(self, run: Run) -> list[PastFinding]:
+        return self._agent_of(run).past_findings(run)
+
     def close(self) -> None:
         self._api.close()
+        for agent in self._agents.values():
+            agent.close()
 
-    def _instant(self, expr: str) -> list[_Result]:
-        return self._api.get("/api/v1/query", _Answer, {"query": expr, "time": self._now()}).data.result
+    def _agent_of(self, run: Run) -> AgentSource:
+        where = run.instance or ""
+        if where not in self._agents:
+            self._agents[where] = AgentSource(f"http://{where}")
+        return self._agents[where]
+
+    def instant(self, expr: str, time_s: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """Return (labels, value) of each series of an expression, now or at a time."""
+        params: Params = {"query": expr, "time": self._now() if time_s is None else time_s}
+        found = self._api.get("/api/v1/query", Answer, params).data.result
+        return [(result.metric, value_of(result)) for result in found]
+
+    def range(self, expr: str, span: Span, step_s: float) -> list[Trace]:
+        """Return the lines of an expression, with all their labels."""
+        params: Params = {
+            "query": expr,
+            "start": span.start_s // step_s * step_s,
+            "end": span.end_s,
+            "step": step_s,
+        }
+        found = self._api.get("/api/v1/query_range", Answer, params).data.result
+        return [
+            Trace(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
+            for r in found
+        ]
+
+    def _instant(self, expr: str) -> list[Result]:
+        return self._api.get("/api/v1/query", Answer, {"query": expr, "time": self._now()}).data.result
 
     def _range(self, query: Query, expr: str, span: Span, step_s: float) -> list[Trace]:
         # whole multiples of the step: the same moments at every refresh, so that drawn lines do not tremble
         start_s = span.start_s // step_s * step_s
-        params: dict[str, str | int | float] = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
+        params: Params = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
         traces = []
-        for result in self._api.get("/api/v1/query_range", _Answer, params).data.result:
+        for result in self._api.get("/api/v1/query_range", Answer, params).data.result:
             points = tuple((time_s, _finite(float(text))) for time_s, text in result.values)
             labels = {label: result.metric.get(label, "") for label in query.by}
             if not of_a_run(query.metric) and INSTANCE in result.metric:
                 labels[INSTANCE] = result.metric[INSTANCE]
-            traces.append(Trace(labels, with_gaps(points)))
+            traces.append(Trace(labels, Line.of(points).points(1.5 * step_s)))
         return traces
 
     def _by_run(self, expr: str) -> dict[RunKey, float]:
-        return {_run_key(result.metric): _value(result) for result in self._instant(expr)}
+        return {_run_key(result.metric): value_of(result) for result in self._instant(expr)}
 
     def _states(self, expr: str, label: str = "state") -> dict[RunKey, dict[str, float]]:
         states: dict[RunKey, dict[str, float]] = {}
         for result in self._instant(expr):
-            if (seconds := _value(result)) > 0.0:
+            if (seconds := value_of(result)) > 0.0:
                 states.setdefault(_run_key(result.metric), {})[result.metric.get(label, "unknown")] = seconds
         return states
 
     def _findings(self) -> dict[str, tuple[Finding, ...]]:
         """Return what is active by run, the largest share first."""
         ratios = {
-            (r.metric.get("run", ""), r.metric.get("cause", "")): _value(r)
+            (r.metric.get("run", ""), r.metric.get("cause", "")): value_of(r)
             for r in self._instant("gpuwatch_finding_evidence_ratio")
         }
         findings: dict[str, list[Finding]] = {}
         for result in self._instant("gpuwatch_finding_active == 1"):
             run, cause = result.metric.get("run", ""), result.metric.get("cause", "")
-            findings.setdefault(run, []).append(replace(_finding(cause), ratio=ratios.get((run, cause))))
+            findings.setdefault(run, []).append(replace(finding_of(cause), ratio=ratios.get((run, cause))))
         return {run: tuple(sorted(found, key=lambda f: -(f.ratio or 0.0))) for run, found in findings.items()}
-
-
-def _verdict(
-    recent: Recent,
-    whole_s: Mapping[str, float],
-    phases_s: Mapping[str, float],
-    findings: Sequence[Finding],
-    info: Mapping[str, str],
-    since_step_s: float | None,
-) -> Verdict | None:
-    """Return what the agent would say, from what it exported: the last minute decides, of a run that is over the whole.
-
-    Of the steps only that there are any is known; their mean stands for them.
-    """
-    states_s = recent.states or whole_s
-    if not states_s:
-        return None
-    mean_step = StepColumns(
-        (phases_s.get("data_wait", 0.0),), (phases_s.get("transfer", 0.0),), (phases_s.get("compute", 0.0),), (False,)
-    )
-    stalled = any(finding.cause == "stalled" for finding in findings)
-    window = Window(
-        duration_s=sum(states_s.values()),
-        states_s=states_s,
-        timeline=info.get("timeline", "host"),
-        device=info.get("device", "cpu"),
-        steps=mean_step if phases_s or not recent.states else StepColumns(),
-        stalled_s=since_step_s if stalled else None,
-    )
-    known = [diagnosis.Finding(f.cause, f.severity, f.title, f.ratio or 0.0, (), f.advice) for f in findings]
-    verdict = give_verdict(window, known)
-    return Verdict(verdict.state, verdict.sentence, verdict.ratio)
-
-
-def _finding(cause: str) -> Finding:
-    return Finding(
-        cause=cause,
-        severity="info" if cause.endswith("saturated") else "warning",
-        title=cause.replace("_", " "),
-        advice="Prometheus has the share only: evidence and advice are on the node's own page (`gpuwatch dashboard`).",
-    )
 
 
 def _run_key(labels: Mapping[str, str]) -> RunKey:
     return labels.get("run", ""), labels.get("rank", "")
-
-
-def _value(result: _Result) -> float:
-    return float(result.value[1]) if result.value else float("nan")
 
 
 def _finite(value: float | None) -> float | None:

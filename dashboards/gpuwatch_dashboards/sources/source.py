@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuwatch_dashboards.model import Node, Run, Scope, Span, Trace
+from gpuwatch_dashboards.model import Growth, Node, PastFinding, Run, Scope, Span, Steps, Trace
 from gpuwatch_dashboards.query import Query
 
 
@@ -23,3 +23,12 @@ class Source(Protocol):
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         """Return the lines of each query, in the queries' order; none where nothing was measured."""
+
+    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
+        """Return by how much a counter grew over the span, by the query's labels (`over` is left out of account)."""
+
+    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
+        """Return the steps of a run's rank that began in a stretch of time; none where none are kept."""
+
+    def past_findings(self, run: Run) -> list[PastFinding]:
+        """Return what is and was found of a run's rank, oldest first; of a source without a memory for it: nothing."""

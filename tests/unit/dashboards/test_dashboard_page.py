@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.charts import drawn_lines, figure, legend_values
+from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Collector, Evidence, Finding, Node, Recent, Run, Span, Trace, Verdict
+from gpuwatch_dashboards.option import PICKS, line_option, picked
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.selection import find, key_of, select, span_of
 from gpuwatch_dashboards.units import display
@@ -100,24 +101,40 @@ def test_states_that_are_not_present_are_left_out_and_the_useful_one_lies_at_the
     ]
 
 
-def test_stack_is_interrupted_at_a_gap() -> None:
-    lines = drawn_lines(BY_KEY["ledger"], ledger(("compute", (1.0, 1.0, None, 1.0, 1.0))))
-    drawn = figure(BY_KEY["ledger"], lines, SPAN, 300)["data"]
-    assert [trace["y"].tolist() for trace in drawn] == [[100.0, 100.0], [100.0, 100.0]]
-    assert len({trace["stackgroup"] for trace in drawn}) == 2
+def test_stack_is_interrupted_at_a_gap_and_its_lines_share_their_times() -> None:
+    lines = drawn_lines(BY_KEY["ledger"], ledger(("compute", (1.0, 1.0, None, 1.0)), ("eval", (0.5,))))
+    drawn = line_option(BY_KEY["ledger"], lines, SPAN)
+    assert drawn["dataset"]["source"] == {
+        "t0": [1_000_000, 1_001_000, 1_002_000, 1_003_000],
+        "v0": [100.0, 100.0, None, 100.0],
+        "v1": [50.0, None, None, None],
+    }
+    assert [series["stack"] for series in drawn["series"]] == ["all", "all"]
 
 
-def test_figure_is_scaled_and_its_times_are_unix_ms() -> None:
+def test_chart_is_scaled_and_its_times_are_unix_ms() -> None:
     panel = BY_KEY["shm"]
     traces = [
         [Trace({"mount": "host"}, ((1000.0, 32.0 * 2**20),))],
         [Trace({"mount": "host"}, ((1000.0, 64.0 * 2**20),))],
     ]
-    drawn = figure(panel, drawn_lines(panel, traces), SPAN, 150)
-    assert [trace["y"].tolist() for trace in drawn["data"]] == [[32.0], [64.0]]
-    assert [trace["name"] for trace in drawn["data"]] == ["used (host)", "size (host)"]
-    assert drawn["data"][0]["x"].tolist() == [1_000_000]
-    assert drawn["layout"]["yaxis"]["ticksuffix"] == " MiB"
+    lines = drawn_lines(panel, traces)
+    drawn = line_option(panel, lines, SPAN)
+    assert drawn["dataset"]["source"] == {"t0": [1_000_000], "v0": [32.0], "v1": [64.0]}
+    assert [series["name"] for series in drawn["series"]] == ["used (host)", "size (host)"]
+    assert [series["encode"] for series in drawn["series"]] == [{"x": "t0", "y": "v0"}, {"x": "t0", "y": "v1"}]
+    assert drawn["yAxis"]["axisLabel"]["formatter"] == "{value} MiB"
+    assert drawn["tooltip"]["valueFormatter"] == "%.3g MiB"
+    assert (drawn["xAxis"][0]["min"], drawn["xAxis"][0]["max"]) == (1_000_000, 1_100_000)
+    assert spoken(panel, lines) == "/dev/shm: used (host) 32.0 MiB, size (host) 64.0 MiB"
+
+
+def test_click_finds_its_moment() -> None:
+    lines = drawn_lines(BY_KEY["ledger"], ledger(("compute", (1.0, 1.0))))
+    drawn = line_option(BY_KEY["ledger"], lines, SPAN, pick=True)
+    assert len(drawn["series"][-1]["data"]) == PICKS
+    assert picked(0, 1000.0, 1000.0 + PICKS) == 1000.5
+    assert picked(PICKS - 1, 1000.0, 1000.0 + PICKS) == 1000.0 + PICKS - 0.5
 
 
 def test_many_lines_have_a_legend_that_sums_them_up() -> None:

@@ -18,7 +18,7 @@ from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel
 from gpuwatch_dashboards.panels.panel import unit_of
 from gpuwatch_dashboards.promql import of_a_run, render
 from gpuwatch_dashboards.query import Match, Query
-from gpuwatch_dashboards.views import live
+from gpuwatch_dashboards.views import live_content
 
 JSON_FILES = sorted((Path(__file__).parents[3] / "dashboards" / "grafana").glob("*.json"))
 
@@ -43,8 +43,8 @@ def test_panel_asks_for_what_the_catalogue_has(panel: Panel) -> None:
 
 def test_keys_are_unique_and_the_page_uses_known_ones() -> None:
     assert len(BY_KEY) == len(PANELS)
-    keys = {live.TOP_PANEL, *(key for row in live.ROWS for key in row), *live.WITHOUT_GPU, *live.WITHOUT_GPU.values()}
-    assert keys <= set(BY_KEY)
+    rows = (live_content.RUN_ROW, live_content.GPU_ROW, live_content.NODE_ROW)
+    assert {live_content.TOP_PANEL, *(key for row in rows for key in row)} <= set(BY_KEY)
 
 
 def test_every_state_and_phase_has_a_look_of_its_own() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch_dashboards.line import Line
 from gpuwatch_dashboards.model import Points, Trace
-from gpuwatch_dashboards.query import Match, Query, evaluate, rates, with_gaps
+from gpuwatch_dashboards.query import Match, Query, evaluate, grown
 
 LEDGER = "gpuwatch_run_seconds_total"
 
@@ -16,6 +17,14 @@ def series(values: list[float | None], start_s: float = 100.0, spacing_s: float 
 
 def values(trace: Trace) -> list[float | None]:
     return [value for _, value in trace.points]
+
+
+def rates(points: Points) -> Points:
+    return Line.of(points).rates().points()
+
+
+def with_gaps(points: Points) -> Points:
+    return Line.of(points).points()
 
 
 def test_rate_is_the_difference_over_the_interval_at_its_end() -> None:
@@ -39,6 +48,13 @@ def test_gap_interrupts_the_line() -> None:
         (7.0, None),
         (12.0, 1.0),
     )
+
+
+def test_growth_of_a_counter_over_resets_and_of_one_that_begins_later() -> None:
+    before = [series([10.0], state="compute")]
+    after = [series([14.0, 1.0, 3.0], state="compute"), series([2.0], state="eval")]
+    found = {g.labels["state"]: g.value for g in grown(Query(LEDGER, by=("state",)), [before, after])}
+    assert found == {"compute": 4.0 + 1.0 + 2.0, "eval": 2.0}
 
 
 def test_share_of_each_state() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -72,11 +73,14 @@ def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count(
     asked: list[dict[str, str]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
-        asked.append(dict(request.url.params))
-        labels = {"mode": "user"} if "cpu" in request.url.params["metric"] else {"state": "compute"}
+        assert request.url.path == "/api/v1/series/many"
         points = [[NOW - 2, 0.0], [NOW - 1, 0.5], [NOW, 1.0]]
-        return httpx.Response(200, json={"metric": "m", "kind": "counter", "unit": "seconds",
-                                         "series": [{"labels": labels, "points": points}]})  # fmt: skip
+        answers = []
+        for text in request.url.params.get_list("q"):
+            asked.append(dict(parse_qsl(text, keep_blank_values=True)))
+            labels = {"mode": "user"} if "cpu" in asked[-1]["metric"] else {"state": "compute"}
+            answers.append({"metric": "m", "series": [{"labels": labels, "points": points}]})
+        return httpx.Response(200, json={"answers": answers})
 
     queries = [curve.query for key in ("ledger", "cpu") for curve in BY_KEY[key].curves]
     traces = agent(handler).evaluate(queries, Scope("r", "0"), Span(NOW - 60, NOW, 30))

@@ -1,0 +1,181 @@
+"""A panel's lines as an ECharts option (https://echarts.apache.org/en/option.html), which `st.echarts_chart` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log10
+from typing import Any
+
+from gpuwatch_dashboards.charts import DrawnLine
+from gpuwatch_dashboards.marks import Mark, lines_and_bands
+from gpuwatch_dashboards.model import Span
+from gpuwatch_dashboards.palette import SEQUENCE
+from gpuwatch_dashboards.panels import Panel
+from gpuwatch_dashboards.units import Scale, scale_for
+
+Option = dict[str, Any]
+"""Plain data, as JSON has it."""
+
+DIGITS = 5
+"""Of a chart's top: more cannot be seen."""
+LEAST_TOP_RATIO = 0.1
+"""An axis of a share never ends below this: a tenth of a per cent must not look like a mountain."""
+GRID = {"left": 64, "right": 12, "top": 8, "bottom": 22, "outerBoundsMode": "none"}
+"""The same for all, so that charts below each other have their moments below each other."""
+PICKS = 60
+"""A click on a chart finds the nearest of so many moments."""
+_DASHES = {"solid": "solid", "dot": [2, 3], "dash": [8, 4], "dashdot": [10, 3, 2, 3], "longdash": [14, 5]}
+_DECALS: dict[str, Option] = {
+    "/": {"dashArrayX": [1, 0], "dashArrayY": [4, 3], "rotation": 0.785},
+    ".": {"dashArrayX": [1, 0], "dashArrayY": [4, 3], "rotation": 0.785},
+    "x": {"dashArrayX": [1, 0], "dashArrayY": [4, 3], "rotation": -0.785},
+}
+"""Hatching by a look's pattern."""
+
+
+def line_option(
+    panel: Panel, lines: Sequence[DrawnLine], span: Span, marks: Sequence[Mark] = (), pick: bool = False
+) -> Option:
+    """Return the chart over a stretch of time; with `pick` a click on it selects one of `PICKS` moments (see `picked`).
+
+    Times are Unix ms, which ECharts shows in the reader's own time zone. Lines with the same times share them.
+    """
+    times_s, values = _on_common_times(lines, panel.stacked)
+    peak = _peak(panel, values)
+    top = _top(panel, peak) or 1.0
+    scale = scale_for(panel.unit, peak)
+    digits = max(0, DIGITS - ceil(log10(top * scale.factor)))
+    columns: dict[str, Sequence[float | None]] = {}
+    series = []
+    for number, (line, times, of_line) in enumerate(zip(lines, times_s, values, strict=True)):
+        clock = f"t{next(n for n in range(number + 1) if times_s[n] is times)}"
+        columns.setdefault(clock, [round(1e3 * time_s) for time_s in times])
+        columns[f"v{number}"] = [None if v is None else round(v * scale.factor, digits) for v in of_line]
+        series.append(_series(panel, line, number, clock, alone=len(lines) == 1))
+    if series:
+        series[0] |= lines_and_bands(marks, span.start_s, span.end_s)
+        if panel.thresholds:
+            series[-1]["markLine"] = _limits([threshold.value * scale.factor for threshold in panel.thresholds])
+    return {
+        "animation": False,
+        "grid": GRID,
+        "tooltip": tooltip(scale),
+        "xAxis": [time_axis(span), *([_pick_axis()] if pick else [])],
+        "yAxis": value_axis(scale, top, whole=panel.unit == "ratio" and panel.maximum == 1.0),
+        "dataset": {"source": columns},
+        "series": [*series, *([_pickable(top * scale.factor)] if pick else [])],
+    }
+
+
+def picked(number: int, start_s: float, end_s: float) -> float:
+    """Return the moment of a click's bar."""
+    return start_s + (number + 0.5) / PICKS * (end_s - start_s)
+
+
+def tooltip(scale: Scale) -> Option:
+    """Return what is said of the moment under the pointer: each line's value with its unit."""
+    suffix = scale.suffix.replace("%", "%%")
+    return {"trigger": "axis", "confine": True, "valueFormatter": f"%.3g{suffix}", "transitionDuration": 0}
+
+
+def time_axis(span: Span) -> Option:
+    return {
+        "type": "time",
+        "min": 1e3 * span.start_s,
+        "max": 1e3 * span.end_s,
+        "splitNumber": 4,
+        "splitLine": {"show": False},
+        "axisTick": {"show": True},
+        "axisLabel": {"alignMinLabel": "left", "alignMaxLabel": "right"},
+    }
+
+
+def value_axis(scale: Scale, top: float, whole: bool = False) -> Option:
+    """Return an axis from 0 to `top` (in the base unit); of a `whole` the ticks are quarters."""
+    axis: Option = {
+        "type": "value",
+        "min": 0,
+        "max": round(top * scale.factor, 6),
+        "splitNumber": 3,
+        "axisLabel": {"formatter": f"{{value}}{scale.suffix}", "showMaxLabel": whole},
+    }
+    return axis | ({"interval": 25} if whole else {})
+
+
+def decal(pattern: str) -> Option:
+    """Return the item style that hatches an area; nothing for a look without a pattern."""
+    if not pattern:
+        return {}
+    return {"decal": {"symbol": "rect", "symbolSize": 1, "color": "rgba(255,255,255,0.45)", **_DECALS[pattern]}}
+
+
+def _series(panel: Panel, line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
+    one: Option = {
+        "type": "line",
+        "name": line.name,
+        "encode": {"x": clock, "y": f"v{number}"},
+        "symbol": "none",
+        "color": line.colour,
+        "emphasis": {"disabled": True},
+        "lineStyle": {"width": 0 if panel.stacked else 1.8, "type": _DASHES[line.dash]},
+    }
+    if panel.stacked:
+        return one | {"stack": "all", "areaStyle": {"opacity": 1}, "itemStyle": decal(line.pattern)}
+    return one | ({"areaStyle": {"opacity": 0.12}} if alone else {})
+
+
+def _limits(values: Sequence[float]) -> Option:
+    return {
+        "symbol": "none",
+        "silent": True,
+        "label": {"show": False},
+        "lineStyle": {"type": "dotted", "width": 1.5, "color": SEQUENCE[5]},
+        "data": [{"yAxis": value} for value in values],
+    }
+
+
+def _pick_axis() -> Option:
+    return {"type": "category", "show": False, "data": list(range(PICKS)), "axisPointer": {"show": False}}
+
+
+def _pickable(top: float) -> Option:
+    """Return unseen bars that fill the chart: ECharts tells which data was clicked, not which place of an axis."""
+    unseen = {"itemStyle": {"color": "transparent", "borderWidth": 0}}
+    return {
+        "type": "bar",
+        "xAxisIndex": 1,
+        "barWidth": "100%",
+        "data": [top] * PICKS,
+        "selectedMode": "single",
+        "select": unseen,
+        "emphasis": {"itemStyle": {"color": "rgba(128,128,128,0.18)"}},
+        "tooltip": {"show": False},
+        "z": 10,
+        **unseen,
+    }
+
+
+def _on_common_times(lines: Sequence[DrawnLine], stacked: bool) -> tuple[list[list[float]], list[list[float | None]]]:
+    """Return each line's times and values. Lines of a stack get the times of all of them; equal times are one list."""
+    each = [[time_s for time_s, _ in line.points] for line in lines]
+    if stacked and any(times != each[0] for times in each[1:]):
+        merged = sorted({time_s for times in each for time_s in times})
+        known = [dict(line.points) for line in lines]
+        return [merged] * len(lines), [[values.get(time_s) for time_s in merged] for values in known]
+    shared = [next(times for times in each if times == own) for own in each]
+    return shared, [[value for _, value in line.points] for line in lines]
+
+
+def _peak(panel: Panel, values: Sequence[Sequence[float | None]]) -> float:
+    """Return the highest value drawn: of a stack, its whole height."""
+    if panel.stacked:
+        return max((sum(value or 0.0 for value in column) for column in zip(*values, strict=True)), default=0.0)
+    return max((value for of_line in values for value in of_line if value is not None), default=0.0)
+
+
+def _top(panel: Panel, peak: float) -> float:
+    if panel.maximum is not None:
+        return panel.maximum
+    if panel.unit == "ratio":
+        return max(peak * 1.15, LEAST_TOP_RATIO)
+    return peak * 1.15 or 1.0

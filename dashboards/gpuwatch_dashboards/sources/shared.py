@@ -1,0 +1,49 @@
+"""A source whose answers are shared by all who ask the same within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuwatch_dashboards.model import Growth, Node, PastFinding, Run, Scope, Span, Steps, Trace
+from gpuwatch_dashboards.once import Once
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.sources.source import Source
+
+STEPS_HOLD_S, STEPS_HOLD_FACTOR, OVER_HOLD_S = 5.0, 10.0, 300.0
+"""A million steps take an agent a second or two: they are asked for again after ten times as long, of a run that is over
+after five minutes."""
+
+
+class SharedSource:
+    """A Source: another one, asked once a second."""
+
+    def __init__(self, source: Source, once: Once | None = None) -> None:
+        self._source = source
+        self._once = once or Once()
+        self.label = source.label
+
+    def runs(self) -> list[Run]:
+        return self._once.get("runs", self._source.runs)
+
+    def node(self, run: Run | None) -> Node:
+        where = None if run is None else (run.run, run.rank, run.instance)
+        return self._once.get(("node", where), lambda: self._source.node(run))
+
+    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
+        key = ("evaluate", tuple(queries), scope, span)
+        return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
+
+    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
+        return self._once.get(("growth", query, scope, span), lambda: self._source.growth(query, scope, span))
+
+    def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
+        over = run.status != "running"
+        return self._once.get(
+            ("steps", run.run, run.rank, run.instance, points, start_s, end_s, over),
+            lambda: self._source.steps(run, points, start_s, end_s),
+            lambda took_s: OVER_HOLD_S if over else max(STEPS_HOLD_S, STEPS_HOLD_FACTOR * took_s),
+        )
+
+    def past_findings(self, run: Run) -> list[PastFinding]:
+        key = ("past", run.run, run.rank, run.instance)
+        return self._once.get(key, lambda: self._source.past_findings(run), lambda _: STEPS_HOLD_S)

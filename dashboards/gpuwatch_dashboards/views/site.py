@@ -1,0 +1,155 @@
+"""What all pages share: where numbers come from, links between the pages that keep the selection, and errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import streamlit as st
+
+from gpuwatch_dashboards import markup
+from gpuwatch_dashboards.cards import Card
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.model import Node, Run
+from gpuwatch_dashboards.once import Once
+from gpuwatch_dashboards.option import picked
+from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
+from gpuwatch_dashboards.sources import PrometheusSource, Source
+
+REFRESH_S = 2.0
+CLOSER, CLOSEST_S = 8.0, 0.5
+"""A click shows an eighth of the time that was shown, and no less than half a second."""
+_WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
+LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
+    "live": ("run", "rank", "window", "gpu", "from", "to"),
+    "run": ("run", "rank", "from", "to"),
+    "compare": (),
+    "fleet": (),
+}
+"""By page: which part of the selection a link to it carries."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Shared by all viewers, but for `pages`, which Streamlit wants made for each."""
+
+    source: Source
+    prometheus: PrometheusSource | None
+    once: Once
+    pages: Mapping[str, Any]
+
+
+def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = REFRESH_S) -> None:
+    """Draw a page's body now and then every `every_s`, with a clear message while its source is away."""
+
+    def attempt() -> None:
+        try:
+            body(site)
+        except SourceError as error:
+            top_bar(site, chosen(st.query_params))
+            st.html(markup.away(error))
+
+    st.fragment(attempt, run_every=every_s)()
+
+
+def top_bar(site: Site, selection: Chosen) -> None:
+    """Draw the brand and the links to the other pages; they carry what is selected."""
+    params = selection.params()
+    with st.container(key="top", horizontal=True, vertical_alignment="center"):
+        st.html(markup.BRAND, width="content")
+        for key, page in site.pages.items():
+            kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
+            st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
+
+
+def chosen_run(runs: Sequence[Run]) -> Run | None:
+    """Return the run that the link names, else the one on the page while it runs, else the newest running."""
+    wanted = find(runs, st.query_params.get("run"), st.query_params.get("rank"))
+    run = select(runs, wanted, st.session_state.get(_SHOWN))
+    if run is not None:
+        st.session_state[_SHOWN] = key_of(run)
+    return run
+
+
+def run_box(runs: Sequence[Run], run: Run) -> None:
+    """Draw the choice of a run, when there is one, and say so when the link names one that is not known."""
+    if len(runs) > 1:
+        by_key = {key_of(each): each for each in runs}
+        if st.session_state.get(_WANTED) != key_of(run):
+            st.session_state[_WANTED] = key_of(run)
+        st.selectbox(
+            "Run",
+            list(by_key),
+            format_func=lambda key: _choice(by_key[key]) if key in by_key else key,
+            key=_WANTED,
+            on_change=_remember_choice,
+            label_visibility="collapsed",
+            width=420,
+        )
+    asked = st.query_params.get("run")
+    if asked and asked != run.run:
+        st.caption(f"The run in this link ({asked}) is not known here; this is another one.")
+
+
+def _choice(run: Run) -> str:
+    rank = f" · rank {run.rank}" if run.world_size > 1 else ""
+    return f"{run.name or run.run}{rank} · {markup.STATUS_SIGNS[run.status]} {run.status}"
+
+
+def _remember_choice() -> None:
+    """Put the choice into the address: a link to it, and what the next refresh goes by."""
+    run, _, rank = st.session_state[_WANTED].rpartition("/")
+    st.query_params["run"] = run
+    st.query_params["rank"] = rank
+    for name in ("from", "to"):  # another run's time
+        st.query_params.pop(name, None)
+
+
+def remember(**params: str | None) -> None:
+    """Put parts of the selection into the address; None takes one out."""
+    for name, text in params.items():
+        if text is None:
+            st.query_params.pop(name, None)
+        else:
+            st.query_params[name] = text
+
+
+def draw_card(card: Card) -> None:
+    """Draw a card; where it has a stretch, a click on its chart looks closer at the moment under the pointer."""
+    with st.container(key=card.key):
+        st.html(card.head)
+        if card.option is None:
+            return
+        draw: dict[str, Any] = {"height": card.height_px, "alt": card.spoken}
+        if card.stretch is None:
+            st.echarts_chart(card.option, key=f"chart-{card.key}", **draw)
+            return
+        start_s, end_s = card.stretch
+        # a new chart after each look: nothing is selected in it yet
+        key = f"chart-{card.key}-{st.session_state.get(_LOOKS, 0)}"
+
+        def closer() -> None:
+            st.session_state[_LOOKS] = st.session_state.get(_LOOKS, 0) + 1
+            for group in st.session_state[key].selection.selected:
+                _look_closer(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
+
+        st.echarts_chart(card.option, key=key, on_select=closer, **draw)
+
+
+def _look_closer(middle_s: float, length_s: float) -> None:
+    half_s = max(CLOSEST_S, length_s / CLOSER) / 2
+    remember(**{"from": f"{middle_s - half_s:.3f}", "to": f"{middle_s + half_s:.3f}", "window": None})
+
+
+def reader_clock() -> Callable[[float], str]:
+    """Return what says a Unix time in the reader's own zone, e.g. "14:05:09"; browsers say their offset the other way round."""
+    zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
+    return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
+
+
+def foot(site: Site, node: Node, run: Run | None) -> str:
+    """Return the small print, with the time in the reader's own zone."""
+    return markup.foot(site.source.label, node, run, reader_clock()(time.time()))
