@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from gpuwatch import hook
+
+# A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
