@@ -1,0 +1,150 @@
+"""Ranks that train without training: processes with real pids, and one that speaks for all of their hooks at a fixed rate.
+
+python -m benchmarks.agent_load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, then speaks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuwatch import wire
+from gpuwatch.identity import identify
+from gpuwatch.ledger import Ledger
+from gpuwatch.procfs import start_ticks
+from gpuwatch.transport import ZmqSender
+
+EVERY_S = 0.5
+_HELLO_EVERY = 2
+_SLEEPER = ["sleep", "100000"]
+
+
+@dataclass
+class Rank:
+    """One hook: what it has done so far, and what it says next."""
+
+    rank: int
+    pid: int
+    ticks: int
+    workers: tuple[int, ...]
+    boot_id: str
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(time.monotonic_ns())
+        self.steps = 0
+        self.phases_ns = dict.fromkeys(("data_wait", "transfer", "compute"), 0)
+        self.seq = itertools.count(1)
+
+    def frames(self, count: int, hello: bool) -> Iterator[bytes]:
+        """Yield the messages of half a second in which `count` steps were done."""
+        now_ns = time.monotonic_ns()
+        yield self._steps(count, now_ns)
+        if hello:
+            yield wire.encode(self._hello(now_ns))
+
+    def _steps(self, count: int, now_ns: int) -> bytes:
+        begin_ns = self.ledger.watermark_ns
+        each_ns = (now_ns - begin_ns) // max(1, count)
+        wait_ns = each_ns * 3 // 10
+        self.ledger.book_mixture({"input_wait": 3, "compute": 7}, now_ns)
+        starts = [begin_ns + each_ns * number for number in range(count)]
+        columns = {
+            "start_ns": starts,
+            "data_wait_ns": [wait_ns] * count,
+            "transfer_ns": [0] * count,
+            "compute_ns": [each_ns - wait_ns] * count,
+            "samples": [32] * count,
+        }
+        first, self.steps = self.steps, self.steps + count
+        self.phases_ns["data_wait"] += wait_ns * count
+        self.phases_ns["compute"] += (each_ns - wait_ns) * count
+        totals = wire.Totals(
+            start_ns=self.ledger.start_ns,
+            watermark_ns=self.ledger.watermark_ns,
+            states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
+            phases_ns=dict(self.phases_ns),
+            steps=self.steps,
+            samples=32 * self.steps,
+            step_histogram=[0, 0, 0, self.steps, 0, 0, 0, 0],
+            records_dropped=0,
+            overhead_ns=0,
+        )
+        packed = {name: wire.pack(column) for name, column in columns.items()} if count else {}
+        return wire.encode(wire.Steps(self._origin(now_ns), "bench", self.rank, totals, "step", first, packed))
+
+    def _hello(self, now_ns: int) -> wire.Hello:
+        return wire.Hello(
+            origin=self._origin(now_ns),
+            run="bench",
+            name="bench",
+            job="4711",
+            rank=self.rank,
+            local_rank=self.rank,
+            world_size=8,
+            pid=self.pid,
+            process_start_ticks=self.ticks,
+            pid_namespace=0,
+            host="node",
+            timeline="host",
+            device="cuda",
+            loader=wire.Loader(num_workers=len(self.workers), batch_size=32, worker_pids=self.workers),
+            versions={"gpuwatch": "bench"},
+            tags={},
+        )
+
+    def _origin(self, now_ns: int) -> wire.Origin:
+        sender = f"bench-{self.rank}"
+        return wire.Origin(wire.PROTOCOL_VERSION, sender, next(self.seq), self.boot_id, now_ns, time.time_ns())
+
+
+@contextmanager
+def sleepers(count: int) -> Iterator[list[int]]:
+    """Start processes that do nothing; give their pids."""
+    processes = [subprocess.Popen(_SLEEPER) for _ in range(count)]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def main() -> None:
+    endpoint, ranks, rate, workers, seconds = sys.argv[1], *map(int, sys.argv[2:6])
+    boot_id = identify().boot_id
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the sleepers end with it
+    with sleepers(ranks * (1 + workers)) as pids:
+        hooks = []
+        for rank in range(ranks):
+            own, *rest = pids[rank * (1 + workers) : (rank + 1) * (1 + workers)]
+            hooks.append(Rank(rank, own, start_ticks(own), tuple(rest), boot_id))
+        print(json.dumps([hook.pid for hook in hooks]), flush=True)
+        sender = ZmqSender(endpoint)
+        begin, refused = time.monotonic(), 0
+        for turn in itertools.count(1):
+            if turn * EVERY_S > seconds:
+                break
+            time.sleep(max(0.0, begin + turn * EVERY_S - time.monotonic()))
+            for hook in hooks:
+                for frame in hook.frames(int(rate * EVERY_S), turn % _HELLO_EVERY == 1):
+                    for _ in range(200):
+                        if sender.send(frame):
+                            break
+                        time.sleep(0.002)  # the socket takes 64 at a time
+                    else:
+                        refused += 1
+        print(json.dumps({"steps": sum(hook.steps for hook in hooks), "refused": refused}), flush=True)
+        time.sleep(2)
+        sender.close()
+
+
+if __name__ == "__main__":
+    main()
