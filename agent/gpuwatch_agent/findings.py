@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from gpuwatch.diagnosis import Finding, in_order
+from gpuwatch.stacks.records import Stacks
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
@@ -23,6 +24,10 @@ class ActiveFinding:
     seen_ns: int
     """The same on the agent's monotonic clock: the wall clock may be set."""
     active: bool = False
+    looked_at: bool = False
+    """Stacks were asked for."""
+    stacks: Stacks | None = None
+    """Where the processes stood when it began, where that was looked at."""
 
 
 @dataclass
