@@ -59,6 +59,17 @@ class FindingBook:
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
 
+    def last_words(
+        self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float
+    ) -> list[ActiveFinding]:
+        """A run has ended, and this is why: active at once, until the next `end_run`; whatever was found before is over."""
+        self.end_run(run, rank)
+        for finding in findings:
+            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
+            self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
+            self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        return self.active(run, rank)
+
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
         """Forget every run but these, and but the node itself."""
         for run, rank in {key[:2] for key in self.entries} | self.causes_seen.keys():

@@ -11,6 +11,7 @@ from typing import Any
 from gpuwatch import __version__, wire
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.metrics import Sample
+from gpuwatch.rules.worker_killed import worker_killed
 from gpuwatch.verdict import give_verdict
 from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
@@ -152,6 +153,7 @@ class Sampler:
             unchanged = seen is not None and seen["last_message_s"] == run.last_message_s
             if seen is not None and unchanged and run.status == seen["status"] != RUNNING:
                 views[key] = seen  # it has ended, and stays as it was
+                self._findings.end_run(*key)
                 continue
             beside = ranks.get(run.run, ())
             window = run_window(run, self._node, self._workers, self._table, accounts, now_ns, beside, self._trends)
@@ -160,8 +162,8 @@ class Sampler:
             active = self._findings.active(*key)
             verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
             if run.status != RUNNING:
-                self._findings.end_run(*key)
-                active = []
+                why = worker_killed(window)
+                active = self._findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
             pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
             views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s), pid)
         self._views = views
