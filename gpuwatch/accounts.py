@@ -20,7 +20,7 @@ from gpuwatch.recorder import IN_STEP, TRANSFERRING, Recorder
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.timeline import PhaseRecord, StepRecord, Timeline
 from gpuwatch.window import StepColumns, Window
-from gpuwatch.wire import Loader, Totals
+from gpuwatch.wire import Loader, Totals, WorkerDeath
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
@@ -50,6 +50,8 @@ class Accounts:
         self.batch_bytes: int | None = None
         self.local_world_size = 1
         """Ranks of the run on this node."""
+        self.worker_deaths: tuple[WorkerDeath, ...] = ()
+        """Loader workers that a signal has killed, 256 at most."""
         self.failures = 0
         self.blind = False
         """The hook has stopped recording: what comes after the watermark is unknown."""
@@ -160,6 +162,7 @@ class Accounts:
             worker_waits=self.watcher.worker_waits(),
             host=self.watcher.facts(),
             local_world_size=self.local_world_size,
+            worker_deaths=self.worker_deaths,
             activity=activity(recorder),
             stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
         )

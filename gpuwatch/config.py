@@ -1,7 +1,7 @@
 """The configuration file, one for all parts: `gpuwatch agent --config FILE.toml`, `gpuwatch rules --config FILE.toml`.
 
 [agent] is how the agent is started, [thresholds] when a cause is worth naming, [alerts] when one is worth an alert, [prices]
-what a GPU-hour costs, [notify] who is told without Alertmanager. Every key is a field of the section's dataclass; a wrong one
+what a GPU-hour costs, [notify] who is told without Alertmanager, [stacks] whether stacks are looked at. Every key is a field of the section's dataclass; a wrong one
 is named. No section is required.
 """
 
@@ -68,6 +68,26 @@ class NotifySettings:
 
 
 @dataclass(frozen=True)
+class StackSettings:
+    """Whether the agent looks at stacks when a finding begins: once a finding, and a run once in `every_s`. Needs py-spy."""
+
+    automatic: bool = False
+    folder: str | None = None
+    """Where flame graphs are kept; None: `stacks` beside the history."""
+    seconds: float = 3.0
+    """For how long a look lasts."""
+    rate_hz: int = 25
+    every_s: float = 600.0
+    keep: int = 100
+    """How many flame graphs are kept."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 1), ("rate_hz", 1), ("every_s", 10), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be at least {least}")
+
+
+@dataclass(frozen=True)
 class Config:
     """All sections; those that the file lacks are at their defaults."""
 
@@ -76,6 +96,7 @@ class Config:
     alerts: AlertThresholds = field(default_factory=AlertThresholds)
     prices: Prices = field(default_factory=Prices)
     notify: NotifySettings = field(default_factory=NotifySettings)
+    stacks: StackSettings = field(default_factory=StackSettings)
 
 
 def read_config(path: Path) -> Config:
@@ -99,6 +120,7 @@ def parse_config(text: str, where: str) -> Config:
             raise ConfigError(f"{where}: {name} = … stands outside a section; write it below [{name}]")
     kinds: dict[str, Any] = {
         "agent": AgentSettings, "thresholds": Thresholds, "alerts": AlertThresholds, "prices": Prices, "notify": NotifySettings,
+        "stacks": StackSettings,
     }  # fmt: skip
     return Config(**{name: _section(kinds[name], table, f"{where}: [{name}]") for name, table in tables.items()})
 

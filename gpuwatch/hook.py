@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from gpuwatch.batches import size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, script_name
+from gpuwatch.loader_health import LoaderHealth
 from gpuwatch.loops import PartContext, PhaseContext, StepContext, WatchedIterator, WatchedLoader
 from gpuwatch.membership import Membership
 from gpuwatch.publisher import Publisher
@@ -91,6 +92,7 @@ class Watch:
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
         self._publisher = Publisher(self._recorder, membership, self._facts, endpoint, self._early_verdict)
+        self._health = LoaderHealth(self._publisher.accounts, self._quiet)
         self._data = PartContext(self, DATA_WAIT)
         self._transfer = PartContext(self, TRANSFERRING)
         if self._disabled:
@@ -182,6 +184,7 @@ class Watch:
                 self._recorder.exit_all(now)
                 self._recorder.end_step(now)
             self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
+            self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
             self._publisher.close(now)
             self._print_verdict()
         except Exception as error:
@@ -214,6 +217,7 @@ class Watch:
         if iterator._training:  # the loader of an evaluation says nothing of what feeds the training
             try:
                 self._publisher.loader = loader_facts(loader, iterator._iterator)
+                self._health.pass_begins(loader, iterator._iterator)
             except Exception as error:
                 self._failed("reading the loader's settings", error)
         return iterator
@@ -225,8 +229,12 @@ class Watch:
             if torch is not None and torch.is_grad_enabled():
                 self._trained_with_gradients = True
             self._publisher.note_batch(size_bytes(batch))
+            self._health.first_batch(batch)
         except Exception as error:
             self._failed("looking at a batch", error)
+
+    def _fetch_failed(self, error: BaseException) -> None:
+        self._tap(lambda: self._health.fetch_failed(error))
 
     def _loop_ended(self, iterator: WatchedIterator[Any]) -> None:
         """Print the verdict after the first pass; later ones wait for the end, so that nobody's log is flooded."""

@@ -217,8 +217,9 @@ class WatchedIterator(Iterator[T]):
             self._got_nothing()
             self._close()
             raise
-        except BaseException:  # the loop may go on to ask for the next batch: it stays open
+        except BaseException as error:  # the loop may go on to ask for the next batch: it stays open
             self._got_nothing()
+            self._watch._fetch_failed(error)
             raise
         end = recorder.clock()
         if (
@@ -289,7 +290,9 @@ class WatchedIterator(Iterator[T]):
             recorder.end_part(recorder.clock())
             if mine:
                 self._got_nothing()
-            if isinstance(error, StopIteration):
+            if not isinstance(error, StopIteration):
+                self._watch._fetch_failed(error)
+            else:
                 recorder.unfed = recorder.in_step and recorder.step_owner is not LOOSE
                 self._close()
             raise

@@ -223,7 +223,8 @@ class Publisher:
         with self.accounts.lock:
             loader = self.accounts.loader_with_batch()
             timeline = "device" if self.accounts.timeline.device_steps else "host"
-        while tries and not sender.send(speaker.hello(loader, timeline)):
+            deaths = self.accounts.worker_deaths
+        while tries and not sender.send(speaker.hello(loader, timeline, deaths)):
             tries -= 1
             if tries:
                 time.sleep(_CONNECT_TRY_S)

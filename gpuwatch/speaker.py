@@ -36,7 +36,7 @@ class Speaker:
         self._id = uuid.uuid4().hex
         self._seq = itertools.count(1)
 
-    def hello(self, loader: wire.Loader | None, timeline: str) -> bytes:
+    def hello(self, loader: wire.Loader | None, timeline: str, deaths: tuple[wire.WorkerDeath, ...] = ()) -> bytes:
         """Return the message that says who speaks. `timeline`: "host" or "device", which clock the states come from."""
         who = self.identity
         torch = sys.modules.get("torch")
@@ -62,6 +62,7 @@ class Speaker:
                 versions=versions,
                 tags=self._facts.tags,
                 flops=self._facts.flops,
+                worker_deaths=deaths,
             )
         )
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from gpuwatch.input_wait import InputWait, steady_input_wait
 from gpuwatch.ledger import INPUT_WAIT, shares
-from gpuwatch.wire import Loader
+from gpuwatch.wire import Loader, WorkerDeath
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,8 @@ class Window:
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
     """The run's ranks on this node that train now, this one included; empty where there is none to compare with."""
+    worker_deaths: tuple[WorkerDeath, ...] = ()
+    """Loader workers that a signal has killed, in the whole run."""
     activity: str | None = None
     stalled_s: float | None = None
     """For how long the run has been without a step, when it is stalled now."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from gpuwatch.diagnosis import Finding, in_order
+from gpuwatch.stacks.records import Stacks
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
@@ -23,6 +24,10 @@ class ActiveFinding:
     seen_ns: int
     """The same on the agent's monotonic clock: the wall clock may be set."""
     active: bool = False
+    looked_at: bool = False
+    """Stacks were asked for."""
+    stacks: Stacks | None = None
+    """Where the processes stood when it began, where that was looked at."""
 
 
 @dataclass
@@ -53,6 +58,17 @@ class FindingBook:
         """A run has ended: what was found of it is no longer active."""
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
+
+    def last_words(
+        self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float
+    ) -> list[ActiveFinding]:
+        """A run has ended, and this is why: active at once, until the next `end_run`; whatever was found before is over."""
+        self.end_run(run, rank)
+        for finding in findings:
+            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
+            self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
+            self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        return self.active(run, rank)
 
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
         """Forget every run but these, and but the node itself."""

@@ -14,9 +14,10 @@ from pathlib import Path
 import uvicorn
 
 from gpuwatch.alert_rules import AlertThresholds
-from gpuwatch.config import NotifySettings
+from gpuwatch.config import NotifySettings, StackSettings
 from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
+from gpuwatch.stacks.spy import find_py_spy
 from gpuwatch.transport import ZmqReceiver
 from gpuwatch_agent.api import make_app
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots
@@ -24,6 +25,7 @@ from gpuwatch_agent.history import History
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
+from gpuwatch_agent.stack_watch import StackWatch
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class Options:
     choice: Choice = STANDARD
     notify: NotifySettings = field(default_factory=NotifySettings)
     alerts: AlertThresholds = field(default_factory=AlertThresholds)
+    stacks: StackSettings = field(default_factory=StackSettings)
 
 
 def default_history() -> Path:
@@ -75,6 +78,8 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
             sampler.extra_samples = notifier.samples
             notifier.start()
             stack.callback(notifier.stop)
+        if options.stacks.automatic:
+            sampler.stacks = _stack_watch(options.stacks, history_path)
         receiver.start()
         stack.callback(receiver.stop)
         sampler.start()
@@ -95,6 +100,12 @@ def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:
     """Return the thread that tells people; what it has told is kept beside the history."""
     path = history.with_name(history.name + ".notify.json")
     return Notifier(lambda: sampler.snapshot, options.notify, options.alerts, socket.gethostname(), path)
+
+
+def _stack_watch(settings: StackSettings, history: Path) -> StackWatch:
+    """Return what looks at stacks; flame graphs lie beside the history unless told. Raises: MissingExtra without py-spy."""
+    find_py_spy()
+    return StackWatch(settings, Path(settings.folder) if settings.folder else history.with_name("stacks"))
 
 
 def _end_on_signals(server: uvicorn.Server) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from gpuwatch import __version__, wire
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.metrics import Sample
+from gpuwatch.rules.worker_killed import worker_killed
 from gpuwatch.verdict import give_verdict
 from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
@@ -30,6 +31,7 @@ from gpuwatch_agent.run_processes import RunProcesses
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
+from gpuwatch_agent.stack_watch import StackWatch
 from gpuwatch_agent.views import finding_json, finding_view, run_view
 from gpuwatch_agent.windows import NodeMemory, look_at_gpus, node_window, run_window
 from gpuwatch_agent.workers import WorkerWatch
@@ -68,6 +70,8 @@ class Sampler:
         self.snapshot: Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
         """More of the agent's own series (the notifier's counters)."""
+        self.stacks: StackWatch | None = None
+        """Looks at stacks when a finding begins; None: not asked for."""
 
     def start(self) -> None:
         """Take up what a former agent kept, and begin."""
@@ -120,6 +124,8 @@ class Sampler:
         readings = gpu_readings(self._gpu_collector, self._node, self._table)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
         self._diagnose(runs, now_ns, now_s)
+        if self.stacks is not None:
+            self.stacks.turn(runs, self._findings, self._table, now_ns, now_s)
         samples = [*self._samples(runs, now_ns, now_s), *node_samples]
         if not self._choice.full:
             samples = list(standard(samples))
@@ -147,6 +153,7 @@ class Sampler:
             unchanged = seen is not None and seen["last_message_s"] == run.last_message_s
             if seen is not None and unchanged and run.status == seen["status"] != RUNNING:
                 views[key] = seen  # it has ended, and stays as it was
+                self._findings.end_run(*key)
                 continue
             beside = ranks.get(run.run, ())
             window = run_window(run, self._node, self._workers, self._table, accounts, now_ns, beside, self._trends)
@@ -155,9 +162,10 @@ class Sampler:
             active = self._findings.active(*key)
             verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
             if run.status != RUNNING:
-                self._findings.end_run(*key)
-                active = []
-            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s))
+                why = worker_killed(window)
+                active = self._findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
+            pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
+            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s), pid)
         self._views = views
         owners = {account.uuid: owner_text(account, self._table) for account in accounts}
         node_findings = diagnose(node_window(self._node, accounts, owners, now_ns)) if accounts else []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
 import msgspec
 
 from gpuwatch import wire
+from gpuwatch.stacks.causes import LOOK_AT, WORKERS
+from gpuwatch.stacks.words import evidence as stack_evidence
 from gpuwatch.throughput import Done, throughput
 from gpuwatch.verdict import Verdict
 from gpuwatch.window import Window
@@ -21,7 +23,12 @@ View = dict[str, Any]
 
 
 def run_view(
-    run: Run, verdict: Verdict | None, window: Window, findings: Sequence[ActiveFinding], wall_offset_ns: int
+    run: Run,
+    verdict: Verdict | None,
+    window: Window,
+    findings: Sequence[ActiveFinding],
+    wall_offset_ns: int,
+    host_pid: int | None = None,
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
@@ -32,6 +39,7 @@ def run_view(
         "job": hello.job if hello is not None else "",
         "host": hello.host if hello is not None else "",
         "pid": hello.pid if hello is not None else None,
+        "host_pid": host_pid,
         "user": run.user,
         "owner": {name: value or None for name, value in msgspec.structs.asdict(run.owner).items() if name != "user"},
         "status": run.status,
@@ -65,8 +73,13 @@ def loader_view(hello: wire.Hello | None) -> View | None:
 
 
 def finding_view(entry: ActiveFinding) -> View:
-    """Return a finding with the time of its first sign."""
-    return {**asdict(entry.finding), "since_s": entry.since_s}
+    """Return a finding with the time of its first sign, and with what stacks tell of it."""
+    finding, stacks = entry.finding, entry.stacks
+    if stacks is None:
+        return {**asdict(finding), "since_s": entry.since_s, "stacks": None}
+    seen = stack_evidence(stacks, LOOK_AT.get(finding.cause) != WORKERS)
+    shown = replace(finding, evidence=(*finding.evidence, *seen))
+    return {**asdict(shown), "since_s": entry.since_s, "stacks": msgspec.to_builtins(stacks)}
 
 
 def finding_json(entry: ActiveFinding) -> str:

@@ -136,6 +136,7 @@ def run_window(
         rank=run.rank,
         world_size=hello.world_size if hello is not None else 1,
         ranks=tuple(ranks),
+        worker_deaths=hello.worker_deaths if hello is not None else (),
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
     )

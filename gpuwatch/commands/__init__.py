@@ -9,8 +9,9 @@ from gpuwatch.commands.report import report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
 from gpuwatch.commands.simulate import simulate
+from gpuwatch.commands.stacks import stacks
 from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune, report, compare, simulate)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune, report, compare, stacks, simulate)

@@ -41,6 +41,9 @@ def agent(
         float | None,
         typer.Option(help="How long steps and samples are kept each for itself, then by the minute [24].", min=0.1),
     ] = None,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Look at stacks when a finding begins (needs py-spy; docs/stacks.md).")
+    ] = False,
     notify: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,6 +89,7 @@ def agent(
         full_hours=_first(full_hours, own.full_hours, 24.0),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
         alerts=settings.alerts,
+        stacks=replace(settings.stacks, automatic=True) if stacks else settings.stacks,
     )
     run_agent(options, ready)
 

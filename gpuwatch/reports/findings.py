@@ -8,6 +8,7 @@ import msgspec
 
 from gpuwatch.reports.model import EvidenceItem, Found
 from gpuwatch.reports.source import Json
+from gpuwatch.stacks.records import Stacks
 
 
 def merge(rows: Sequence[Json]) -> tuple[Found, ...]:
@@ -54,4 +55,5 @@ def _found(rows: Sequence[Json]) -> Found:
         rank=last["rank"],
         episodes=tuple((row["since_s"], row["seen_s"]) for row in rows),
         predicted_range=tuple(gains) if gains else None,
+        stacks=next((msgspec.convert(row["stacks"], Stacks) for row in reversed(rows) if row.get("stacks")), None),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuwatch.errors import ConfigError
+from gpuwatch.stacks.records import Stacks
 
 SCHEMA = "gpuwatch-report/1"
 
@@ -39,6 +40,8 @@ class Found(msgspec.Struct, frozen=True):
     """Begin and end of each time that it was there."""
     predicted_range: tuple[float, float] | None = None
     """Lowest and highest gain that the evidence allows, where it is a range."""
+    stacks: Stacks | None = None
+    """Where the processes stood when it began, where that was looked at."""
 
     @property
     def active_s(self) -> float:

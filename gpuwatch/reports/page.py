@@ -11,6 +11,7 @@ from gpuwatch.reports.gates import Broken
 from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.model import Found, RunReport
 from gpuwatch.reports.words import facts, gain, headline, interval, money, state_rows, when
+from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration, percent
 
 
@@ -83,9 +84,21 @@ def _finding(found: Found, every: Sequence[Found]) -> str:
         f" · there for {duration(found.active_s)}</div><ul>{evidence}</ul>"
         f'<div class="do">{escape(found.advice)}</div>'
         + (f'<div class="soft">{escape(promise)}</div>' if promise else "")
+        + _stacks(found)
         + "".join(_finding(each, every) for each in hanging)
         + "</div>"
     )
+
+
+def _stacks(found: Found) -> str:
+    """Return where each process stood when the finding began, folded away; empty where nobody looked."""
+    seen = found.stacks
+    if seen is None:
+        return ""
+    rows = stack_rows(seen)
+    files = "".join(f'<div class="soft">flame graph: {escape(file)}</div>' for file in seen.flame_graphs)
+    head = f"Where its {len(rows)} processes stood ({duration(seen.seconds)}, {when(seen.time_s)})"
+    return f"<details><summary>{escape(head)}</summary>{table(None, rows, 9, 'facts')}{files}</details>"
 
 
 def plots(report: RunReport) -> str:

@@ -44,6 +44,10 @@ class AgentSource:
         found: list[Json] = self._get("/api/v1/runs")["runs"]
         return found
 
+    def host(self) -> str:
+        """Return the name of the agent's node."""
+        return str(self._get("/api/v1/status")["host"])
+
     def series(self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int) -> list[Json]:
         query = {"metric": metric, "start": repr(start_s), "end": repr(end_s), "points": str(points), **labels}
         found: list[Json] = self._get(f"/api/v1/series?{urllib.parse.urlencode(query)}")["series"]

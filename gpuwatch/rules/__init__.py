@@ -34,6 +34,7 @@ from gpuwatch.rules.throttled import throttled
 from gpuwatch.rules.too_many_workers import too_many_workers
 from gpuwatch.rules.transfer_pageable import transfer_pageable
 from gpuwatch.rules.transfer_pcie import transfer_pcie
+from gpuwatch.rules.worker_killed import worker_killed
 from gpuwatch.window import Window
 
 Rule = Callable[[Window], "Finding | None"]
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     hung,
     stalled,
     straggler,
+    worker_killed,
     shm_exhaustion,
     input_single_process,
     input_cpu,

@@ -15,6 +15,7 @@ from gpuwatch.wire.messages import (
     Phase,
     Steps,
     Totals,
+    WorkerDeath,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Phase",
     "Steps",
     "Totals",
+    "WorkerDeath",
     "decode",
     "encode",
     "pack",

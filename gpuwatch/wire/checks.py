@@ -12,6 +12,7 @@ from gpuwatch.wire.messages import STEP_BUCKETS_S, Hello, Message, Phase, Steps,
 MAX_TEXT = 256
 MAX_TAGS = 32
 MAX_STEPS_A_MESSAGE = 8192
+MAX_DEATHS = 256
 _LARGEST = 1 << 62
 
 
@@ -55,6 +56,9 @@ def _check_numbers(message: Message) -> None:
             message.process_start_ticks,
             message.pid_namespace,
         ]
+        if len(message.worker_deaths) > MAX_DEATHS:
+            raise ProtocolError(f"more than {MAX_DEATHS} dead workers", "too_large")
+        numbers += [number for death in message.worker_deaths for number in (death.pid, death.signal)]
         if message.flops is not None:
             ratios += [getattr(message.flops, name) for name in message.flops.__struct_fields__]
     else:

@@ -72,6 +72,15 @@ class Loader(msgspec.Struct, frozen=True):
     worker_pids: tuple[int, ...] = ()
 
 
+class WorkerDeath(msgspec.Struct, frozen=True):
+    """A loader worker that a signal has killed."""
+
+    pid: int
+    signal: int
+    out_of_memory: bool | None = None
+    """Of SIGKILL: whether the kernel has killed for lack of memory meanwhile. None: not known."""
+
+
 class Flops(msgspec.Struct, frozen=True):
     """Floating-point operations as the user declares them, of one rank. None: not declared."""
 
@@ -105,6 +114,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     tags: dict[str, str]
     device_uuids: tuple[str, ...] = ()
     flops: Flops | None = None
+    worker_deaths: tuple[WorkerDeath, ...] = ()
 
 
 class Steps(msgspec.Struct, frozen=True, tag="steps"):

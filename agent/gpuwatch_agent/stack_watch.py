@@ -1,0 +1,134 @@
+"""Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run.
+
+py-spy runs in a thread of its own; the sampler starts it and picks up what it found in a later turn. It never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwatch.config import StackSettings
+from gpuwatch.errors import GpuwatchError
+from gpuwatch.stacks.causes import ALL_RANKS, LOOK_AT
+from gpuwatch.stacks.records import Stacks
+from gpuwatch.stacks.spy import Target, take
+from gpuwatch_agent.findings import ActiveFinding, FindingBook
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import RUNNING, Run
+
+logger = logging.getLogger(__name__)
+
+_MOST_RANKS = 16
+_SUFFIX = ".speedscope.json"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One look under way: for which finding, and of whom."""
+
+    run: str
+    rank: int
+    cause: str
+    targets: tuple[Target, ...]
+    at_ns: int
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="stacks", daemon=True).start()
+
+
+class StackWatch:
+    """Owned by the sampler's thread; only `_look` runs elsewhere."""
+
+    def __init__(
+        self,
+        settings: StackSettings,
+        folder: Path,
+        take: Callable[[Sequence[Target], float, int], Stacks] = take,
+        start: Callable[[Callable[[], None]], None] = _in_a_thread,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._take = take
+        self._start_thread = start
+        self._done: queue.SimpleQueue[tuple[_Asked, Stacks | None]] = queue.SimpleQueue()
+        self._under_way = False
+        self._looked_ns: dict[str, int] = {}
+        """When each run was looked at last."""
+        self._said: set[str] = set()
+
+    def turn(self, runs: Sequence[Run], book: FindingBook, table: ProcessTable, now_ns: int, now_s: float) -> None:
+        """Give findings the stacks that have come, and start the next look if a finding wants one."""
+        self._pick_up(book)
+        if not self._settings.automatic or self._under_way:
+            return
+        self._looked_ns = {run: at for run, at in self._looked_ns.items() if now_ns - at < self._settings.every_s * 1e9}
+        for run in runs:
+            if run.status != RUNNING or run.run in self._looked_ns:
+                continue
+            wanted = next((e for e in book.active(run.run, run.rank) if _wants(e)), None)
+            targets = () if wanted is None else self._targets(run, runs, wanted.finding.cause, table, now_s)
+            if wanted is not None and targets:
+                self._looked_ns[run.run] = now_ns
+                self._start(_Asked(run.run, run.rank, wanted.finding.cause, targets, now_ns))
+                return
+
+    def _pick_up(self, book: FindingBook) -> None:
+        while True:
+            try:
+                asked, stacks = self._done.get_nowait()
+            except queue.Empty:
+                return
+            self._under_way = False
+            for (run, rank, cause, _), entry in book.entries.items():
+                everyone = LOOK_AT.get(cause) == ALL_RANKS
+                began = entry.since_ns <= asked.at_ns
+                if began and run == asked.run and cause == asked.cause and (everyone or rank == asked.rank):
+                    entry.looked_at, entry.stacks = True, stacks
+
+    def _targets(
+        self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
+    ) -> tuple[Target, ...]:
+        chosen = [each for each in runs if each.run == run.run] if LOOK_AT[cause] == ALL_RANKS else [run]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
+        found = []
+        for each in chosen[:_MOST_RANKS]:
+            pid = table.host_pid(each.hello) if each.hello is not None and each.status == RUNNING else None
+            if pid is not None:
+                file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
+                found.append(Target(each.rank, pid, self._folder / file))
+        return tuple(found)
+
+    def _start(self, asked: _Asked) -> None:
+        self._under_way = True
+        self._start_thread(lambda: self._look(asked))
+
+    def _look(self, asked: _Asked) -> None:
+        stacks = None
+        try:
+            stacks = self._take(asked.targets, self._settings.seconds, self._settings.rate_hz)
+            self._forget_old()
+        except (GpuwatchError, OSError) as error:
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                logger.warning("no stacks for %s of run %s: %s", asked.cause, asked.run, error)
+        except Exception:
+            logger.exception("looking at the stacks of run %s failed", asked.run)
+        finally:
+            self._done.put((asked, stacks))
+
+    def _forget_old(self) -> None:
+        """Keep the newest flame graphs; their names begin with their time."""
+        kept = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        for path in kept[: -self._settings.keep]:
+            path.unlink(missing_ok=True)
+
+
+def _wants(entry: ActiveFinding) -> bool:
+    return not entry.looked_at and entry.finding.cause in LOOK_AT

@@ -1,0 +1,77 @@
+"""`gpuwatch stacks`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from gpuwatch.commands.report_options import AGENT, Agent
+from gpuwatch.errors import ConfigError
+from gpuwatch.reports.choosing import choose
+from gpuwatch.reports.source import AgentSource
+from gpuwatch.stacks.spy import Target, find_py_spy, take
+from gpuwatch.stacks.words import lines
+
+
+def stacks(
+    run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
+    agent: Agent = AGENT,
+    pid: Annotated[int | None, typer.Option(help="Look at this process instead; no agent is asked.", min=1)] = None,
+    rank: Annotated[int | None, typer.Option(help="Look at this rank alone.", min=0)] = None,
+    seconds: Annotated[float, typer.Option(help="For how long to look.", min=1, max=600)] = 5.0,
+    rate: Annotated[int, typer.Option(help="How often a second.", min=1, max=1000)] = 50,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the flame graphs [the working directory].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/stacks.md describes it.")] = False,
+) -> None:
+    """Look at the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
+
+    Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
+
+    The training is not stopped for it and needs nothing installed; py-spy has to be here. Exit codes: 0 done, 1 a process that cannot
+    be looked at (the message says what to do), 2 wrong use, no such run, or py-spy is missing.
+    """
+    find_py_spy()
+    folder = output or Path.cwd()
+    if pid is not None:
+        targets = [Target(0, pid, folder / f"gpuwatch-stacks-{pid}.speedscope.json")]
+    else:
+        targets = _targets(AgentSource(agent), run, rank, folder)
+    found = take(targets, seconds, rate)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        return
+    for line in lines(found):
+        typer.echo(line)
+    for graph in found.flame_graphs:
+        typer.echo(f"flame graph: {graph} (drop it on https://www.speedscope.app, which keeps it in your browser)")
+
+
+def _targets(source: AgentSource, run: str, rank: int | None, folder: Path) -> list[Target]:
+    """Return the run's processes on this node. Raises: ConfigError."""
+    ranks = [each for each in choose(source, run) if rank is None or each["rank"] == rank]
+    if not ranks:
+        raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")
+    living = [each for each in ranks if each["status"] == "running" and each.get("host_pid") is not None]
+    name, host = ranks[0]["name"], source.host()
+    if host != socket.gethostname():
+        raise ConfigError(
+            f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent look "
+            "by itself ([stacks] automatic = true)"
+        )
+    if not living:
+        raise ConfigError(
+            f"{name} has no living process that the agent can see ({', '.join(sorted({each['status'] for each in ranks}))}); "
+            "an agent in a container needs pid: host"
+        )
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "_", str(name))[:80]
+    return [
+        Target(each["rank"], each["host_pid"], folder / f"gpuwatch-stacks-{kept}-rank{each['rank']}.speedscope.json")
+        for each in living
+    ]

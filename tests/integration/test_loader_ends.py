@@ -1,0 +1,82 @@
+"""Loaders that come to a bad end: the forecast before a real small /dev/shm is full, and workers killed by real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agent_process import Agent
+
+PROGRAM = Path(__file__).with_name("loader_ends_program.py")
+
+
+def train(agent: Agent | None, kill: str, numbers: int, step_s: float = 0.001, before: tuple[str, ...] = ()) -> str:
+    """Run the program to its end; return what it said on stderr."""
+    environment = {**os.environ, "GPUWATCH_RUN": "doomed"}
+    environment["GPUWATCH_ENDPOINT"] = agent.endpoint if agent is not None else "ipc:///nonexistent/hook.sock"
+    command = [*before, sys.executable, str(PROGRAM), kill, str(numbers), str(step_s)]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=120, errors="replace")
+    assert done.returncode != 0, "the loader was to fail"
+    return done.stderr
+
+
+def found(agent: Agent) -> dict[str, Any]:
+    """Return the finding of the run that has ended, as the API and as a report say it."""
+    run = agent.wait_run("doomed", 20, status="ended")
+    (finding,) = run["findings"]
+    command = [sys.executable, "-m", "gpuwatch", "report", "doomed", "--agent", agent.url, "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert report["findings"][0]["title"] == finding["title"]
+    return dict(finding)
+
+
+def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent:
+        said = train(agent, "SIGKILL", 16)
+        finding = found(agent)
+    assert finding["cause"] == "worker_killed" and finding["severity"] == "critical"
+    assert finding["evidence"][0]["text"].endswith("ended with SIGKILL")
+    assert finding["title"].startswith("a loader worker was killed with SIGKILL")
+    at_once, torchs = said.index("gpuwatch: a loader worker was killed"), said.index("exited unexpectedly")
+    assert at_once < torchs
+    verdict = said[said.rindex("gpuwatch · ") :]
+    assert "why   a loader worker was killed with SIGKILL" in verdict
+
+
+def test_a_worker_killed_by_a_bus_error_is_called_so(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent:
+        said = train(agent, "SIGBUS", 16)
+        finding = found(agent)
+    assert finding["title"].startswith("a loader worker was killed by a bus error")
+    assert finding["evidence"][0]["value"] == 7
+    assert "why   a loader worker was killed by a bus error" in said
+
+
+def test_a_small_dev_shm_is_forecast_before_it_is_full_with_the_size_to_give() -> None:
+    inside = _small_shm(14)
+    said = train(None, "none", 130_000, 1.0, inside)
+    forecast = said.index("gpuwatch: /dev/shm")
+    failure = min(at for word in ("allocate shared memory", "Bus error", "bus error") if (at := said.find(word, forecast + 200)) > 0)  # fmt: skip
+    assert forecast < failure
+    line = said[forecast:].splitlines()[0]
+    assert "2 workers × 2 batches of 3.97 MiB need up to 15.9 MiB" in line
+    assert "docker run --shm-size=20m" in line
+
+
+def _small_shm(mib: int) -> tuple[str, ...]:
+    """Return what runs a program with a /dev/shm of its own of so many MiB; skips where no mount namespace can be had."""
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a /dev/shm of its own needs root and unshare")
+    inside = f'mount -t tmpfs -o size={mib}m tmpfs /dev/shm && exec "$@"'
+    before = ("unshare", "-m", "sh", "-c", inside, "sh")
+    tried = subprocess.run([*before, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no mount namespace can be had here: {tried.stderr.strip()[-200:]}")
+    return before
