@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from gpuwatch.units import duration
 from gpuwatch_dashboards.charts import DrawnLine
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Finding, Node, PastFinding, Recent, Run
-from gpuwatch_dashboards.palette import SEVERITIES, VERDICTS, Look
+from gpuwatch_dashboards.palette import SEVERITIES, STATES, VERDICTS, Look
 from gpuwatch_dashboards.units import digits, display
 
 BRAND = '<div class="gw-brand">gpuwatch</div>'
@@ -104,6 +104,28 @@ def looks_head(title: str, question: str, looks: Sequence[Look]) -> str:
         f'<li><i class="gw-square" style="--gw:{look.colour}"></i>{escape(look.name)}</li>' for look in looks
     )
     return panel_head(title, question).replace("</p></div>", f"</p><ul>{entries}</ul></div>")
+
+
+def state_key(states: Iterable[str]) -> str:
+    """Return what the colours of states mean, in the order of a ledger; each state once."""
+    found = set(states)
+    entries = "".join(
+        f'<li><i class="{"gw-hatched" if look.pattern else "gw-square"}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
+        for state, look in STATES.items()
+        if state in found
+    )
+    return f'<div class="gw-panel"><ul>{entries}</ul></div>'
+
+
+def too_few_to_compare(known: int) -> str:
+    """Return the page's message while there are fewer than two runs."""
+    text = "No run is known yet." if known == 0 else "One run is known so far."
+    return (
+        f'<section class="gw-message"><h1>{text} A comparison takes two.</h1>'
+        "<p>Train, change the one thing that the finding advises, train again: the two runs appear here side by side, with what "
+        'was predicted beside what was achieved.</p><p>Runs get names by <code>gpuwatch.Watch(run="resnet50-a")</code> or '
+        "<code>GPUWATCH_RUN</code>. A kept report: <code>gpuwatch compare a.json last</code>.</p></section>"
+    )
 
 
 def past_findings(found: Sequence[PastFinding], clock: Callable[[float], str]) -> str:

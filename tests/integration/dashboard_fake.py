@@ -226,10 +226,12 @@ class FakeAgent:
     def _of_run(self, path: str, query: dict[str, str]) -> dict[str, Any] | None:
         run, _, what = path.rpartition("/")
         if what == "findings":
-            return {"run": run, "findings": self.past}
+            return {"run": run, "findings": [found for found in self.past if found.get("run", run) == run]}
         known = next((r for r in self.runs if r["run"] == run), None)
         if known is None or run not in self.steps:
             return None
+        if "last" in query:
+            return self.steps[run].records(known["started_s"], int(query["last"]))
         return self.steps[run].condensed(known["started_s"], query)
 
     def gpu(self, n: int) -> dict[str, Any]:

@@ -77,6 +77,26 @@ class MadeUpSteps:
             "columns": columns,
         }
 
+    def records(self, start_s: float, last: int) -> dict[str, Any]:
+        """Return the last steps one by one: /api/v1/runs/{run}/steps?last=."""
+        steps = range(max(0, self.count - last), self.count)
+        waits = [self.wait(step) for step in steps]
+        compute_s = self.step_s - self.wait_s - 0.003
+        nothing = [None] * len(steps)
+        return {
+            "first_step": steps.start,
+            "time_s": [start_s + self.begin_s(step) for step in steps],
+            "data_wait_s": waits,
+            "transfer_s": [0.003] * len(steps),
+            "compute_s": [compute_s] * len(steps),
+            "input_wait_s": [0.4 * wait for wait in waits] if self.device else nothing,
+            "host_wait_s": [0.004] * len(steps) if self.device else nothing,
+            "device_transfer_s": [0.002] * len(steps) if self.device else nothing,
+            "device_compute_s": [0.6 * wait + compute_s - 0.003 for wait in waits] if self.device else nothing,
+            "samples": [64] * len(steps),
+            "epoch_start": [step % self.epoch_steps == 0 for step in steps],
+        }
+
     def _guess(self, after_s: float) -> int:
         """Return a step that begins before this moment, and not long before it."""
         per_epoch = self.epoch_steps * self.step_s + SLOW_S - self.wait_s

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import httpx
 
+from gpuwatch.errors import GpuwatchError
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.reports import RunReport, gather
+from gpuwatch.reports import source as reports
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import (
     Collector,
@@ -72,6 +76,8 @@ class _Past:
     findings: list[PastFinding]
 
 
+STEPS_TIMEOUT_S = 20.0
+"""A million steps take an agent more than a second of a core."""
 EDGE_S = 5.0
 """Each edge of a stretch is looked for within so many seconds: the agent samples every second."""
 
@@ -115,7 +121,7 @@ class AgentSource:
         params: Params = {"rank": run.rank, "points": points}
         params |= {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
         try:
-            return self._api.get(f"/api/v1/runs/{run.run}/steps", Steps, params)
+            return self._api.get(f"/api/v1/runs/{run.run}/steps", Steps, params, STEPS_TIMEOUT_S)
         except SourceError as error:
             if error.status == httpx.codes.NOT_FOUND:
                 return Steps()
@@ -124,6 +130,14 @@ class AgentSource:
     def past_findings(self, run: Run) -> list[PastFinding]:
         past = self._api.get(f"/api/v1/runs/{run.run}/findings", _Past)
         return [finding for finding in past.findings if finding.rank == run.rank]
+
+    def report(self, run: Run) -> RunReport:
+        try:
+            return gather(reports.AgentSource(self._api.url), run.run, time.time())
+        except GpuwatchError as error:
+            raise SourceError(
+                f"{self.label} cannot tell of the run {run.name or run.run}", self._api.url, str(error)
+            ) from error
 
     def close(self) -> None:
         self._api.close()

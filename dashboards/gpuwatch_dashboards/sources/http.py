@@ -26,12 +26,14 @@ class JsonApi:
         # trust_env=False: a proxy set for the internet must not be asked for a node's own agent
         self._client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, transport=transport, trust_env=False)
 
-    def get(self, path: str, answer: type[Answer], params: Params | None = None) -> Answer:
+    def get(
+        self, path: str, answer: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Answer:
         """Return the answer, decoded and checked. Raises SourceError."""
         try:
-            response = self._client.get(path, params=params)
+            response = self._client.get(path, params=params, timeout=timeout_s)
         except httpx.TimeoutException as error:
-            raise SourceError(f"{self.where} did not answer within {TIMEOUT_S:g} s", self.url, self._remedy) from error
+            raise SourceError(f"{self.where} did not answer within {timeout_s:g} s", self.url, self._remedy) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SourceError(f"{self.where} does not answer", self.url, self._remedy) from error
         if response.status_code != httpx.codes.OK:

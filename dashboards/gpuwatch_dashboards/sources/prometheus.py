@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import httpx
 
+from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.line import Line
 from gpuwatch_dashboards.model import (
     Finding,
@@ -143,6 +144,9 @@ class PrometheusSource:
 
     def past_findings(self, run: Run) -> list[PastFinding]:
         return self._agent_of(run).past_findings(run)
+
+    def report(self, run: Run) -> RunReport:
+        return self._agent_of(run).report(run)
 
     def close(self) -> None:
         self._api.close()

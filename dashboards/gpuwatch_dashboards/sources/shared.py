@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, PastFinding, Run, Scope, Span, Steps, Trace
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.sources.source import Source
 
-STEPS_HOLD_S, STEPS_HOLD_FACTOR, OVER_HOLD_S = 5.0, 10.0, 300.0
+STEPS_HOLD_S, STEPS_HOLD_FACTOR, REPORT_HOLD_S, OVER_HOLD_S = 5.0, 10.0, 15.0, 300.0
 """A million steps take an agent a second or two: they are asked for again after ten times as long, of a run that is over
 after five minutes."""
 
@@ -47,3 +48,8 @@ class SharedSource:
     def past_findings(self, run: Run) -> list[PastFinding]:
         key = ("past", run.run, run.rank, run.instance)
         return self._once.get(key, lambda: self._source.past_findings(run), lambda _: STEPS_HOLD_S)
+
+    def report(self, run: Run) -> RunReport:
+        over = run.status != "running"
+        key = ("report", run.run, run.instance, over)
+        return self._once.get(key, lambda: self._source.report(run), lambda _: OVER_HOLD_S if over else REPORT_HOLD_S)

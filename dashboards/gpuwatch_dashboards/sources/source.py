@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, PastFinding, Run, Scope, Span, Steps, Trace
 from gpuwatch_dashboards.query import Query
 
@@ -32,3 +33,6 @@ class Source(Protocol):
 
     def past_findings(self, run: Run) -> list[PastFinding]:
         """Return what is and was found of a run's rank, oldest first; of a source without a memory for it: nothing."""
+
+    def report(self, run: Run) -> RunReport:
+        """Return the account of a run with all its ranks, from its first second to now."""
