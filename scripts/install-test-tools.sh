@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs with apt what the tests use beyond Python: the real Prometheus, Alertmanager, browser and container engine.
+# Installs with apt what the tests use beyond Python: the real Prometheus, Alertmanager, browser, container engine, Slurm.
 # As root on Debian or Ubuntu it installs what is missing, and only that. Elsewhere it says what is missing; the tests
 # that need it skip with their reason. Ends with 0 either way, and with 1 when an installation fails.
 set -eu
@@ -16,6 +16,12 @@ dockerd:docker.io
 docker-compose:docker-compose
 debootstrap:debootstrap
 iptables:iptables
+slurmctld:slurmctld
+munged:munge
+slurmd:slurmd
+srun:slurm-client
+setfacl:acl
+systemd-analyze:systemd
 gcc:gcc
 "
 
@@ -68,7 +74,7 @@ if ! {
 fi
 rm -f "$log"
 
-for service in prometheus prometheus-alertmanager prometheus-node-exporter docker; do
+for service in prometheus prometheus-alertmanager prometheus-node-exporter docker slurmctld slurmd munge; do
     case " $missing " in
     *" $service "* | *" $service.io "*)
         if [ -d /run/systemd/system ]; then

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Slurm's Epilog: runs as root on each node after a job. Takes back what prolog.sh gave, once no other job of the user is on
+# the node. A run needs no good-bye from here: the agent sees its processes end.
+directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
+user=${SLURM_JOB_UID:-0}
+
+if [ "$user" != 0 ] && [ -d "$directory/jobs/$user" ]; then
+    {
+        flock 9
+        rm -f "$directory/jobs/$user/$SLURM_JOB_ID"
+        if rmdir "$directory/jobs/$user"; then
+            setfacl -d -x "u:$user" "$directory"
+            setfacl -x "u:$user" "$directory/hook.sock"
+        fi
+    } 9>"$directory/jobs/lock" 2>/dev/null
+fi
+exit 0

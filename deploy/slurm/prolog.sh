@@ -1,0 +1,19 @@
+#!/bin/sh
+# Slurm's Prolog: runs as root on each node before a job. Lets the job's user write to the agent's socket, so that users need
+# not be members of the group `gpuwatch`. The directory's default entry is for the socket of an agent that is started again.
+#
+# Needs setfacl (Debian: acl) and a group `gpuwatch`, empty or not: without one the socket is closed to all but root. Ends
+# with 0 whatever happens: a prolog that fails drains its node, and training does without an agent.
+directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
+user=${SLURM_JOB_UID:-0}
+
+if [ "$user" != 0 ] && [ -d "$directory" ] && mkdir -p "$directory/jobs"; then
+    {
+        flock 9
+        mkdir -p "$directory/jobs/$user"
+        : >"$directory/jobs/$user/$SLURM_JOB_ID"
+        setfacl -d -m "u:$user:rw,g::rw" "$directory" || logger -t gpuwatch "$directory: setfacl failed"
+        [ -S "$directory/hook.sock" ] && setfacl -m "u:$user:rw" "$directory/hook.sock"
+    } 9>"$directory/jobs/lock"
+fi
+exit 0

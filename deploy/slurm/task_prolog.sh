@@ -1,0 +1,18 @@
+#!/bin/sh
+# Slurm's TaskProlog: runs as the user before each task; a line "export NAME=value" becomes a part of the task's environment.
+# What the user has set stays.
+socket=${GPUWATCH_RUN_DIR:-/run/gpuwatch}/hook.sock
+
+if [ -z "${GPUWATCH_ENDPOINT:-}" ] && [ -S "$socket" ]; then
+    echo "export GPUWATCH_ENDPOINT=ipc://$socket"
+fi
+# The hook names a run by job and step (slurm-4711.0), on all nodes alike. What follows a requeue is a run of its own. A step
+# within a step has its parent's GPUWATCH_RUN, which nobody has set.
+if [ -n "${SLURM_STEP_ID:-}" ] && [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] 2>/dev/null; then
+    case ${GPUWATCH_RUN:-} in
+    "" | "slurm-$SLURM_JOB_ID."*)
+        echo "export GPUWATCH_RUN=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID-attempt-$((SLURM_RESTART_COUNT + 1))"
+        ;;
+    esac
+fi
+exit 0

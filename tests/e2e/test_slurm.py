@@ -1,0 +1,157 @@
+"""A job of a real Slurm, two nodes of one agent each, with the scripts of deploy/slurm as they are shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_process import Agent
+from tests.servers import require, wait_for
+from tests.slurm import NODES, Slurm, start_slurm
+
+ROOT = Path(__file__).parents[2]
+TRAINING = """
+import time, gpuwatch
+end = time.monotonic() + 300
+with gpuwatch.Watch(quiet=True) as w:
+    while time.monotonic() < end:
+        with w.step():
+            time.sleep(0.02)
+"""
+_SITE = """#!/bin/sh
+# Each node of the test has an agent of its own, which on a real one is in the default place.
+GPUWATCH_RUN_DIR={directory}/$SLURMD_NODENAME exec {script}
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    slurm: Slurm
+    agents: Mapping[str, Agent]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    require("slurmctld")
+    directory = Path(tempfile.mkdtemp(prefix="gpuwatch-"))  # a socket's path is short, and others may look into it
+    directory.chmod(0o755)
+    try:
+        scripts = {}
+        for name in ("prolog", "epilog", "task_prolog"):
+            scripts[name] = directory / f"{name}.sh"
+            scripts[name].write_text(_SITE.format(directory=directory, script=ROOT / f"deploy/slurm/{name}.sh"))
+            scripts[name].chmod(0o755)
+        with contextlib.ExitStack() as stack:
+            agents = {}
+            for node in NODES:
+                (directory / node).mkdir()
+                agents[node] = stack.enter_context(Agent(directory / node))
+            settings = {"Prolog": scripts["prolog"], "Epilog": scripts["epilog"], "TaskProlog": scripts["task_prolog"]}
+            yield Site(stack.enter_context(start_slurm(directory, **settings)), agents)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_a_step_on_two_nodes_is_one_run_with_its_job(site: Site) -> None:
+    """Nothing in the job's environment says so: the scripts and Slurm do."""
+    job = site.slurm.start("srun", "-N2", "-n2", "--job-name=train", sys.executable, "-c", TRAINING)
+    try:
+        first = wait_for("rank 0's agent knows the run", lambda: _run(site.agents["n1"]), 40)
+        second = wait_for("rank 1's agent knows the run", lambda: _run(site.agents["n2"]), 40)
+        number = site.slurm.run("squeue", "-h", "-o", "%A", "--name=train").strip()
+        assert first["run"] == second["run"] == f"slurm-{number}.0"
+        assert (first["rank"], second["rank"]) == (0, 1)
+        assert first["world_size"] == second["world_size"] == 2
+        for node, agent in site.agents.items():
+            run = wait_for("its owner is known", lambda agent=agent: (_run(agent) or {}).get("owner"), 10)
+            assert (run["job"], run["step"]) == (number, "0"), node
+            wait_for("its job is on the page", lambda agent=agent: _job_on_page(agent) == number, 10)
+        site.slurm.run("scancel", number)
+        for agent in site.agents.values():
+            agent.wait_run(first["run"], 20, status="lost")
+    finally:
+        job.kill()
+        job.communicate(timeout=20)
+
+
+def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    ask = "from gpuwatch.identity import identify; who = identify(); print(who.run, who.job)"
+    script.write_text(f"#!/bin/sh\nfor step in 0 1; do srun {sys.executable} -c '{ask}'; done\n")
+    out = tmp_path / "out"
+    number = site.slurm.run("sbatch", "--parsable", "--wait", "-o", str(out), str(script)).strip()
+    assert out.read_text().splitlines() == [f"slurm-{number}.0 {number}", f"slurm-{number}.1 {number}"]
+
+
+def test_what_a_user_has_set_stays(site: Site) -> None:
+    said = site.slurm.run("srun", "env", env={"GPUWATCH_RUN": "mine", "GPUWATCH_ENDPOINT": "ipc:///run/mine.sock"})
+    assert {"GPUWATCH_RUN=mine", "GPUWATCH_ENDPOINT=ipc:///run/mine.sock"} <= set(said.splitlines())
+
+
+def test_a_requeued_job_is_another_run(site: Site) -> None:
+    said = site.slurm.run("srun", "sh", "-c", "echo $GPUWATCH_RUN", env={"SLURM_RESTART_COUNT": "1"}).strip()
+    assert said.startswith("slurm-") and said.endswith(".0-attempt-2")
+
+
+def test_a_user_may_write_to_the_socket_while_a_job_of_theirs_runs(site: Site) -> None:
+    require("setfacl")
+    if os.geteuid() != 0:
+        pytest.skip("a job of another user takes root")
+    user = pwd.getpwnam("games")
+    agent = site.agents["n1"]
+    as_user = ("srun", "-w", "n1", f"--uid={user.pw_uid}", f"--gid={user.pw_gid}")
+    look = 'test -w "${GPUWATCH_ENDPOINT#ipc://}" && id -u'
+
+    def has_entry() -> bool:
+        return f"user:{user.pw_name}:rw" in _acl(agent.directory / "hook.sock") + _acl(agent.directory)
+
+    assert not has_entry()
+    assert site.slurm.run(*as_user, "sh", "-c", f"sleep 0.5; {look}").strip() == str(user.pw_uid)
+    wait_for("it is taken back", lambda: not has_entry(), 20)
+
+
+def test_the_last_job_of_a_user_takes_the_access_with_it(tmp_path: Path) -> None:
+    require("setfacl")
+    path = tmp_path / "hook.sock"
+
+    def script(name: str, job: int) -> tuple[bool, bool]:
+        """Run it for a job; return whether the user may write to the socket, and to one made later."""
+        env = {**os.environ, "GPUWATCH_RUN_DIR": str(tmp_path), "SLURM_JOB_UID": "4711", "SLURM_JOB_ID": str(job)}
+        done = subprocess.run([ROOT / f"deploy/slurm/{name}.sh"], env=env, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        acl = _acl(tmp_path)
+        assert ("default:group::rw-" in acl) == ("default:user:4711:rw-" in acl) or name == "epilog"
+        return "user:4711:rw" in _acl(path), "default:user:4711:rw-" in acl
+
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(path))
+        assert script("prolog", 1) == (True, True)
+        assert script("prolog", 2) == (True, True)
+        assert script("epilog", 1) == (True, True)
+        assert script("epilog", 2) == (False, False)
+        assert script("epilog", 2) == (False, False)
+
+
+def _run(agent: Agent) -> dict[str, object] | None:
+    runs = agent.get("/api/v1/runs")["runs"]
+    return next((run for run in runs if run["status"] == "running"), None)
+
+
+def _job_on_page(agent: Agent) -> str | None:
+    jobs = {key[4] for key in agent.metrics() if key[0] == "gpuwatch_run_info"}
+    return jobs.pop() if len(jobs) == 1 else None
+
+
+def _acl(path: Path) -> str:
+    return subprocess.run(["getfacl", "-p", str(path)], capture_output=True, text=True, check=True).stdout
