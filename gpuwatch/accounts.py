@@ -159,6 +159,7 @@ class Accounts:
             fetch_cpu_ratio=recorder.fetch_cpu_ns / recorder.fetch_wall_ns if recorder.fetch_wall_ns else None,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
+            worker_busy_ratios=self.watcher.worker_busy_ratios(),
             worker_waits=self.watcher.worker_waits(),
             host=self.watcher.facts(),
             local_world_size=self.local_world_size,

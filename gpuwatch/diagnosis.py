@@ -39,8 +39,12 @@ def diagnose(window: Window) -> list[Finding]:
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with their roots, as far as those are among them: each root, then what hangs under it."""
     causes = {finding.cause for finding in findings}
+    told = {cause: finding.cause for finding in findings for cause in finding.because}
     rooted = [
-        replace(finding, root=next((root for root in ROOTS.get(finding.cause, ()) if root in causes), None))
+        replace(
+            finding,
+            root=next((root for root in ROOTS.get(finding.cause, ()) if root in causes), told.get(finding.cause)),
+        )
         for finding in findings
     ]
     waiting = sorted(rooted, key=lambda f: (SEVERITIES.index(f.severity), -f.ratio))

@@ -33,6 +33,8 @@ class HostSample:
     io_pressure_s: float | None
     shm: tuple[int, int] | None
     worker_cpu_s: dict[int, float]
+    worker_queue_s: dict[int, float]
+    """Time that each worker was ready to run and had no core."""
     worker_waits: tuple[str, ...] = ()
     """What each worker stood at."""
     received_bytes: int | None = None
@@ -80,6 +82,7 @@ class HostWatcher:
             io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
             shm=_optional(lambda: proc.shm_bytes(self._shm)),
             worker_cpu_s=proc.worker_cpu_s(worker_pids, self._procfs),
+            worker_queue_s=proc.worker_queue_s(worker_pids, self._procfs),
             worker_waits=tuple(
                 w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := waits.standing_at(pid, self._procfs))
             ),
@@ -114,15 +117,28 @@ class HostWatcher:
 
         None with fewer than two looks at them. At the end of a pass the workers have gone, and yet it is them that it is about.
         """
-        samples = [sample for sample in self._samples if sample.worker_cpu_s]
+        return self._worker_ratios(lambda sample: sample.worker_cpu_s)
+
+    def worker_busy_ratios(self) -> tuple[float, ...] | None:
+        """Return the same with the time in which a worker was ready to run and had no core; None where that is not told."""
+        return self._worker_ratios(
+            lambda sample: {
+                pid: cpu_s + sample.worker_queue_s[pid]
+                for pid, cpu_s in sample.worker_cpu_s.items()
+                if pid in sample.worker_queue_s
+            }
+        )
+
+    def _worker_ratios(self, seconds: Callable[[HostSample], dict[int, float]]) -> tuple[float, ...] | None:
+        samples = [(sample.at_s, found) for sample in list(self._samples) if (found := seconds(sample))]
         if not samples:
             return None
-        last = samples[-1]
+        last_s, last = samples[-1]
         ratios = []
-        for pid, cpu_s in last.worker_cpu_s.items():
-            first = next(sample for sample in samples if pid in sample.worker_cpu_s)
-            if first is not last and last.at_s > first.at_s:
-                ratios.append((cpu_s - first.worker_cpu_s[pid]) / (last.at_s - first.at_s))
+        for pid, worked_s in last.items():
+            first_s, first = next((at_s, found) for at_s, found in samples if pid in found)
+            if last_s > first_s:
+                ratios.append((worked_s - first[pid]) / (last_s - first_s))
         return tuple(ratios) if ratios else None
 
     def worker_waits(self) -> dict[str, float] | None:

@@ -42,5 +42,7 @@ class Finding:
     """UUID, for a finding about a GPU and not about a run."""
     rank: int | None = None
     """The rank that is the cause, for a straggler."""
+    because: tuple[str, ...] = ()
+    """Causes that this finding gives as its own reason already: they hang under it."""
     root: str | None = None
     """The cause that this one is a consequence of; None: it stands for itself."""

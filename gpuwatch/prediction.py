@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from gpuwatch.ledger import INPUT_WAIT
 from gpuwatch.window import Window
 
 PREFETCH = 2
@@ -18,6 +19,8 @@ HANDOVER_S = (0.0003, 0.003)
 """What a handover takes where it cannot be seen: without workers, or while none of them ever has a batch ready."""
 SHM_USABLE = 0.8
 """The share of /dev/shm that queues may fill."""
+_NEARLY_A_CORE = 0.25
+"""A core that is idle but for so much is a core for a worker."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,17 @@ def workers_needed(fetch_s: float, rest_s: float) -> int:
 
 
 def free_cores(window: Window) -> int | None:
-    """Return the cores that stay for loader workers beside one for each rank; at least 1, None when not known."""
+    """Return the cores that loader workers of one rank may have; at least 1, None when not known.
+
+    One core is set aside for each rank, unless it is seen to be idle: a training thread that waits for its device needs little.
+    """
     cores = window.host.cpu_cores if window.host else None
-    return None if cores is None else max(1, cores - window.local_world_size) // window.local_world_size or 1
+    if cores is None:
+        return None
+    ranks = window.local_world_size
+    measured = cores_to_be_had(window)
+    idle = 0 if measured is None else min(cores // ranks, int(measured + _NEARLY_A_CORE))
+    return max(1, (cores - ranks) // ranks, idle)
 
 
 def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s: float = 0.0) -> Plan:
@@ -75,8 +86,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     workers = needed if limit is None else max(1, min(needed, known[limit]))
     handover_s = handover(window, have)
     best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
-    fetching = sum(window.worker_cpu_ratios or ()) if have else (wait_s / now_s if now_s > 0 else 0.0)
-    at_once = _cores_to_be_had(window, fetching) if on_cpu else None
+    at_once = cores_to_be_had(window) if on_cpu else None
     at_work = float(workers) if at_once is None else max(1.0, min(float(workers), at_once))
     worst_s = min(max(rest_s + handover_s[1], fetch_s / at_work), now_s)
     each = _queue_bytes_a_worker(window)
@@ -104,9 +114,15 @@ def handover(window: Window, workers: int) -> tuple[float, float]:
     return (0.0 if window.steps.hidden_wait_s else low), high
 
 
-def _cores_to_be_had(window: Window, fetching: float) -> float | None:
-    """Return the cores that are idle now and those that make batches already; None where not measured."""
+def cores_to_be_had(window: Window) -> float | None:
+    """Return the cores that are idle now and those that make batches already, for one rank; None where not measured."""
     host = window.host
+    if window.loader is not None and window.loader.num_workers:
+        fetching = sum(window.worker_cpu_ratios or ())
+    else:
+        fetching = window.share(INPUT_WAIT) * min(
+            1.0, 1.0 if window.fetch_cpu_ratio is None else window.fetch_cpu_ratio
+        )
     if host is None or host.cpu_cores is None or host.cpu_busy_ratio is None:
         return None
     return (1 - host.cpu_busy_ratio) * host.cpu_cores / window.local_world_size + fetching

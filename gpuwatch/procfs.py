@@ -33,6 +33,26 @@ def process_cpu_s(pid: int, procfs: Path = Path("/proc")) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
+def run_queue_s(pid: int, procfs: Path = Path("/proc")) -> float:
+    """Return for how long a process's first thread was ready to run and had no core, in seconds.
+
+    Source: /proc/PID/schedstat, the second figure (the kernel's sched-stats documentation). Raises: NoData where there is none.
+    """
+    fields = _read(procfs / str(pid) / "schedstat").split()
+    if len(fields) < 2:
+        raise NoData(f"process {pid} has an unreadable schedstat file")
+    return int(fields[1]) / 1e9
+
+
+def allowed_cores(pid: int, procfs: Path = Path("/proc")) -> int:
+    """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5). Raises: NoData."""
+    for line in _read(procfs / str(pid) / "status").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            spans = [span.partition("-") for span in line.split()[1].split(",")]
+            return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    raise NoData(f"process {pid} has no list of allowed cores")
+
+
 def start_ticks(pid: int, procfs: Path = Path("/proc")) -> int:
     """Return when a process started, in clock ticks since boot. Raises: NoData if it is gone."""
     fields = _read(procfs / str(pid) / "stat").rpartition(")")[2].split()
@@ -67,6 +87,17 @@ def worker_cpu_s(pids: Iterable[int], procfs: Path = Path("/proc")) -> dict[int,
     for pid in pids:
         try:
             found[pid] = process_cpu_s(pid, procfs)
+        except NoData:
+            continue
+    return found
+
+
+def worker_queue_s(pids: Iterable[int], procfs: Path = Path("/proc")) -> dict[int, float]:
+    """Return the seconds in which those processes were ready to run and had no core, by pid; a kernel may not tell."""
+    found: dict[int, float] = {}
+    for pid in pids:
+        try:
+            found[pid] = run_queue_s(pid, procfs)
         except NoData:
             continue
     return found

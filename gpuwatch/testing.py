@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuwatch.hook import Watch
 
 
 class FakeClock:
@@ -65,6 +69,11 @@ class FakeDevice:
         if wait_ns > 0:
             self._sleep(wait_ns / 1e9)
 
+    @property
+    def done_ns(self) -> int:
+        """How much of what was launched the device has done by now. May be asked by any thread."""
+        return self.busy_ns - max(0, (self._end_ns or 0) - self._clock())
+
     # gpuwatch.device.Events ---------------------------------------------------------------------------------------
 
     def record(self, event: FakeEvent | None) -> FakeEvent:
@@ -94,3 +103,11 @@ class FakeDevice:
     def _new(self) -> FakeEvent:
         self.events_made += 1
         return FakeEvent()
+
+
+def measure_by(watch: Watch, device: FakeDevice) -> None:
+    """Let a watch measure its steps by this device from the next batch on, as by a GPU that the training has set up.
+
+    An optimizer's `step()` is then taken for the step's last launch.
+    """
+    watch._taps.attach(device)

@@ -129,6 +129,8 @@ class Window:
     loader: Loader | None = None
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""
+    worker_busy_ratios: tuple[float, ...] | None = None
+    """Share of time in which each loader worker was on a CPU or in the queue for one: on a full node, more than its CPU use."""
     worker_waits: Mapping[str, float] | None = None
     """Share of the looks at the workers in which they were found at each of `gpuwatch.waits.WAITS`: their sum is 1."""
     host: HostFacts | None = None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import MemoryTrend
 from gpuwatch_agent.gpu_ledger import GpuAccount
 from gpuwatch_agent.runs import RUNNING
@@ -18,7 +19,8 @@ _STEPPING_NS = 5_000_000_000
 """A run makes steps when its last one ended so recently."""
 _POWERS = 300
 _LEAST_POWERS = 30
-_MEMORY_EVERY_NS = 60_000_000_000
+_MEMORY_LOOKS = 10
+"""Looks at a GPU's memory in the time over which it must grow to be called creeping."""
 _MEMORIES = 60
 
 
@@ -45,7 +47,7 @@ class GpuTrends:
             self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
         if memory_bytes is not None:
             kept = self._memories.setdefault(account.uuid, deque(maxlen=_MEMORIES))
-            if not kept or now_ns - kept[-1][0] >= _MEMORY_EVERY_NS:
+            if not kept or now_ns - kept[-1][0] >= THRESHOLDS.memory_creep_s * 1e9 / _MEMORY_LOOKS:
                 kept.append((now_ns, memory_bytes))
 
     def keep_only(self, uuids: Sequence[str]) -> None:

@@ -95,6 +95,20 @@ class ProcessTable:
         except NoData:
             return None
 
+    def run_queue_s(self, pid: int) -> float | None:
+        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not tell."""
+        try:
+            return proc.run_queue_s(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
+
+    def allowed_cores(self, pid: int) -> int | None:
+        """Return how many cores a process may run on; None where that is not to be seen."""
+        try:
+            return proc.allowed_cores(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
+
     def standing_at(self, pid: int) -> str | None:
         """Return what a process stands at now, one of `gpuwatch.waits.WAITS`; None when it is gone."""
         return waits.standing_at(pid, self._procfs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -129,6 +128,7 @@ def run_window(
         fetch_cpu_ratio=run.fetch_cpu_ratio,
         loader=loader,
         worker_cpu_ratios=workers.ratios(run),
+        worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
         host=replace(_host_facts(node, table, pid), network_receive_bytes_per_s=workers.receive_rate(run)),
         gpus=tuple(_gpu_facts(account, node, now_ns, trends=trends) for account in gpus if account.run is run),
@@ -171,7 +171,7 @@ def _host_facts(node: NodeMemory, table: ProcessTable, pid: int | None) -> HostF
         shm = (int(size), int(used)) if size is not None and used is not None else None
     memory = node.latest("gpuwatch_memory_available_bytes")
     return HostFacts(
-        cpu_cores=_cores(node, pid),
+        cpu_cores=_cores(node, table, pid),
         cpu_busy_ratio=node.cpu_busy_ratio(),
         cpu_pressure_ratio=node.rate("gpuwatch_pressure_cpu_waiting_seconds_total"),
         io_pressure_ratio=node.rate("gpuwatch_pressure_io_waiting_seconds_total"),
@@ -183,13 +183,11 @@ def _host_facts(node: NodeMemory, table: ProcessTable, pid: int | None) -> HostF
     )
 
 
-def _cores(node: NodeMemory, pid: int | None) -> int | None:
+def _cores(node: NodeMemory, table: ProcessTable, pid: int | None) -> int | None:
     """Return the cores that the process may run on, else those of the node."""
-    if pid is not None:
-        try:
-            return len(os.sched_getaffinity(pid))
-        except OSError:
-            pass
+    allowed = None if pid is None else table.allowed_cores(pid)
+    if allowed is not None:
+        return allowed
     cores = node.latest("gpuwatch_cpu_cores")
     return None if cores is None else int(cores)
 

@@ -19,7 +19,8 @@ class WorkerWatch:
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._cpu_s: dict[int, deque[tuple[int, float]]] = {}
+        self._cpu_s: dict[int, deque[tuple[int, float, float | None]]] = {}
+        """By pid: (when, CPU time, time ready to run without a core)."""
         self._waits: dict[tuple[str, int], deque[tuple[str, ...]]] = {}
         self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
 
@@ -41,7 +42,7 @@ class WorkerWatch:
                 seen = self._cpu_s.setdefault(pid, deque())
                 run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
                 run.worker_seen_s[pid] = cpu_s
-                seen.append((now_ns, cpu_s))
+                seen.append((now_ns, cpu_s, self._table.run_queue_s(pid)))
                 while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
                     seen.popleft()
 
@@ -78,6 +79,18 @@ class WorkerWatch:
             seen = self._cpu_s.get(pid)
             if seen and seen[-1][0] > seen[0][0]:
                 ratios.append((seen[-1][1] - seen[0][1]) / ((seen[-1][0] - seen[0][0]) / 1e9))
+        return tuple(ratios) if ratios else None
+
+    def busy_ratios(self, run: Run) -> tuple[float, ...] | None:
+        """Return the same with the time in which a worker was ready to run and had no core; None where that is not told."""
+        ratios = []
+        for pid in self._pids(run):
+            seen = self._cpu_s.get(pid)
+            if seen and seen[-1][0] > seen[0][0]:
+                (begin_ns, cpu_s, queue_s), (end_ns, cpu_end_s, queue_end_s) = seen[0], seen[-1]
+                if queue_s is None or queue_end_s is None:
+                    return None
+                ratios.append((cpu_end_s - cpu_s + queue_end_s - queue_s) / ((end_ns - begin_ns) / 1e9))
         return tuple(ratios) if ratios else None
 
     def count(self, run: Run) -> int:

@@ -12,7 +12,7 @@ from gpuwatch.window import Window
 def input_cpu(window: Window) -> Finding | None:
     """Found when training waits, the workers are on the CPU all the time, and the node has cores to spare."""
     wait = window.input_wait
-    ratios, loader, host = window.worker_cpu_ratios, window.loader, window.host
+    ratios, loader, host = (window.worker_busy_ratios or window.worker_cpu_ratios), window.loader, window.host
     if wait is None or not ratios or loader is None or not loader.num_workers:
         return None
     if host is None or host.cpu_busy_ratio is None or host.cpu_busy_ratio >= THRESHOLDS.cores_exhausted:

@@ -26,7 +26,9 @@ def input_network(window: Window) -> Finding | None:
     if loader is None or not loader.num_workers or host is None or host.network_receive_bytes_per_s is None:
         return None
     rate = host.network_receive_bytes_per_s
-    if rate < THRESHOLDS.network_bytes_per_s:
+    ratios = window.worker_busy_ratios or window.worker_cpu_ratios or ()
+    # A worker that has nothing to do waits as one at a socket does. It has nothing to do while another one is the slow one.
+    if rate < THRESHOLDS.network_bytes_per_s or max(ratios, default=0.0) >= THRESHOLDS.worker_busy:
         return None
     plan = make_plan(window, wait, on_cpu=False)
     more = ""

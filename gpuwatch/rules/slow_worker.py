@@ -16,7 +16,7 @@ def slow_worker(window: Window) -> Finding | None:
 
     Batches come in the order in which they were asked for, so that the fast workers' queues fill up and they stand still.
     """
-    wait, ratios, loader = window.input_wait, window.worker_cpu_ratios, window.loader
+    wait, ratios, loader = window.input_wait, (window.worker_busy_ratios or window.worker_cpu_ratios), window.loader
     if wait is None or not ratios or len(ratios) < 3 or loader is None or loader.num_workers != len(ratios):
         return None
     waits = longest_pass(window)

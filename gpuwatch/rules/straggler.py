@@ -5,12 +5,27 @@ from __future__ import annotations
 from statistics import median
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.rules.artificial_limit import artificial_limit
+from gpuwatch.rules.host_bound import host_bound
+from gpuwatch.rules.input_cpu import input_cpu
+from gpuwatch.rules.input_cpu_saturated import input_cpu_saturated
+from gpuwatch.rules.input_disk import input_disk
+from gpuwatch.rules.input_network import input_network
+from gpuwatch.rules.input_single_process import input_single_process
+from gpuwatch.rules.input_unexplained import input_unexplained
+from gpuwatch.rules.slow_worker import slow_worker
+from gpuwatch.rules.throttled import throttled
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent
 from gpuwatch.window import RankFacts, Window
 
 STRAGGLER = "straggler"
 _RANKS_SHOWN = 8
+_INPUT = (
+    input_single_process, slow_worker, input_cpu, input_cpu_saturated, input_disk, input_network, artificial_limit, input_unexplained,
+)  # fmt: skip
+_HOST = (throttled, host_bound)
+"""What may be the reason for a late rank's wait for data, and for the rest of its own time; the most telling first."""
 
 
 def straggler(window: Window) -> Finding | None:
@@ -39,7 +54,14 @@ def straggler(window: Window) -> Finding | None:
     by_input = data_s >= excess_s / 2
     gain_s = own[late.rank] - max(own[rank.rank] for rank in others)
     world = max(window.world_size, len(window.ranks))
+    reason = next((found for rule in (_INPUT if by_input else _HOST) if (found := rule(window)) is not None), None)
+    advice = (
+        f"fix the input of rank {late.rank}: its shard, its storage, its loader's workers and the cores they may use"
+        if by_input
+        else f"look at the host of rank {late.rank}: CPUs shared with others, a throttled or slower device, code that only this rank runs"
+    )
     here = "" if world == len(window.ranks) else " on this node"
+    cost_s = (world - 1) * excess_s
     what = "wait for data" if by_input else "time before communication"
     return Finding(
         cause=STRAGGLER,
@@ -48,16 +70,14 @@ def straggler(window: Window) -> Finding | None:
         ratio=min(1.0, excess_s / step_s),
         evidence=(
             Evidence("excess", excess_s, "s", f"its {what} is {duration(excess_s)} a step above the other ranks', {percent(excess_s / step_s)} of the step"),
-            Evidence("cost", (world - 1) * excess_s, "s", f"{world - 1} ranks wait: {duration((world - 1) * excess_s)} of their time a step"),
+            *([] if reason is None else [Evidence("cause", reason.ratio, "ratio", f"why: {reason.title}")]),
+            Evidence("cost", cost_s, "s", f"{world - 1} ranks wait: {duration(cost_s)} of their time a step, {percent(cost_s / (world * step_s))} of what all ranks have"),
             *_by_rank(window.ranks, own, measured),
         ),
-        advice=(
-            f"fix the input of rank {late.rank}: its shard, its storage, its loader's workers and the cores they may use"
-            if by_input
-            else f"look at the host of rank {late.rank}: CPUs shared with others, a throttled or slower device, code that only this rank runs"
-        ),
+        advice=advice if reason is None else f"on rank {late.rank}: {reason.advice}",
         predicted_speedup=round(step_s / (step_s - gain_s), 2) if 0 < gain_s < step_s else None,
         rank=late.rank,
+        because=() if reason is None else (reason.cause,),
     )  # fmt: skip
 
 

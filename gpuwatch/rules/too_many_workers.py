@@ -10,12 +10,15 @@ from gpuwatch.window import Window
 
 
 def too_many_workers(window: Window) -> Finding | None:
-    """Found when there are twice as many workers as cores, the cores are full and tasks queue for them."""
+    """Found when there are twice as many workers as cores, which alone would fill them, and tasks queue for the cores."""
     loader, host = window.loader, window.host
     if loader is None or not loader.num_workers or host is None or len(window.steps) < THRESHOLDS.min_steps:
         return None
     if host.cpu_cores is None or host.cpu_busy_ratio is None or host.cpu_pressure_ratio is None:
         return None
+    ratios = window.worker_busy_ratios or window.worker_cpu_ratios
+    if ratios is None or sum(ratios) * window.local_world_size < THRESHOLDS.cores_exhausted * host.cpu_cores:
+        return None  # others fill the cores: fewer workers that sleep would change nothing
     workers = loader.num_workers * window.local_world_size
     if workers < THRESHOLDS.workers_per_core * host.cpu_cores:
         return None

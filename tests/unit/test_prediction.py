@@ -41,11 +41,21 @@ def test_without_limits_the_step_is_what_it_takes_itself() -> None:
 
 
 def test_cores_cap_what_computes_and_not_what_sleeps() -> None:
-    eight = replace(FOUR, host=HostFacts(cpu_cores=8, cpu_busy_ratio=0.5))
+    eight = replace(FOUR, host=HostFacts(cpu_cores=8))
     found = plan(eight, 0.060, 0.040, on_cpu=True)
     assert (found.workers, found.needed, found.limit) == (7, 10, "cores")
     assert found.step_s[0] == pytest.approx(0.4 / 7)
     assert plan(eight, 0.060, 0.040, on_cpu=False).workers == 10
+
+
+def test_a_core_that_is_seen_to_be_idle_is_not_set_aside_for_the_rank() -> None:
+    # 4 of 8 cores make batches and 4 are idle: the training thread waits for its device.
+    found = plan(replace(FOUR, host=HostFacts(cpu_cores=8, cpu_busy_ratio=0.5)), 0.060, 0.040, on_cpu=True)
+    assert (found.workers, found.limit) == (8, "cores")
+    one = Loader(num_workers=1, batch_bytes=6 * MIB)
+    quiet = replace(FOUR, loader=one, worker_cpu_ratios=(0.97,), host=HostFacts(cpu_cores=2, cpu_busy_ratio=0.52))
+    assert free_cores(quiet) == 2
+    assert free_cores(replace(quiet, host=HostFacts(cpu_cores=2, cpu_busy_ratio=0.75))) == 1
 
 
 def test_cores_that_others_use_make_a_range() -> None:

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwatch.diagnosis import diagnose
 from gpuwatch.rules.straggler import straggler
 from gpuwatch.window import RankFacts, Window
-from tests.unit.rules.windows import HEALTHY
+from gpuwatch.wire import Loader
+from tests.unit.rules.windows import HEALTHY, STARVED
 
 
 def rank(number: int, data_s: float, compute_s: float, comm_s: float | None = None, steps: int = 100) -> RankFacts:
@@ -80,3 +82,26 @@ def test_abstains_without_ranks_to_compare_with_or_with_too_few_steps() -> None:
     assert straggler(of(1, SLOW_INPUT[1])) is None
     assert straggler(of(1, SLOW_INPUT[0], replace(SLOW_INPUT[1], steps=4))) is None
     assert straggler(of(7, *SLOW_INPUT)) is None
+
+
+def test_what_makes_the_rank_late_is_told_and_hangs_under_it() -> None:
+    starved = replace(
+        STARVED, loader=Loader(num_workers=0), fetch_cpu_ratio=0.9, rank=1, ranks=SLOW_INPUT, world_size=4
+    )
+    found = diagnose(starved)
+    assert [(finding.cause, finding.root) for finding in found] == [
+        ("straggler", None),
+        ("input_single_process", "straggler"),
+    ]
+    assert found[0].advice.startswith("on rank 1: DataLoader(num_workers=")
+    texts = [each.text for each in found[0].evidence]
+    assert "why: batches are made in the training process" in texts
+    assert "3 ranks wait: 180 ms of their time a step, 45% of what all ranks have" in texts
+
+
+def test_a_wait_that_does_not_make_the_rank_late_stands_for_itself() -> None:
+    starved = replace(STARVED, loader=Loader(num_workers=0), rank=1, ranks=SLOW_CODE, world_size=2)
+    assert {finding.cause: finding.root for finding in diagnose(starved)} == {
+        "straggler": None,
+        "input_single_process": None,
+    }

@@ -69,6 +69,12 @@ def test_the_network_is_quiet_where_nothing_arrives_and_abstains_where_bytes_are
     assert causes(at("network", network_receive_bytes_per_s=12e6)) == ["input_network"]
 
 
+def test_workers_that_have_nothing_to_do_do_not_wait_for_the_network() -> None:
+    """Found by the diagnosis benchmark: an idle worker polls its queue as another one polls a socket."""
+    idle = replace(at("network", network_receive_bytes_per_s=12e6), worker_cpu_ratios=(0.97, 0.02, 0.02, 0.02))
+    assert input_network(idle) is None
+
+
 def test_workers_at_a_lock_while_nothing_is_full() -> None:
     finding = artificial_limit(at("lock"))
     assert finding is not None
@@ -142,27 +148,36 @@ def test_a_slow_worker_is_quiet_for_even_ones_and_abstains_without_their_figures
 
 
 CROWDED = HostFacts(cpu_cores=2, cpu_busy_ratio=0.99, cpu_pressure_ratio=0.9)
+PUSHING = {"worker_cpu_ratios": (0.12,) * 16, "worker_busy_ratios": (0.95,) * 16}
+"""16 workers on two cores: each has an eighth of one, and waits for it at all other times."""
 
 
 def test_more_workers_than_cores_can_carry() -> None:
     loader = Loader(num_workers=16, prefetch_factor=2, batch_bytes=1 << 20)
-    finding = too_many_workers(replace(HEALTHY, host=CROWDED, loader=loader))
+    finding = too_many_workers(replace(HEALTHY, host=CROWDED, loader=loader, **PUSHING))
     assert finding is not None
-    assert finding.advice.startswith("num_workers 16 → 1")
-    assert "30 MiB of /dev/shm" in finding.advice  # 15 workers' queues
+    assert finding.advice.startswith("num_workers 16 → 2")  # the two cores that they have together
+    assert "28 MiB of /dev/shm" in finding.advice  # 14 workers' queues
     assert finding.evidence[0].value == 16
 
 
 def test_too_many_workers_is_quiet_on_cores_enough_and_abstains_without_pressure_figures() -> None:
-    loader = Loader(num_workers=16)
-    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_cores=16), loader=loader)) is None
-    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_busy_ratio=0.5), loader=loader)) is None
-    assert too_many_workers(replace(HEALTHY, host=replace(CROWDED, cpu_pressure_ratio=None), loader=loader)) is None
-    assert too_many_workers(replace(HEALTHY, host=CROWDED, loader=None)) is None
+    many = replace(HEALTHY, host=CROWDED, loader=Loader(num_workers=16), **PUSHING)
+    assert too_many_workers(many) is not None
+    assert too_many_workers(replace(many, host=replace(CROWDED, cpu_cores=16))) is None
+    assert too_many_workers(replace(many, host=replace(CROWDED, cpu_busy_ratio=0.5))) is None
+    assert too_many_workers(replace(many, host=replace(CROWDED, cpu_pressure_ratio=None))) is None
+    assert too_many_workers(replace(many, loader=None)) is None
+    assert too_many_workers(replace(many, worker_cpu_ratios=None, worker_busy_ratios=None)) is None
+
+
+def test_workers_that_sleep_on_a_node_that_others_fill_are_not_too_many() -> None:
+    asleep = {"worker_cpu_ratios": (0.01,) * 16, "worker_busy_ratios": (0.05,) * 16}
+    assert too_many_workers(replace(HEALTHY, host=CROWDED, loader=Loader(num_workers=16), **asleep)) is None
 
 
 def test_too_many_workers_hang_under_saturated_cores() -> None:
-    starved = replace(STARVED, host=CROWDED, loader=Loader(num_workers=16), worker_cpu_ratios=(0.12,) * 16)
+    starved = replace(STARVED, host=CROWDED, loader=Loader(num_workers=16), **PUSHING)
     found = diagnose(starved)
     assert [(finding.cause, finding.root) for finding in found] == [
         ("input_cpu_saturated", None),

@@ -1,0 +1,96 @@
+"""Run the programs, print the table, and say whether every cause was named and no healthy program alarmed.
+
+    python -m benchmarks.diagnosis                      # all of them, about 10 minutes on two cores
+    python -m benchmarks.diagnosis --only straggler     # those whose name or causes contain a text; may be given again
+    python -m benchmarks.diagnosis --list
+    python -m benchmarks.diagnosis --write              # the whole page, docs/diagnosis.md
+
+Exit status: 0 all named and no false alarm, 1 not so, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from .judge import Judged
+from .page import page
+from .program import Program
+from .programs import PROGRAMS
+from .stage import ROOT, Said, stage
+
+PAGE = ROOT / "docs" / "diagnosis.md"
+
+
+def perform(numbers: Sequence[int], at_once: int, tries: int) -> list[Judged]:
+    """Return what was said of these programs. Those that compute run one after another, after all others."""
+
+    def one(number: int) -> Judged:
+        judged = Judged(Said(PROGRAMS[number]))
+        for attempt in range(tries):
+            try:
+                judged = Judged(stage(PROGRAMS[number], number))
+            except (OSError, RuntimeError) as error:
+                judged = Judged(replace(judged.said, skipped=str(error)))
+            again = "" if judged.ok or attempt + 1 == tries else " (once more)"
+            print(judged.row() + again, file=sys.stderr, flush=True)
+            if not again:
+                break
+        return judged
+
+    quiet = [number for number in numbers if not PROGRAMS[number].cpu_bound]
+    with ThreadPoolExecutor(at_once) as pool:
+        done = dict(zip(quiet, pool.map(one, quiet), strict=True))
+    done |= {number: one(number) for number in numbers if number not in done}
+    return [done[number] for number in numbers]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT")
+    parser.add_argument("--list", action="store_true", help="list the programs")
+    parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
+    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="programs that sleep, at a time [4]")
+    parser.add_argument(
+        "--tries", type=int, default=1, metavar="N", help="a program that fails is run again, N times in all [1]"
+    )
+    arguments = parser.parse_args()
+    chosen = [number for number, program in enumerate(PROGRAMS) if _is_chosen(program, arguments.only)]
+    if not chosen:
+        parser.error(f"no program has {' or '.join(arguments.only)} in its name or causes; --list names them")
+    if arguments.list:
+        for number in chosen:
+            print(f"{number:3}  {PROGRAMS[number].name}: {', '.join(PROGRAMS[number].causes) or 'healthy'}")
+        return 0
+    if arguments.write and len(chosen) < len(PROGRAMS):
+        parser.error("--write takes all programs: leave --only out")
+    begin = time.monotonic()
+    judged = perform(chosen, arguments.at_once, arguments.tries)
+    cores = os.cpu_count() or 1
+    busy = sum(each.said.busy_cores for each in judged) / len(judged)
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    load = (
+        f"{when}, {len(judged)} programs in {(time.monotonic() - begin) / 60:.0f} minutes on {cores} cores, of which {busy:.1f} were in use on average "
+        f"(these programs and others'), {arguments.tries} tries at most"
+    )
+    text = page(judged, load)
+    if arguments.write:
+        PAGE.write_text(text)
+    else:
+        print(text)
+    return 0 if all(each.ok or each.said.skipped is not None for each in judged) else 1
+
+
+def _is_chosen(program: Program, texts: Sequence[str]) -> bool:
+    words = " ".join((program.name, *program.causes))
+    return not texts or any(text in words for text in texts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Was the cause named? One `Judged` for each program that has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .stage import ALARMS, Said
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was said of a program, against the truth."""
+
+    said: Said
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether two things are wrong that do not follow from each other."""
+        return self.said.program.mixed
+
+    @property
+    def listed(self) -> list[str]:
+        """Causes in the agent's last look, the first one first. Information counts only where it is the truth."""
+        told = self.said.program.causes
+        return [f["cause"] for f in self.said.agent if f["severity"] in ALARMS or f["cause"] in told]
+
+    @property
+    def first(self) -> str | None:
+        return next(iter(self.listed), None)
+
+    @property
+    def true_cause(self) -> str:
+        return next(iter(self.said.program.causes), "nothing")
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with what was said, empty when nothing is."""
+        program, said = self.said.program, self.said
+        allowed = {*program.causes, *program.also}
+        faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
+        if not faults and program.causes and self.first != program.causes[0]:
+            faults.append(f"{self.first} was named first")
+        faults += [f"{cause} was named" for cause in self.listed if cause not in allowed]
+        if not program.causes:
+            faults += [f"{cause} alarmed" for cause in said.ever if cause not in (*self.listed, *allowed)]
+        hooks = {finding["cause"] for finding in said.hook}
+        if program.hook_sees:
+            faults += [f"the hook alone did not name {cause}" for cause in program.causes if cause not in hooks]
+        if not program.causes:
+            alarms = {f["cause"] for f in said.hook if f["severity"] in ALARMS} - allowed
+            faults += [f"the hook alone named {cause}" for cause in sorted(alarms)]
+        return faults
+
+    @property
+    def ok(self) -> bool:
+        return self.said.skipped is None and not self.faults
+
+    def row(self) -> str:
+        """Return the row of the table."""
+        program, said = self.said.program, self.said
+        causes = ", ".join(f"`{cause}`" for cause in program.causes) or "nothing"
+        node = (
+            ", ".join(filter(None, ("alone" if program.node == "alone" else "", "fake GPU" if program.gpu else "")))
+            or "real"
+        )
+        if said.skipped is not None:
+            return f"| {program.name} | {causes} | {node} | | | | | not run: {said.skipped} |"
+        first = f"`{self.first}`" if self.first else "nothing"
+        beside = ", ".join(f"`{cause}`" for cause in self.listed[1:])
+        after = max((said.ever.get(cause, 0.0) for cause in program.causes), default=0.0)
+        hook = list(
+            dict.fromkeys(f["cause"] for f in said.hook if f["severity"] in ALARMS or f["cause"] in program.causes)
+        )
+        alone = ", ".join(f"`{cause}`" for cause in hook) or "nothing"
+        if program.causes and not program.hook_sees:
+            alone += " (takes an agent)"
+        mark = "ok" if self.ok else "**" + "; ".join(self.faults) + "**"
+        return f"| {program.name} | {causes} | {node} | {first} | {beside} | {f'{after:.0f}' if after else ''} | {alone} | {mark} |"
