@@ -63,7 +63,9 @@ def _bars(panel: SitePanel) -> bargauge.Panel:
 
 def _table(panel: SitePanel) -> table.Panel:
     linked = any(column.link == "runbook" for column in panel.columns)
-    built = table.Panel().show_header(True).thresholds(thresholds(panel.thresholds, "text")).max_data_points(TABLE_POINTS)
+    built = (
+        table.Panel().show_header(True).thresholds(thresholds(panel.thresholds, "text")).max_data_points(TABLE_POINTS)
+    )
     for number, curve in enumerate(panel.curves):
         wanted = SiteCurve(with_runbook(curve.expr), curve.legend, curve.unit) if linked else curve
         built = built.with_target(_instant(wanted, number, prometheus_models.PromQueryFormat.TABLE))

@@ -159,7 +159,7 @@ FLEET_WORST: tuple[SitePanel, ...] = (
             SiteCurve(
                 "topk(50, sum by (instance, gpu, user, job_id, run) (\n"
                 f'gpu_kind:gpuwatch_gpu_seconds:share5m{{kind=~"{LOST}", {_NODES}}}\n'
-                f"* {BY_OWNER} (user, job_id, run)\n" + OWNER.format('user=~"$user", job_id=~"$job"') + "\n))",
+                f"* {BY_OWNER} (user, job_id, run)\n" + OWNER.format('user=~"$user", job_id=~"$job"') + "\n) > 0)",
                 "Lost now",
             ),
         ),
