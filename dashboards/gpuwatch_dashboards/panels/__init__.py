@@ -14,4 +14,4 @@ PANELS: tuple[Panel, ...] = (*RUN_PANELS, *GPU_PANELS, *NODE_PANELS)
 
 BY_KEY: dict[str, Panel] = {panel.key: panel for panel in PANELS}
 
-__all__ = ["BY_KEY", "PANELS", "Curve", "Panel", "Threshold"]
+__all__ = ["BY_KEY", "GPU_PANELS", "NODE_PANELS", "PANELS", "RUN_PANELS", "Curve", "Panel", "Threshold"]

@@ -1,0 +1,204 @@
+"""Every query of every Grafana dashboard, as Grafana would send it, against a real Prometheus that has scraped a real agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpuwatch.alert_rules import AlertThresholds, Prices, render
+from tests.grafana_variables import Asked, Variables, load
+from tests.integration.agent_process import Agent
+from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.servers import Server, free_port, prometheus_config, require, start_prometheus, wait_for
+
+PRICE = 2.5
+RUN = "two-ranks"
+NO_DATA: dict[tuple[str, str, str], str] = {}
+"""Queries that need not answer here, by dashboard, panel and query, each with its reason. None."""
+TRAINING = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+import gpuwatch
+
+class Slow(Dataset):
+    def __len__(self): return 1_000_000
+    def __getitem__(self, index):
+        time.sleep(0.02 if os.environ["RANK"] == "0" else 0.05)
+        return torch.ones(16)
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loader = DataLoader(Slow(), batch_size=2, num_workers=1)
+with gpuwatch.Watch(quiet=True) as w:
+    w.watch_communication(model)
+    for batch in w.steps(loader, tokens=lambda b: b.numel()):
+        time.sleep(0.01)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+"""Two ranks; the second one's data comes later, so that it is found to hold the first one up."""
+
+
+@dataclass(frozen=True)
+class Site:
+    prometheus: Server
+    agent: Agent
+
+    def ask(self, asked: Asked) -> list[dict[str, Any]]:
+        """Return the series that a panel's query gives, as Grafana asks: at one instant, or over the last minute."""
+        now = time.time()
+        if asked.instant:
+            return self.prometheus.query(asked.expr)
+        span = {"start": str(now - 60), "end": str(now), "step": "5"}
+        found: list[dict[str, Any]] = self.prometheus.get("/api/v1/query_range", query=asked.expr, **span)["data"][
+            "result"
+        ]
+        return found
+
+    def table(self, dashboard: str, panel: str, ref_id: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Return the values of a panel's query by these labels."""
+        [asked] = [a for a in variables(self, dashboard).asked() if (a.panel, a.ref_id) == (panel, ref_id)]
+        return {
+            tuple(each["metric"].get(label, "") for label in labels): float(each["value"][1])
+            for each in self.ask(asked)
+        }
+
+
+def variables(site: Site, dashboard: str) -> Variables:
+    return Variables(load(f"gpuwatch-{dashboard}"), site.prometheus.url)
+
+
+def ranks(agent: Agent) -> Iterator[subprocess.Popen[bytes]]:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "SLURM_JOB_ID": "4711"}
+    for rank in ("0", "1"):
+        own = {**place, "RANK": rank, "GPUWATCH_RUN": RUN, "GPUWATCH_ENDPOINT": agent.endpoint}
+        yield subprocess.Popen([sys.executable, "-c", TRAINING], env={**os.environ, **own})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Give a site of one node with four GPUs: two train, one is held idle, one is free; one has had an XID."""
+    require("prometheus")
+    folder = tmp_path_factory.mktemp("site")
+    nvml = FakeNvml(folder)
+    gpm = {pynvml.NVML_GPM_METRIC_SM_UTIL: 50.0, pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 20.0}
+    gpm[pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL] = 30.0
+
+    def write(*held: tuple[int, ...], xids: tuple[int, ...] = ()) -> None:
+        nvml.write(
+            [
+                FakeGpu(
+                    uuid=f"GPU-{n}",
+                    utilization_percent=90 if n < 2 else 0,
+                    processes=tuple((pid, 1 << 30) for pid in pids),
+                    xids=xids if n == 2 else (),
+                    ecc_corrected=3,
+                    gpm=gpm,
+                )
+                for n, pids in enumerate(held)
+            ]
+        )
+
+    write((), (), (), ())
+    fast = AlertThresholds(starved_min_training_s=5, starved_for_s=1)
+    with ExitStack() as stack:
+        agent = stack.enter_context(Agent(folder, environment=nvml.environment()))
+        config = prometheus_config({"gpuwatch": agent.url}, scrape_interval="1s")
+        rules = render(fast, Prices(PRICE))
+        prometheus = stack.enter_context(start_prometheus(folder / "prometheus", config, rules))
+        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        processes = [sleeper, *ranks(agent)]
+        for process in processes:
+            stack.callback(process.wait, 10)
+            stack.callback(process.kill)
+        held = [(process.pid,) for process in (*processes[1:], processes[0])]
+        write(*held, ())
+        time.sleep(2)  # the driver tells of XIDs that come while somebody listens
+        write(*held, (), xids=(79,))
+        here = Site(prometheus, agent)
+        for ready in (
+            "gpuwatch_straggler_excess_ratio",
+            f'run_kind:gpuwatch_gpu_cost:per_hour{{run="{RUN}",kind="starved"}} > 0',
+            'ALERTS{alertname="GpuStarved",alertstate="firing"}',
+            'gpu_kind:gpuwatch_gpu_seconds:share5m{kind="idle",gpu="2"} > 0',
+            "gpuwatch_gpu_last_xid",
+            'node_kind:gpuwatch_gpu_seconds:share5m{kind="starved"} > 0.06',
+        ):
+            wait_for(ready, lambda ready=ready: prometheus.query(ready), 90, 0.5)  # type: ignore[misc]
+        yield here
+
+
+@pytest.mark.parametrize("dashboard", ["fleet", "node", "run"])
+def test_every_query_of_every_panel_has_data(site: Site, dashboard: str) -> None:
+    resolved = variables(site, dashboard)
+    asked = list(resolved.asked())
+    assert len(asked) >= 25
+
+    def silent() -> list[Asked]:
+        return [a for a in asked if (dashboard, a.panel, a.ref_id) not in NO_DATA and not site.ask(a)]
+
+    found = silent()
+    if found:  # a scrape may just have been late
+        time.sleep(5)
+        found = silent()
+    assert found == []
+
+
+def test_every_variable_has_the_values_that_are_there(site: Site) -> None:
+    instance = site.agent.url.removeprefix("http://")
+    fleet, node, run = (variables(site, name).values for name in ("fleet", "node", "run"))
+    assert fleet["instance"] == node["instance"] == run["instance"] == [instance]
+    assert fleet["job"] == run["job"] == ["4711"]
+    assert (run["run"], run["rank"], run["gpu"]) == ([RUN], ["0", "1"], ["0", "1"])
+    assert node["gpu"] == ["0", "1", "2", "3"]
+    assert len(fleet["user"]) == 1
+
+
+def test_the_numbers_are_the_sites(site: Site) -> None:
+    assert site.table("fleet", "GPUs", "A") == {(): 4.0}
+    shares = {kind: site.table("fleet", kind, "A")[()] for kind in ("Useful", "Starved", "Held idle", "Stalled")}
+    assert 0 < shares["Held idle"] <= 0.27 and shares["Stalled"] == 0.0
+    assert 0.04 < shares["Starved"] < 0.55 and 0 < shares["Useful"] < 0.5
+    lost, money = site.table("fleet", "GPUs lost", "A")[()], site.table("fleet", "Lost money", "A")[()]
+    assert money == pytest.approx(PRICE * lost, rel=0.1)
+    worst = site.table("fleet", "Worst GPUs now", "A", "gpu", "run", "job_id")
+    assert set(worst) == {("0", RUN, "4711"), ("1", RUN, "4711"), ("2", "", "")}
+    assert worst[("2", "", "")] > 0.3  # it was free at first
+
+
+def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site: Site) -> None:
+    by_run = {ref: site.table("fleet", "By run", ref, "run")[(RUN,)] for ref in "ACDEFG"}
+    assert by_run["F"] == pytest.approx(by_run["C"] + by_run["D"] + by_run["E"], rel=0.05)
+    assert by_run["G"] == pytest.approx(PRICE * by_run["F"], rel=0.1)
+    assert 0 < by_run["F"] < by_run["A"]
+
+
+def test_alerts_name_their_runbooks_panel(site: Site) -> None:
+    panels = {p["title"]: p["id"] for p in load("gpuwatch-runbooks")["panels"]}
+    rows = site.table("run", "Alerts", "A", "alertname", "rank", "runbook")
+    assert ("GpuStarved", "1", str(panels["GpuStarved"])) in rows
+
+
+@pytest.mark.parametrize("dashboard", ["fleet", "node", "run"])
+def test_annotations_ask_for_what_is_there(site: Site, dashboard: str) -> None:
+    resolved = variables(site, dashboard)
+    for mark in resolved.dashboard["annotations"]["list"]:
+        if mark["datasource"]["type"] == "prometheus" and mark["name"] != "Run ends":
+            expr = resolved.filled(mark["expr"])
+            begun = max(0.0, time.time() - 290)
+            span = {"start": str(begun), "end": str(time.time()), "step": "5"}
+            assert site.prometheus.get("/api/v1/query_range", query=expr, **span)["data"]["result"], mark["name"]

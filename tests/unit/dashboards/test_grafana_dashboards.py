@@ -1,0 +1,224 @@
+"""The Grafana dashboards: fresh, complete, in agreement with the catalogue, with Grafana's own schema, and with themselves."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds, Prices, groups
+from gpuwatch.config import Config
+from gpuwatch.metrics import BY_NAME
+from gpuwatch_dashboards.grafana import files
+from gpuwatch_dashboards.grafana.layout import Line, widths
+from gpuwatch_dashboards.grafana.uids import PAGES, page_id
+from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_node, site_run
+from gpuwatch_dashboards.panels.site_panel import SitePanel
+
+ROOT = Path(__file__).parents[3]
+NAMES = ("gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run", "gpuwatch-runbooks")
+SCHEMA = json.loads((ROOT / "tests/fixtures/grafana/schema.json").read_text())["schemas"]
+OF_PROMETHEUS_ANNOTATIONS = {"expr", "step", "tagKeys", "titleFormat"}
+"""What the data source's annotations are made of, which the dashboard's schema leaves to data sources without saying so."""
+NOT_OURS = {"up", "ALERTS"}
+BUILT_IN = {"__rate_interval", "__interval", "__interval_ms", "__range"}
+
+
+def load(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((ROOT / f"dashboards/grafana/{name}.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    return [panel for panel in load(name)["panels"] if panel["type"] != "row"]
+
+
+def expressions(name: str) -> Iterator[str]:
+    for panel in panels(name):
+        yield from (target["expr"] for target in panel.get("targets", []))
+    yield from (mark["expr"] for mark in load(name)["annotations"]["list"] if "expr" in mark)
+    for variable in load(name).get("templating", {}).get("list", []):
+        if variable["type"] == "query":
+            yield re.sub(r"label_values\((.+), \w+\)", r"\1", variable["query"])
+
+
+def site_panels() -> list[SitePanel]:
+    """Return every panel over a site that a list of panels holds."""
+    found: list[SitePanel] = []
+    for module in (alerts, fleet, site_node, site_run):
+        for value in vars(module).values():
+            several = value if isinstance(value, tuple) else (value,)
+            found += [each for each in several if isinstance(each, SitePanel)]
+    return found
+
+
+def test_committed_dashboards_are_fresh() -> None:
+    pytest.importorskip("grafana_foundation_sdk")
+    from gpuwatch_dashboards.grafana.dashboards import DASHBOARDS, text_of
+
+    folder = ROOT / "dashboards/grafana"
+    assert {path.name for path in folder.glob("*.json")} == set(DASHBOARDS) == {f"{name}.json" for name in NAMES}
+    for name in DASHBOARDS:
+        assert (folder / name).read_text(encoding="utf-8") == text_of(name), f"{name} is stale: run `make golden`"
+
+
+def faults(name: str, value: Any) -> list[str]:
+    """Return where a value disagrees with a schema, and how."""
+    errors = jsonschema.Draft7Validator(SCHEMA[name]).iter_errors({"value": value})
+    return [f"{name} {'/'.join(map(str, e.absolute_path))}: {e.message[:200]}" for e in errors]
+
+
+def schema_faults(dashboard: dict[str, Any]) -> list[str]:
+    checked = copy.deepcopy(dashboard)
+    for mark in checked["annotations"]["list"]:
+        if mark["datasource"]["type"] == "prometheus":
+            for key in OF_PROMETHEUS_ANNOTATIONS:
+                mark.pop(key, None)
+    found = faults("dashboard", checked)
+    for panel in checked["panels"]:
+        if panel["type"] == "row":
+            continue
+        found += faults(f"{panel['type']}.options", panel.get("options"))
+        custom = panel["fieldConfig"]["defaults"].get("custom")
+        if custom is not None:
+            found += faults(f"{panel['type']}.custom", custom)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dashboard_agrees_with_the_schema_that_grafana_publishes(name: str) -> None:
+    assert schema_faults(load(name)) == []
+
+
+def test_what_disagrees_with_the_schema_is_noticed() -> None:
+    broken = load("gpuwatch-run")
+    broken["panels"][1]["options"]["graphMode"] = "pie"
+    broken["panels"][9]["fieldConfig"]["defaults"]["custom"]["lineWidth"] = "thick"
+    broken["panels"][10]["gridPos"]["w"] = "8"
+    broken["templating"]["list"][1]["refresh"] = 7
+    found = schema_faults(broken)
+    assert len(found) >= 4 and any("'pie'" in each for each in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_fill_the_grid_and_none_lies_on_another(name: str) -> None:
+    taken: dict[int, list[str]] = {}
+    for panel in load(name)["panels"]:
+        place = panel["gridPos"]
+        assert place["w"] > 0 and place["h"] > 0 and place["x"] >= 0 and place["x"] + place["w"] <= 24
+        for y in range(place["y"], place["y"] + place["h"]):
+            taken.setdefault(y, []).extend([panel["title"]] * place["w"])
+    assert sorted(taken) == list(range(len(taken)))
+    assert {len(cells) for cells in taken.values()} == {24}
+    ids = [panel["id"] for panel in load(name)["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_line_of_panels_is_shared_out_to_the_last_column() -> None:
+    panel = PANELS[0]
+    assert widths(Line((panel,) * 5)) == [5, 5, 5, 5, 4]
+    assert widths(Line((panel,) * 2, widths=(3, 2))) == [15, 9]
+
+
+def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
+    drawn = {(p["title"], p["description"]): p for name in NAMES[:3] for p in panels(name)}
+    for panel in PANELS:
+        built = drawn[panel.title, panel.question]
+        assert len(built["targets"]) == len(panel.curves)
+        assert built["fieldConfig"]["defaults"]["noValue"] == panel.empty
+    assert len(site_panels()) > 40
+    for site in site_panels():
+        assert len(drawn[site.title, site.question]["targets"]) == len(site.curves)
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable(name: str) -> None:
+    config = Config(prices=Prices(1.0))
+    recorded = {r["record"] for g in groups(config.alerts, config.prices) for r in g["rules"] if "record" in r}
+    variables = {variable["name"] for variable in load(name)["templating"]["list"]} | BUILT_IN
+    read = set()
+    for expr in expressions(name):
+        bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
+        names = set(re.findall(r"(?<![\w:$])((?:\w+:)?gpuwatch_\w+(?::\w+)?|up(?=\{)|ALERTS)", bare))
+        assert names, expr
+        for each in names:
+            base = re.sub(r"_(bucket|sum|count)$", "", each)
+            assert each in BY_NAME or each in recorded or each in NOT_OURS or BY_NAME[base].kind == "histogram", each
+        assert set(re.findall(r"\$\{?(\w+)", expr)) <= variables, expr
+        read |= names
+    assert len(read) > 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_link_leads_to_a_dashboard_a_panel_and_a_variable_that_exist(name: str) -> None:
+    uids = {load(each)["uid"]: load(each) for each in NAMES}
+    urls = re.findall(r"/d/([\w-]+)\?([^\")\s]*)", json.dumps(load(name)))
+    assert urls
+    for uid, query in urls:
+        for key, value in re.findall(r"([\w-]+)=([^&]*)", query):
+            if key == "viewPanel":
+                known = {str(panel["id"]) for panel in uids[uid]["panels"]}
+                assert value in known or value == "${__data.fields.runbook}", (uid, query)
+            else:
+                assert key.removeprefix("var-") in {v["name"] for v in uids[uid]["templating"]["list"]}, (uid, query)
+
+
+def test_every_alert_has_its_runbook_where_its_link_leads() -> None:
+    shown = {panel["id"]: panel for panel in panels("gpuwatch-runbooks")}
+    for rule in ALERT_RULES:
+        panel = shown[page_id(rule.name)]
+        assert panel["title"] == rule.name and "**Meaning.**" in panel["options"]["content"]
+    assert "`input_single_process`" in shown[page_id("causes")]["options"]["content"]
+    assert len(shown) == len(PAGES)
+    assert not any(".md)" in panel["options"]["content"] for panel in shown.values())
+
+
+def test_tables_show_each_of_their_columns_by_its_title() -> None:
+    [table] = [panel for panel in panels("gpuwatch-fleet") if panel["title"] == "By user"]
+    [organize] = [t["options"] for t in table["transformations"] if t["id"] == "organize"]
+    titles = ["User", "GPU-hours", "Useful", "Starved", "Held idle", "Stalled", "Lost", "Lost money"]
+    in_order = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
+    assert [organize["renameByName"][column] for column in in_order] == titles
+    units = {
+        o["matcher"]["options"]: p["value"]
+        for o in table["fieldConfig"]["overrides"]
+        for p in o["properties"]
+        if p["id"] == "unit"
+    }
+    assert (units["GPU-hours"], units["Useful"], units["Lost money"]) == ("h", "percentunit", "currencyUSD")
+
+
+def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
+    config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
+    fitted = {name: files.text(dashboard) for name, dashboard in files.load(config).items()}
+    text = fitted["gpuwatch-fleet.json"]
+    assert "rate5m" not in text and "node_kind:gpuwatch_gpu_seconds:rate10m" in text
+    assert "USD" not in text and '"currency:EUR"' in text
+    assert 'up{job=\\"agents\\"' in text
+    assert (
+        files.text(files.load()["gpuwatch-fleet.json"]) == (ROOT / "dashboards/grafana/gpuwatch-fleet.json").read_text()
+    )
+
+
+def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool in PATH")
+    found = [expr for name in NAMES[:3] for expr in expressions(name)]
+    filled = [
+        re.sub(r"\$__interval_ms", "5000", re.sub(r"\$__(rate_interval|interval|range)\b", "1m", e)) for e in found
+    ]
+    rules = [{"record": f"x:{n}", "expr": expr} for n, expr in enumerate(filled)]
+    file = tmp_path / "rules.json"  # YAML is a superset of JSON
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout and len(rules) > 100
