@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 
 from gpuwatch import wire
 from gpuwatch.accounts import Accounts, activity
+from gpuwatch.costs import price_told
 from gpuwatch.errors import ConfigError
 from gpuwatch.membership import Membership
 from gpuwatch.outbox import MOST_MESSAGES, Outbox
@@ -128,7 +130,16 @@ class Publisher:
             provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
             done=done,
             flops=self._facts.flops,
+            price=self._price(),
         )
+
+    def _price(self) -> tuple[float, str] | None:
+        """Return the price of a GPU-hour; a wrong one is said once, and is none."""
+        try:
+            return price_told(os.environ)
+        except ConfigError as error:
+            self._warn("price", "gpuwatch: %s", error)
+            return None
 
     def close(self, ended_ns: int) -> None:
         """Book the tail up to the run's end, send what is left and the good-bye; takes about a second at most, agent or not."""

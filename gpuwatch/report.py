@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from gpuwatch.costs import Cost, cost_of, money
 from gpuwatch.diagnosis import Finding, diagnose
-from gpuwatch.ledger import shares
+from gpuwatch.ledger import COMPUTE, shares
 from gpuwatch.throughput import Done, Throughput, throughput
 from gpuwatch.units import duration, percent
 from gpuwatch.verdict import Verdict, give_verdict
@@ -41,6 +42,8 @@ class Report:
     device: str
     verdict: Verdict
     findings: tuple[Finding, ...]
+    cost: Cost | None = None
+    """What this rank's GPU cost, where GPUWATCH_GPU_HOUR tells a price; None on a CPU."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -58,6 +61,7 @@ def make_report(
     provisional_s: Mapping[str, float],
     done: Done,
     flops: Flops | None = None,
+    price: tuple[float, str] | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
     findings = diagnose(window)
@@ -78,6 +82,7 @@ def make_report(
         device=window.device,
         verdict=give_verdict(window, findings),
         findings=tuple(findings),
+        cost=cost_of(window.states_s, [price[0]], price[1]) if price and window.device == "cuda" else None,
     )
 
 
@@ -90,6 +95,7 @@ def render(report: Report, width: int = 100) -> str:
     clock = "" if report.timeline == "device" or report.device == "cpu" else "  (host clock)"
     lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{clock}"]
     lines += _rates(report)
+    lines += _cost(report)
     for finding in [each for each in report.findings if each.root is None][:3]:
         why = "; ".join(evidence.text for evidence in finding.evidence)
         lines += _wrapped("why", f"{finding.title}: {why}", width)
@@ -111,6 +117,19 @@ def _rates(report: Report) -> list[str]:
     if rates.mfu_ratio is not None:
         parts.append(f"MFU {percent(rates.mfu_ratio)}")
     return [f"  rate  {'  '.join(parts)}"] if parts else []
+
+
+def _cost(report: Report) -> list[str]:
+    """Return the line of what the GPU cost, and what of it was the largest loss; none without a price."""
+    cost = report.cost
+    if cost is None:
+        return []
+    lost = {state: amount for state, amount in cost.states.items() if state != COMPUTE}
+    worst = max(lost, key=lambda state: lost[state], default=None)
+    more = f", {money(lost[worst], cost.currency)} of it {worst}" if worst is not None else ""
+    return [
+        f"  cost  {money(cost.total, cost.currency)}{more} (one GPU at {money(cost.per_hour, cost.currency)} an hour)"
+    ]
 
 
 def _wrapped(label: str, text: str, width: int) -> list[str]:

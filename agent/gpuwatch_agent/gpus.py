@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpu_ledger import GpuAccount, GpuReading
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import Run
 from gpuwatch_agent.windows import NodeMemory
 
 
@@ -30,6 +32,19 @@ def gpu_readings(collector: GpuSource | None, node: NodeMemory, table: ProcessTa
 def owner_text(account: GpuAccount, table: ProcessTable) -> str:
     """Return the processes on a GPU for people: "alice, pid 4711 (python)"; empty without any."""
     return "; ".join(f"{table.user(pid) or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3])
+
+
+def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: GpuSource | None) -> None:
+    """Let each run remember the GPUs that it holds now, alone; one that holds none any more keeps its last ones."""
+    names = {device.uuid: device.name for device in collector.devices()} if collector is not None else {}
+    held: dict[tuple[str, int], dict[str, str]] = {}
+    for account in accounts:
+        if account.run is not None:
+            held.setdefault((account.run.run, account.run.rank), {})[account.uuid] = names.get(account.uuid, "")
+    for run in runs:
+        now = held.get((run.run, run.rank))
+        if now is not None and now != run.gpus:
+            run.gpus, run.changed = now, True
 
 
 def gpu_view(account: GpuAccount, collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> dict[str, Any]:

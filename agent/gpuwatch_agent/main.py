@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
-from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.alert_rules import AlertThresholds, Prices
 from gpuwatch.config import NotifySettings, StackSettings
 from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
@@ -45,6 +45,7 @@ class Options:
     choice: Choice = STANDARD
     notify: NotifySettings = field(default_factory=NotifySettings)
     alerts: AlertThresholds = field(default_factory=AlertThresholds)
+    prices: Prices = field(default_factory=Prices)
     stacks: StackSettings = field(default_factory=StackSettings)
 
 
@@ -78,6 +79,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
             sampler.extra_samples = notifier.samples
             notifier.start()
             stack.callback(notifier.stop)
+        sampler.prices = options.prices
         if options.stacks.automatic:
             sampler.stacks = _stack_watch(options.stacks, history_path)
         receiver.start()

@@ -69,5 +69,6 @@ def _view(record: RunRecord) -> Json:
         "states": {state: ns / 1e9 for state, ns in record.states_ns.items() if ns},
         "loader": loader_view(hello),
         "versions": dict(hello.versions) if hello is not None else {},
+        "gpus": list(record.gpus.values()),
         "tags": dict(hello.tags) if hello is not None else {},
     }

@@ -104,6 +104,8 @@ class RunRecord(msgspec.Struct):
     worker_io: WorkerIo = WorkerIo()
     worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
     """What each worker had done as far as it is in `worker_io`."""
+    gpus: dict[str, str] = msgspec.field(default_factory=dict)
+    """Models of the GPUs that it held last, by UUID."""
 
 
 def _sum_known(one: int, other: int) -> int:

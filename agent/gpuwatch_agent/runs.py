@@ -61,6 +61,8 @@ class Run:
         self.owner = NOBODY
         self.worker_io = WorkerIo()
         self.worker_io_seen: dict[int, WorkerIo] = {}
+        self.gpus: dict[str, str] = {}
+        """Models of the GPUs that it held last, by UUID: what its time is charged for."""
         self.steps = RecentSteps()
         self._totals_seen: deque[tuple[int, dict[str, int], Counts]] = deque()
         self.changed = True
@@ -187,6 +189,7 @@ class Run:
             worker_io=self.worker_io,
             worker_io_seen=self.worker_io_seen,
             ended_s=self.ended_s,
+            gpus=self.gpus,
         )
 
     @classmethod
@@ -200,6 +203,7 @@ class Run:
             setattr(run, name, getattr(record, name))
         run.worker_cpu_s, run.worker_seen_s, run.user = record.worker_cpu_s, dict(record.worker_seen_s), record.user
         run.owner = record.owner
+        run.gpus = dict(record.gpus)
         run.worker_io, run.worker_io_seen = record.worker_io, dict(record.worker_io_seen)
         run.speakers = {speaker.sender: speaker for speaker in record.speakers}
         run.heard_ns = now_ns

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuwatch import __version__, wire
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.metrics import Sample
 from gpuwatch.rules.worker_killed import worker_killed
@@ -20,7 +21,7 @@ from gpuwatch_agent.exporter import Page
 from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.gpu_ledger import GpuBook
 from gpuwatch_agent.gpu_trends import GpuTrends
-from gpuwatch_agent.gpus import gpu_readings, gpu_view, owner_text
+from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus, owner_text
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.ranks import ranks_by_run
@@ -70,6 +71,7 @@ class Sampler:
         self.snapshot: Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
         """More of the agent's own series (the notifier's counters)."""
+        self.prices = Prices()
         self.stacks: StackWatch | None = None
         """Looks at stacks when a finding begins; None: not asked for."""
 
@@ -123,6 +125,7 @@ class Sampler:
         self._processes.look(runs, now_ns)
         readings = gpu_readings(self._gpu_collector, self._node, self._table)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
+        note_gpus(runs, self._gpus.accounts.values(), self._gpu_collector)
         self._diagnose(runs, now_ns, now_s)
         if self.stacks is not None:
             self.stacks.turn(runs, self._findings, self._table, now_ns, now_s)
@@ -165,7 +168,7 @@ class Sampler:
                 why = worker_killed(window)
                 active = self._findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
             pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
-            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s), pid)
+            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s), pid, self.prices)
         self._views = views
         owners = {account.uuid: owner_text(account, self._table) for account in accounts}
         node_findings = diagnose(node_window(self._node, accounts, owners, now_ns)) if accounts else []

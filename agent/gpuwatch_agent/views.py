@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from gpuwatch import wire
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.costs import cost_of
 from gpuwatch.stacks.causes import LOOK_AT, WORKERS
 from gpuwatch.stacks.words import evidence as stack_evidence
 from gpuwatch.throughput import Done, throughput
@@ -29,9 +31,13 @@ def run_view(
     findings: Sequence[ActiveFinding],
     wall_offset_ns: int,
     host_pid: int | None = None,
+    prices: Prices | None = None,
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
+    states_s = {} if ledger is None else {state: ns / 1e9 for state, ns in ledger.totals_ns.items() if ns}
+    gpus = list(run.gpus.values())
+    cost = None if prices is None else cost_of(states_s, prices.hourly(gpus), prices.currency)
     return {
         "run": run.run,
         "rank": run.rank,
@@ -54,7 +60,9 @@ def run_view(
         "tokens": counts.tokens if counts.tokens >= 0 else None,
         "records_lost": run.lost,
         "activity": run.activity,
-        "states": {} if ledger is None else {state: ns / 1e9 for state, ns in ledger.totals_ns.items() if ns},
+        "states": states_s,
+        "gpus": gpus,
+        "cost": None if cost is None else msgspec.to_builtins(cost),
         "recent": _recent(run, window),
         "verdict": None if verdict is None else asdict(verdict),
         "findings": [finding_view(entry) for entry in findings],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from gpuwatch.errors import ConfigError
@@ -127,3 +127,7 @@ class Prices:
         for model in self.models:
             if re.search(r"[\"'{}`\\<>\n]", model):
                 raise ConfigError(f"models: {model!r} has a character that no model name has")
+
+    def hourly(self, models: Iterable[str]) -> list[float]:
+        """Return what an hour of each of these GPUs costs; [] without any price."""
+        return [] if self.gpu_hour is None else [self.models.get(model, self.gpu_hour) for model in models]

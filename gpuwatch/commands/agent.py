@@ -89,6 +89,7 @@ def agent(
         full_hours=_first(full_hours, own.full_hours, 24.0),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
         alerts=settings.alerts,
+        prices=settings.prices,
         stacks=replace(settings.stacks, automatic=True) if stacks else settings.stacks,
     )
     run_agent(options, ready)

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.commands.report_options import AGENT, Agent, Form, HistoryFile, Output, form, load_run, open_source, write
+from gpuwatch.commands.report_options import (
+    AGENT,
+    Agent,
+    Config,
+    Form,
+    HistoryFile,
+    Output,
+    form,
+    load_run,
+    open_source,
+    write,
+)
 from gpuwatch.reports import compare as compare_runs
 from gpuwatch.reports.compare_page import compare_page
 from gpuwatch.reports.comparing import as_json as comparison_json
@@ -22,6 +33,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
     output: Output = None,
+    config: Config = None,
 ) -> None:
     """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
 
@@ -32,7 +44,7 @@ def compare(
     how = form(markdown, as_json)
     source = open_source(agent, history)
     now_s = time.time()
-    found = compare_runs(load_run(source, a, now_s), load_run(source, b, now_s))
+    found = compare_runs(load_run(source, a, now_s, config), load_run(source, b, now_s, config))
     if how is Form.JSON:
         text = comparison_json(found)
     else:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuwatch.commands.report_options import AGENT, Agent, Form, HistoryFile, Output, form, load_run, open_source, write
+from gpuwatch.commands.report_options import (
+    AGENT,
+    Agent,
+    Config,
+    Form,
+    HistoryFile,
+    Output,
+    form,
+    load_run,
+    open_source,
+    write,
+)
 from gpuwatch.reports import broken, parse_gate
 from gpuwatch.reports.markdown import run_markdown
 from gpuwatch.reports.model import as_json as report_json
@@ -22,9 +32,7 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
     output: Output = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Prices, where the agent has none.", envvar="GPUWATCH_CONFIG")
-    ] = None,
+    config: Config = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(

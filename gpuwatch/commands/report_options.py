@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
 from gpuwatch.reports import RunReport, from_json, gather
@@ -17,6 +18,9 @@ from gpuwatch.reports.source import AgentSource, Source
 AGENT = "http://127.0.0.1:9478"
 Agent = Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file whose [prices] are used before the agent's.", envvar="GPUWATCH_CONFIG")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 
 
@@ -54,7 +58,7 @@ def load_run(source: Source, wanted: str, now_s: float, config: Path | None = No
             raise ConfigError(
                 f"{wanted}: {error.strerror}; make it with gpuwatch report RUN --json -o {wanted}"
             ) from error
-    return gather(source, wanted, now_s)
+    return gather(source, wanted, now_s, None if config is None else read_config(config).prices)
 
 
 def write(text: str, how: Form, output: Path | None, name: str) -> None:

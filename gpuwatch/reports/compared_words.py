@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpuwatch.costs import money
 from gpuwatch.reports.comparing import Comparison
 from gpuwatch.reports.looks import STATES
 from gpuwatch.reports.model import RunReport
-from gpuwatch.reports.words import money
 from gpuwatch.units import duration, percent
 
 

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
+import msgspec
+
 from gpuwatch import __version__
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.costs import Cost, cost_of, together
 from gpuwatch.ledger import RUN_STATES, shares
 from gpuwatch.reports import model
 from gpuwatch.reports.choosing import choose
@@ -22,8 +26,8 @@ _STEPS = 20_000
 _GROUPS = 120
 
 
-def gather(source: Source, wanted: str, now_s: float) -> model.RunReport:
-    """Return the report of a run: its id, its name, or `last`. `now_s` is when the report is made.
+def gather(source: Source, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
+    """Return the report of a run: its id, its name, or `last`. `now_s` is when the report is made; `prices` go before the agent's.
 
     Raises: ConfigError where there is no such run.
     """
@@ -69,7 +73,7 @@ def gather(source: Source, wanted: str, now_s: float) -> model.RunReport:
         gpus=_gpu_models(source, run, min(rank["started_s"] for rank in ranks), now_s),
         over_time=_over_time(source, run, min(rank["started_s"] for rank in ranks), until_s),
         steps_over_time=_steps_over_time(columns, times),
-        cost=_cost(ranks),
+        cost=_cost(ranks, prices),
     )
 
 
@@ -190,19 +194,14 @@ def _gpu_models(source: Source, run: str, started_s: float, now_s: float) -> tup
     return tuple(models.get(uuid) or "GPU" for uuid in sorted(uuids))
 
 
-def _cost(ranks: Sequence[Json]) -> model.Cost | None:
-    """Return the ranks' costs together; None where no price is configured."""
-    costs = [rank["cost"] for rank in ranks if rank.get("cost")]
-    if not costs:
-        return None
-    states: dict[str, float] = defaultdict(float)
-    for cost in costs:
-        for state, amount in cost["states"].items():
-            states[state] += amount
-    return model.Cost(
-        currency=costs[0]["currency"],
-        gpus=sum(cost["gpus"] for cost in costs),
-        per_hour=sum(cost["per_hour"] for cost in costs),
-        total=sum(states.values()),
-        states=_ordered(states),
-    )
+def _cost(ranks: Sequence[Json], prices: Prices | None) -> Cost | None:
+    """Return the ranks' costs together: by the prices given here, else as the agent told them; None where none is known."""
+    if prices is not None and prices.gpu_hour is not None:
+        return together(
+            [
+                cost
+                for rank in ranks
+                if (cost := cost_of(rank["states"], prices.hourly(rank.get("gpus") or ()), prices.currency)) is not None
+            ]
+        )
+    return together([msgspec.convert(rank["cost"], Cost) for rank in ranks if rank.get("cost")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuwatch.costs import Cost
 from gpuwatch.errors import ConfigError
 from gpuwatch.stacks.records import Stacks
 
@@ -102,17 +103,6 @@ class Rank(msgspec.Struct, frozen=True):
     pid: int | None
     status: str
     steps: int
-    states: dict[str, float]
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """What the GPUs of the run cost, by the prices of the configuration."""
-
-    currency: str
-    gpus: int
-    per_hour: float
-    """Of all GPUs of the run together."""
-    total: float
     states: dict[str, float]
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from gpuwatch.costs import money
 from gpuwatch.reports import svg
 from gpuwatch.reports.gates import Broken
 from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.model import Found, RunReport
-from gpuwatch.reports.words import facts, gain, headline, interval, money, state_rows, when
+from gpuwatch.reports.words import facts, gain, headline, interval, state_rows, when
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration, percent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+from gpuwatch.costs import money
 from gpuwatch.reports.looks import STATES
 from gpuwatch.reports.model import Found, RunReport
 from gpuwatch.units import duration, percent
@@ -12,11 +13,6 @@ from gpuwatch.units import duration, percent
 def when(time_s: float) -> str:
     """Return e.g. "2026-11-20 20:57 UTC": a report is read elsewhere than it was made."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def money(amount: float, currency: str) -> str:
-    """Return e.g. "12.40 USD", "0.0031 USD"."""
-    return f"{amount:,.2f} {currency}" if amount >= 0.1 or amount == 0 else f"{amount:.2g} {currency}"
 
 
 def interval(low_high: tuple[float, float] | None) -> str:

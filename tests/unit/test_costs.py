@@ -1,0 +1,41 @@
+"""What GPU time costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.costs import cost_of, money, parse_price, price_told, together
+from gpuwatch.errors import ConfigError
+
+
+def test_a_states_cost_is_its_time_times_the_price_of_all_gpus_that_were_held() -> None:
+    prices = Prices(gpu_hour=2.0, currency="EUR", models={"NVIDIA H200": 4.0})
+    hourly = prices.hourly(["NVIDIA H200", "NVIDIA A10"])
+    assert hourly == [4.0, 2.0]
+    cost = cost_of({"compute": 1800.0, "input_wait": 3600.0, "eval": 0.0}, hourly, prices.currency)
+    assert cost is not None
+    assert (cost.gpus, cost.per_hour, cost.currency) == (2, 6.0, "EUR")
+    assert cost.states == {"compute": 3.0, "input_wait": 6.0} and cost.total == 9.0
+    both = together([cost, cost])
+    assert both is not None and (both.gpus, both.per_hour, both.total) == (4, 12.0, 18.0)
+    assert both.states == {"compute": 6.0, "input_wait": 12.0}
+
+
+def test_without_a_price_or_a_gpu_there_is_no_cost() -> None:
+    assert Prices().hourly(["NVIDIA H200"]) == []
+    assert cost_of({"compute": 1800.0}, [], "USD") is None
+    assert together([]) is None
+
+
+def test_a_price_from_the_environment() -> None:
+    assert parse_price("4.2 EUR") == (4.2, "EUR")
+    assert parse_price(" 4 ") == (4.0, "USD")
+    assert price_told({}) is None
+    for wrong in ("cheap", "-1", "nan", "inf"):
+        with pytest.raises(ConfigError, match="GPUWATCH_GPU_HOUR"):
+            price_told({"GPUWATCH_GPU_HOUR": wrong})
+
+
+def test_money_is_told_to_the_cent_or_to_two_figures() -> None:
+    assert [money(amount, "USD") for amount in (1234.5, 0.0, 0.00314)] == ["1,234.50 USD", "0.00 USD", "0.0031 USD"]
