@@ -18,7 +18,8 @@ from gpuwatch.alerting import (
     AlertRule,
     RecordingRule,
 )
-from gpuwatch.alerting.recording import BASELINE_INTERVAL_S, TRAINING_STATES, cost_rules
+from gpuwatch.alerting.hours import hour_rules
+from gpuwatch.alerting.recording import BASELINE_INTERVAL_S, LEVELS, TRAINING_STATES, cost_rules
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 
 __all__ = [
@@ -59,6 +60,11 @@ def groups(
     costs = () if prices.gpu_hour is None else cost_rules(dict(prices.models), prices.gpu_hour)
     return [
         {"name": "gpuwatch-ledger", "rules": list(_recordings((*LEDGER_RULES, *costs), thresholds))},
+        {
+            "name": "gpuwatch-hours",
+            "interval": _duration(thresholds.ledger_window_s),
+            "rules": list(_recordings(hour_rules(LEVELS, priced=bool(costs)), thresholds)),
+        },
         {"name": "gpuwatch-runs", "rules": list(_recordings(RUN_RULES, thresholds))},
         {
             "name": "gpuwatch-baselines",

@@ -12,10 +12,10 @@ import streamlit as st
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, SharedSource, Source
-from gpuwatch_dashboards.views import compare, live, run
+from gpuwatch_dashboards.views import compare, fleet, live, run
 from gpuwatch_dashboards.views.site import Site
 
-PAGES = {"live": live.page, "run": run.page, "compare": compare.page}
+PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": fleet.page}
 
 
 @st.cache_resource

@@ -106,15 +106,31 @@ def looks_head(title: str, question: str, looks: Sequence[Look]) -> str:
     return panel_head(title, question).replace("</p></div>", f"</p><ul>{entries}</ul></div>")
 
 
+FLEET_NEEDS_PROMETHEUS = (
+    '<section class="gw-message"><h1>The fleet needs a Prometheus.</h1><p>An agent knows its own node only. Start these pages with '
+    "<code>gpuwatch dashboard --prometheus http://HOST:9090</code>, or everything at once with <code>docker compose up</code>.</p>"
+    "<p>Prometheus scrapes the agents and loads the rules that <code>gpuwatch rules</code> writes.</p></section>"
+)
+NOTHING_RECORDED = (
+    '<section class="gw-message"><h1>Prometheus answers, but no GPU time is recorded.</h1><p>Two things are needed: a scrape job for '
+    "the agents, and the rules in <code>rule_files</code>:</p><pre>gpuwatch rules &gt; gpuwatch.yml\n"
+    "promtool check rules gpuwatch.yml</pre><p>The first numbers come after five minutes; this page goes on by itself.</p></section>"
+)
+
+
+def key_of_looks(looks: Iterable[Look]) -> str:
+    """Return what colours mean."""
+    entries = "".join(
+        f'<li><i class="{"gw-hatched" if look.pattern else "gw-square"}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
+        for look in looks
+    )
+    return f'<div class="gw-panel"><ul>{entries}</ul></div>'
+
+
 def state_key(states: Iterable[str]) -> str:
     """Return what the colours of states mean, in the order of a ledger; each state once."""
     found = set(states)
-    entries = "".join(
-        f'<li><i class="{"gw-hatched" if look.pattern else "gw-square"}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
-        for state, look in STATES.items()
-        if state in found
-    )
-    return f'<div class="gw-panel"><ul>{entries}</ul></div>'
+    return key_of_looks(look for state, look in STATES.items() if state in found)
 
 
 def too_few_to_compare(known: int) -> str:

@@ -124,6 +124,8 @@ class Node:
     history_failures: int = 0
     findings: tuple[Finding, ...] = ()
     """Findings about GPUs that no run explains."""
+    instance: str | None = None
+    """Prometheus's name of its agent; None with an agent as source."""
 
 
 @dataclass(frozen=True)

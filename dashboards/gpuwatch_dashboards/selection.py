@@ -26,6 +26,8 @@ class Chosen:
     start_s: float | None = None
     end_s: float | None = None
     gpu: str | None = None
+    node: str | None = None
+    """Prometheus's name of a node's agent."""
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -36,7 +38,7 @@ class Chosen:
 
     def params(self) -> dict[str, str]:
         """Return the link's parameters: what `chosen` reads."""
-        said = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu}
+        said = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu, "node": self.node}
         if (stretch := self.range) is not None:
             said |= {"from": f"{stretch[0]:.3f}", "to": f"{stretch[1]:.3f}"}
         return {name: text for name, text in said.items() if text is not None}
@@ -52,6 +54,7 @@ def chosen(params: Mapping[str, str]) -> Chosen:
         start_s=_time(params.get("from")),
         end_s=_time(params.get("to")),
         gpu=params.get("gpu"),
+        node=params.get("node"),
     )
 
 

@@ -89,10 +89,10 @@ class AgentSource:
         self._api = JsonApi("the agent", url, REMEDY, transport)
         self.label = f"agent at {self._api.url}"
 
-    def runs(self) -> list[Run]:
+    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
         return self._api.get("/api/v1/runs", _Runs).runs
 
-    def node(self, run: Run | None) -> Node:
+    def node(self, run: Run | None, node: str | None = None) -> Node:
         status = self._api.get("/api/v1/status", _Status)
         found: tuple[Finding, ...] = ()
         if status.gpus:

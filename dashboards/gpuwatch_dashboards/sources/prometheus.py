@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,8 +24,8 @@ from gpuwatch_dashboards.model import (
     Steps,
     Trace,
 )
-from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render, selector
+from gpuwatch_dashboards.query import Match, Query
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.http import JsonApi, Params
 from gpuwatch_dashboards.sources.prometheus_answer import Answer, Result, value_of
@@ -34,6 +35,7 @@ from gpuwatch_dashboards.sources.prometheus_verdict import finding_of, verdict_o
 REMEDY = "check the URL given with --prometheus and that Prometheus is running"
 LOOKBACK = "6h"
 """Runs that were seen within this time are listed."""
+MOST_RUNS = 100
 SCRAPES_PER_WINDOW = 4
 """A rate over fewer scrapes is empty whenever one of them is missed."""
 
@@ -58,24 +60,26 @@ class PrometheusSource:
         self._agents: dict[str, AgentSource] = {}
         self.label = f"Prometheus at {self._api.url}"
 
-    def runs(self) -> list[Run]:
-        infos = self._instant(f"last_over_time(gpuwatch_run_info[{LOOKBACK}])")
-        if not infos:
+    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
+        """Return at most `MOST_RUNS` of the runs, `run` among them: a site has thousands."""
+        where = self._where(node, run)
+        if where is None:
             return []
+        infos = self._instant(f"last_over_time(gpuwatch_run_info{where}[{LOOKBACK}])")
         window = f"{self._window_s:g}s"
-        up = self._by_run("gpuwatch_run_up")
-        steps = self._by_run(f"last_over_time(gpuwatch_steps_total[{LOOKBACK}])")
-        watermarks = self._by_run(f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds[{LOOKBACK}])")
-        states = self._states(f"last_over_time(gpuwatch_run_seconds_total[{LOOKBACK}])")
-        recent_states = self._states(f"increase(gpuwatch_run_seconds_total[{window}])")
-        phases = self._states(f"increase(gpuwatch_step_phase_seconds_total[{window}])", "phase")
-        last_steps = self._by_run("gpuwatch_last_step_timestamp_seconds")
-        steps_per_s = self._by_run(f"rate(gpuwatch_steps_total[{window}])")
-        samples_per_s = self._by_run(f"rate(gpuwatch_samples_total[{window}])")
-        buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket[{window}]))"
+        up = self._by_run(f"gpuwatch_run_up{where}")
+        steps = self._by_run(f"last_over_time(gpuwatch_steps_total{where}[{LOOKBACK}])")
+        watermarks = self._by_run(f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{where}[{LOOKBACK}])")
+        states = self._states(f"last_over_time(gpuwatch_run_seconds_total{where}[{LOOKBACK}])")
+        recent_states = self._states(f"increase(gpuwatch_run_seconds_total{where}[{window}])")
+        phases = self._states(f"increase(gpuwatch_step_phase_seconds_total{where}[{window}])", "phase")
+        last_steps = self._by_run(f"gpuwatch_last_step_timestamp_seconds{where}")
+        steps_per_s = self._by_run(f"rate(gpuwatch_steps_total{where}[{window}])")
+        samples_per_s = self._by_run(f"rate(gpuwatch_samples_total{where}[{window}])")
+        buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket{where}[{window}]))"
         p50 = self._by_run(f"histogram_quantile(0.5, {buckets})")
         p95 = self._by_run(f"histogram_quantile(0.95, {buckets})")
-        findings = self._findings()
+        findings = self._findings(where)
         runs: dict[RunKey, Run] = {}
         for info in infos:
             labels = info.metric
@@ -120,11 +124,12 @@ class PrometheusSource:
             )
         return sorted(runs.values(), key=lambda run: (-round(run.watermark_s), run.run, run.rank))
 
-    def node(self, run: Run | None) -> Node:
-        """Return the run's node; without a run, what is known is only Prometheus's own name."""
-        if run is None or run.instance is None:
+    def node(self, run: Run | None, node: str | None = None) -> Node:
+        """Return the named node, or the run's; without either, what is known is only Prometheus's own name."""
+        name = node or (run.instance if run is not None else None)
+        if name is None:
             return Node(host=self.label)
-        return Node(host=run.instance, gpus=scraped_gpus(self._instant, run.instance, f"{self._window_s:g}s"))
+        return Node(host=name, instance=name, gpus=scraped_gpus(self._instant, name, f"{self._window_s:g}s"))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / max(1, span.points - 1))
@@ -179,6 +184,16 @@ class PrometheusSource:
             for r in found
         ]
 
+    def _where(self, node: str | None, run: str | None) -> str | None:
+        """Return the condition for the runs to tell of: those of a node, or the most recently active; None for none."""
+        own = "" if node is None else f"{{{selector(Match(INSTANCE, '=', node))}}}"
+        heard = f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{own}[{LOOKBACK}])"
+        found = {labels["run"] for labels, _ in self.instant(f"topk({MOST_RUNS}, {heard})")} | ({run} if run else set())
+        if not found:
+            return None
+        names = "|".join(re.escape(name) for name in sorted(found))
+        return f"{{{selector(Match('run', '=~', names))}}}"
+
     def _instant(self, expr: str) -> list[Result]:
         return self._api.get("/api/v1/query", Answer, {"query": expr, "time": self._now()}).data.result
 
@@ -205,14 +220,14 @@ class PrometheusSource:
                 states.setdefault(_run_key(result.metric), {})[result.metric.get(label, "unknown")] = seconds
         return states
 
-    def _findings(self) -> dict[str, tuple[Finding, ...]]:
+    def _findings(self, where: str) -> dict[str, tuple[Finding, ...]]:
         """Return what is active by run, the largest share first."""
         ratios = {
             (r.metric.get("run", ""), r.metric.get("cause", "")): value_of(r)
-            for r in self._instant("gpuwatch_finding_evidence_ratio")
+            for r in self._instant(f"gpuwatch_finding_evidence_ratio{where}")
         }
         findings: dict[str, list[Finding]] = {}
-        for result in self._instant("gpuwatch_finding_active == 1"):
+        for result in self._instant(f"gpuwatch_finding_active{where} == 1"):
             run, cause = result.metric.get("run", ""), result.metric.get("cause", "")
             findings.setdefault(run, []).append(replace(finding_of(cause), ratio=ratios.get((run, cause))))
         return {run: tuple(sorted(found, key=lambda f: -(f.ratio or 0.0))) for run, found in findings.items()}

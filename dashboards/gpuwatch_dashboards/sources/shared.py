@@ -23,12 +23,12 @@ class SharedSource:
         self._once = once or Once()
         self.label = source.label
 
-    def runs(self) -> list[Run]:
-        return self._once.get("runs", self._source.runs)
+    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
+        return self._once.get(("runs", node, run), lambda: self._source.runs(node, run))
 
-    def node(self, run: Run | None) -> Node:
+    def node(self, run: Run | None, node: str | None = None) -> Node:
         where = None if run is None else (run.run, run.rank, run.instance)
-        return self._once.get(("node", where), lambda: self._source.node(run))
+        return self._once.get(("node", where, node), lambda: self._source.node(run, node))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         key = ("evaluate", tuple(queries), scope, span)

@@ -16,11 +16,11 @@ class Source(Protocol):
     label: str
     """For people: "agent at http://127.0.0.1:9478"."""
 
-    def runs(self) -> list[Run]:
-        """Return the runs that are known, the most recently active first."""
+    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
+        """Return the runs that are known, the most recently active first; of a source for a site those of a node, or that run."""
 
-    def node(self, run: Run | None) -> Node:
-        """Return what is known of the run's node."""
+    def node(self, run: Run | None, node: str | None = None) -> Node:
+        """Return what is known of the node that is named, else of the run's; an agent knows one."""
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
         """Return the lines of each query, in the queries' order; none where nothing was measured."""

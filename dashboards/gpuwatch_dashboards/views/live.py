@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import streamlit as st
 
@@ -42,10 +43,10 @@ def page(site: Site) -> None:
 
 def _live(site: Site) -> None:
     selection = chosen(st.query_params)
-    runs = site.source.runs()
+    runs = site.source.runs(selection.node, selection.run)
     run = chosen_run(runs)
-    node = site.source.node(run)
-    top_bar(site, Chosen(run.run, str(run.rank), *_rest(selection)) if run else selection)
+    node = site.source.node(run, selection.node)
+    top_bar(site, selection if run is None else replace(selection, run=run.run, rank=str(run.rank)))
     if run is None and not node.gpus:
         st.html(markup.no_runs(node) + foot(site, node, None))
         return
@@ -56,10 +57,6 @@ def _live(site: Site) -> None:
     drawn = site.once.get(key, lambda: content(site.source, runs, run, node, span, gpu))
     _draw(site, run, node, drawn, gpu)
     st.html(foot(site, node, run))
-
-
-def _rest(selection: Chosen) -> tuple[str | None, float | None, float | None, str | None]:
-    return selection.window, selection.start_s, selection.end_s, selection.gpu
 
 
 def _choices(runs: Sequence[Run], run: Run | None, selection: Chosen) -> str:

@@ -38,7 +38,7 @@ def content(source: Source, runs: Sequence[Run], run: Run | None, node: Node, sp
     """Return the content for a stretch of time; `gpu` narrows the GPU panels to one. Raises SourceError."""
     of_run = (TOP_PANEL, *RUN_ROW) if run is not None else ()
     of_gpu = GPU_ROW if node.gpus else ()
-    node_scope = Scope(instance=run.instance if run is not None else None)
+    node_scope = Scope(instance=run.instance if run is not None else node.instance)
     scope = Scope(run.run, str(run.rank), run.instance) if run is not None else node_scope
     gpu_scope = Scope(instance=scope.instance, gpu=gpu)
     small = replace(span, points=min(span.points, SMALL_POINTS))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import streamlit as st
 
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.model import Run, Span
-from gpuwatch_dashboards.selection import Chosen, chosen, key_of, span_between, span_of
+from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.units import display
 from gpuwatch_dashboards.views.run_content import Content, content
 from gpuwatch_dashboards.views.site import (
@@ -34,7 +35,7 @@ def page(site: Site) -> None:
 
 def _run(site: Site) -> None:
     selection = chosen(st.query_params)
-    runs = site.source.runs()
+    runs = site.source.runs(selection.node, selection.run)
     run = chosen_run(runs)
     node = site.source.node(run)
     stretch = selection.range
@@ -42,8 +43,7 @@ def _run(site: Site) -> None:
         top_bar(site, selection)
         st.html(markup.no_runs(node) + foot(site, node, None))
         return
-    ends = stretch or (None, None)
-    top_bar(site, Chosen(run.run, str(run.rank), None, *ends))
+    top_bar(site, replace(selection, run=run.run, rank=str(run.rank)))
     now_s = time.time() // EVERY_S * EVERY_S
     span = span_between(*stretch) if stretch else span_of(run, None, now_s)
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):

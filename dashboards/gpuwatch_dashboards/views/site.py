@@ -24,8 +24,8 @@ CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
 _WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
-    "live": ("run", "rank", "window", "gpu", "from", "to"),
-    "run": ("run", "rank", "from", "to"),
+    "live": ("node", "run", "rank", "window", "gpu", "from", "to"),
+    "run": ("node", "run", "rank", "from", "to"),
     "compare": (),
     "fleet": (),
 }

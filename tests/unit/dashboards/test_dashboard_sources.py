@@ -128,6 +128,7 @@ def test_unusable_url() -> None:
 
 WHO = {"run": "r1", "rank": "0"}
 VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
+    "topk(100, last_over_time(gpuwatch_ledger_watermark": [(WHO, NOW)],
     "last_over_time(gpuwatch_run_info": [
         ({**WHO, "name": "resnet50-a", "user": "alice", "timeline": "host", "device": "cpu", "world_size": "2",
           "instance": "node-17:9478"}, 1),
@@ -143,7 +144,7 @@ VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
     "histogram_quantile(0.95,": [(WHO, float("nan"))],
     "gpuwatch_last_step_timestamp_seconds": [(WHO, NOW - 42)],
     "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
-    "gpuwatch_finding_active == 1": [({"run": "r1", "cause": "input_single_process"}, 1)],
+    "gpuwatch_finding_active": [({"run": "r1", "cause": "input_single_process"}, 1)],
 }  # fmt: skip
 
 
@@ -180,7 +181,7 @@ def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
 
 def test_prometheus_stalled_run_says_for_how_long() -> None:
     stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 1)]
-    [run] = prometheus({**VECTORS, "gpuwatch_finding_active == 1": stalled}).runs()
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_active": stalled}).runs()
     assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
 
 

@@ -1,0 +1,92 @@
+"""A Prometheus that holds a day of a made-up fleet, as the rules record it: written into its store by promtool, not waited for."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwatch.ledger import GPU_STATES
+from tests.servers import require
+
+EVERY_S = 300
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@dataclass(frozen=True)
+class Share:
+    """GPUs of one run on one node, and which part of their time is of which kind."""
+
+    node: str
+    user: str
+    job: str
+    run: str
+    gpus: float
+    starved: float = 0.0
+    idle: float = 0.0
+    stalled: float = 0.0
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Return GPUs' worth of time by kind."""
+        lost = {"starved": self.starved, "idle": self.idle, "stalled": self.stalled}
+        useful = 0.95 * (1.0 - sum(lost.values()))
+        return {"all": self.gpus, "useful": useful * self.gpus} | {
+            kind: part * self.gpus for kind, part in lost.items()
+        }
+
+
+def recorded(shares: list[Share], price: float | None = None) -> Series:
+    """Return the value of every recorded series, which is the same all the time; `price` of a GPU-hour."""
+    series: Series = {}
+
+    def add(name: str, value: float, **labels: str) -> None:
+        key = (name, tuple(sorted(labels.items())))
+        series[key] = series.get(key, 0.0) + value
+
+    for share in shares:
+        for kind, gpus in share.kinds.items():
+            levels = {"node": {"instance": share.node}, "user": {"user": share.user}, "job": {"job_id": share.job}}
+            for level, labels in {**levels, "run": {"run": share.run}, "": {}}.items():
+                prefix = f"{level}_kind" if level else "kind"
+                add(f"{prefix}:gpuwatch_gpu_seconds:rate5m", gpus, kind=kind, **labels)
+                add(f"{prefix}:gpuwatch_gpu_hours:increase5m", gpus * EVERY_S / 3600, kind=kind, **labels)
+                if price is not None:
+                    add(f"{prefix}:gpuwatch_gpu_cost:increase5m", price * gpus * EVERY_S / 3600, kind=kind, **labels)
+        by_state = {"input_wait": "starved", "held_idle": "idle", "stalled": "stalled", "compute": "useful"}
+        for state in GPU_STATES:
+            if state in by_state:
+                add("state:gpuwatch_gpu_seconds:rate5m", share.kinds[by_state[state]], state=state)
+        rest = share.gpus - sum(gpus for kind, gpus in share.kinds.items() if kind != "all")
+        add("state:gpuwatch_gpu_seconds:rate5m", rest, state="other")
+    return series
+
+
+def write_blocks(series: Series, hours: float, folder: Path) -> None:
+    """Write the series over the last hours into a Prometheus store, with promtool. The folder must not exist yet."""
+    text = folder.parent / "recorded.om"
+    now = int(time.time())
+    times = range(now - int(hours * 3600), now + 1, EVERY_S)
+    with text.open("w") as file:
+        file.writelines(_lines(series, times))
+    promtool = require("promtool")
+    done = subprocess.run(
+        [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text.unlink()
+
+
+def _lines(series: Series, times: range) -> Iterator[str]:
+    told = ""
+    for (name, labels), value in sorted(series.items()):
+        if name != told:
+            yield f"# TYPE {name} gauge\n"
+            told = name
+        text = ",".join(f'{label}="{of}"' for label, of in labels)
+        of_now = name.endswith("kind:gpuwatch_gpu_seconds:rate5m")  # only its last value is ever asked for
+        for time_s in times[-3:] if of_now else times:
+            yield f"{name}{{{text}}} {value} {time_s}\n"
+    yield "# EOF\n"
