@@ -44,7 +44,10 @@ def build(typer: Any) -> Any:
         pretty_exceptions_enable=False,
     )
     for command in COMMANDS:
-        app.command()(command)
+        if isinstance(command, typer.Typer):  # a command with commands of its own
+            app.add_typer(command)
+        else:
+            app.command()(command)
 
     def options(
         version: bool = typer.Option(False, "--version", help="Print the version and end."),

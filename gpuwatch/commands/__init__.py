@@ -5,6 +5,7 @@ from gpuwatch.commands.compare import compare
 from gpuwatch.commands.dashboard import dashboard
 from gpuwatch.commands.demo import demo
 from gpuwatch.commands.doctor import doctor
+from gpuwatch.commands.grafana import grafana
 from gpuwatch.commands.report import report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
@@ -14,4 +15,4 @@ from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, doctor, tune, report, compare, stacks, simulate)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, stacks, simulate)

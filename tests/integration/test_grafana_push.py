@@ -1,0 +1,280 @@
+"""`gpuwatch grafana`: what it pushes, that pushing again changes nothing, and what it says when Grafana refuses.
+
+Against a server that has the few routes of Grafana's documented API (tests/grafana_server.py): a real Grafana was not at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch_dashboards.grafana import files
+from gpuwatch_dashboards.grafana.connection import GrafanaError, connect, explained
+from gpuwatch_dashboards.grafana.push import Pushed, push_dashboards, push_folder
+from gpuwatch_dashboards.grafana.push_marks import Mark, marks_of, push_marks
+from tests.grafana_server import EDITOR, VIEWER, FakeGrafana
+from tests.integration.agent_process import Agent, Trainer
+from tests.servers import free_port, require, wait_for
+
+UIDS = {"gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run", "gpuwatch-runbooks"}
+
+
+@pytest.fixture
+def grafana() -> Iterator[FakeGrafana]:
+    with FakeGrafana() as server:
+        yield server
+
+
+def pushed(server: FakeGrafana, token: str = EDITOR, **options: Any) -> list[Pushed]:
+    """Push the folder and all dashboards; return what came of each."""
+    api = connect(server.url, token)
+    try:
+        uid, folder = push_folder(api, server.url, options.pop("folder", "gpuwatch"))
+        return [folder, *push_dashboards(api, server.url, files.load(), uid, **options)]
+    finally:
+        api.client.s.close()
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwatch", "grafana", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def test_push_again_changes_nothing(grafana: FakeGrafana) -> None:
+    first = pushed(grafana)
+    assert [each.outcome for each in first] == ["created"] * 5
+    assert set(grafana.dashboards) == UIDS
+    assert {versions[0]["folderUid"] for versions in grafana.versions.values()} == {"gpuwatch"}
+    assert grafana.dashboards["gpuwatch-run"]["panels"] == files.load()["gpuwatch-run.json"]["panels"]
+    grafana.writes.clear()
+    assert [each.outcome for each in pushed(grafana)] == ["unchanged"] * 5
+    assert grafana.writes == []
+
+
+def test_what_is_of_another_version_is_brought_up_to_date(grafana: FakeGrafana) -> None:
+    pushed(grafana)
+    api = connect(grafana.url, EDITOR)
+    older = files.load()
+    older["gpuwatch-node.json"]["description"] = "as it was"
+    list(push_dashboards(api, grafana.url, older, "gpuwatch"))
+    api.client.s.close()
+    outcomes = {each.what: each.outcome for each in pushed(grafana)}
+    assert outcomes["dashboard GPU node"] == "updated" and outcomes["dashboard GPU fleet"] == "unchanged"
+    assert grafana.dashboards["gpuwatch-node"]["version"] == 3
+    assert grafana.dashboards["gpuwatch-node"]["id"] == 2
+
+
+def test_another_data_source_is_chosen(grafana: FakeGrafana) -> None:
+    pushed(grafana, datasource="mimir")
+    variables = grafana.dashboards["gpuwatch-fleet"]["templating"]["list"]
+    assert variables[0]["current"]["value"] == "mimir"
+
+
+def test_a_folder_of_the_title_is_used_whatever_its_uid(grafana: FakeGrafana) -> None:
+    grafana.folders["f1"] = {"id": 9, "uid": "f1", "title": "GPU team", "url": "/dashboards/f/f1"}
+    assert pushed(grafana, folder="GPU team")[0] == Pushed("folder GPU team", "unchanged")
+    assert grafana.versions["gpuwatch-run"][0]["folderUid"] == "f1"
+
+
+def test_what_was_changed_by_hand_is_kept_unless_forced(grafana: FakeGrafana) -> None:
+    pushed(grafana)
+    grafana.edited_by_hand("gpuwatch-run", "Our run")
+    with pytest.raises(GrafanaError, match=r"Training run: was changed by admin .*\(version 2\).*--force"):
+        pushed(grafana)
+    assert grafana.dashboards["gpuwatch-run"]["title"] == "Our run"
+    assert pushed(grafana, force=True)[3].outcome == "updated"
+    assert grafana.dashboards["gpuwatch-run"]["title"] == "Training run"
+
+
+def test_who_saves_at_the_same_moment_is_not_overwritten(grafana: FakeGrafana) -> None:
+    pushed(grafana)
+    older = files.load()
+    older["gpuwatch-run.json"]["description"] = "new"
+    api = connect(grafana.url, EDITOR)
+    grafana.before["POST", "/api/dashboards/db"] = lambda: grafana.edited_by_hand("gpuwatch-run", "Theirs")
+    with pytest.raises(
+        GrafanaError, match=r"somebody saved it meanwhile \(save the dashboard Training run: .*changed by"
+    ):
+        list(push_dashboards(api, grafana.url, older, "gpuwatch"))
+    api.client.s.close()
+    assert grafana.dashboards["gpuwatch-run"]["title"] == "Theirs"
+
+
+def test_what_grafana_reads_from_files_is_left(grafana: FakeGrafana) -> None:
+    pushed(grafana)
+    grafana.provisioned.add("gpuwatch-fleet")
+    with pytest.raises(GrafanaError, match=r"GPU fleet: Grafana at .* reads it from files"):
+        pushed(grafana)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("glsa_wrong", r"does not know the token \(Invalid API key\)"),
+        (
+            VIEWER,
+            r"the token may not create the folder 'gpuwatch' \(.*folders:create\): give its service account the role",
+        ),
+    ],
+)
+def test_a_token_that_will_not_do_is_explained(grafana: FakeGrafana, token: str, message: str) -> None:
+    with pytest.raises(GrafanaError, match=message):
+        pushed(grafana, token)
+    assert grafana.dashboards == {} and grafana.folders == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            (500, {"message": "database is locked"}),
+            r"failed \(list the folders.*500, database is locked\): look at its log",
+        ),
+        ((429, {"message": "Too many requests"}), "has had enough for now"),
+        ((404, {"message": "Not found"}), r"has no such page .*https://HOST/grafana\?"),
+        ((418, {"message": "no"}), r"refused to list the folders.*\(418: no\)"),
+    ],
+)
+def test_other_refusals_are_explained(grafana: FakeGrafana, answer: tuple[int, Any], message: str) -> None:
+    grafana.before["GET", "/api/folders"] = lambda: answer
+    with pytest.raises(GrafanaError, match=message):
+        pushed(grafana)
+
+
+def test_grafana_under_a_path(tmp_path: Path) -> None:
+    with FakeGrafana(prefix="/grafana") as server:
+        assert len(pushed(server)) == 5
+        bare = server.url.removesuffix("/grafana")
+        with pytest.raises(GrafanaError, match="answers, but not as Grafana does"):
+            connect(bare, EDITOR)
+
+
+def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([require("openssl"), "req", *made, *names], check=True, capture_output=True)
+    both = tmp_path / "both.pem"
+    both.write_text(key.read_text() + certificate.read_text())
+    with FakeGrafana(certificate=both) as server:
+        with pytest.raises(GrafanaError, match=r"the certificate of https://.* is not trusted .*--ca FILE"):
+            connect(server.url, EDITOR)
+        for options in ({"ca": certificate}, {"insecure": True}):
+            connect(server.url, EDITOR, **options).client.s.close()  # type: ignore[arg-type]
+        done = command("push", "--url", server.url, "--token", EDITOR, "--insecure")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nobody_there() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = command("push", "--url", url, "--token", EDITOR)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"gpuwatch: nothing answers at {url} (") and "Traceback" not in done.stderr
+    assert "is the address right" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["push", "--url", "grafana.example.com", "--token", "x"], "--url grafana.example.com: give Grafana's address"),
+        (["push", "--url", "http://127.0.0.1:1"], "no token: give --token, or set GRAFANA_TOKEN"),
+        (["push", "--url", "https://h", "--token", "x", "--ca", "/none.pem"], "--ca /none.pem: no such file"),
+        (["print", "runs"], "runs: no such dashboard; there are fleet, node, run, runbooks"),
+        (["write", "/proc/none"], "/proc/none: "),
+    ],
+)
+def test_wrong_use_ends_with_two(arguments: list[str], message: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_files_are_written_and_printed(tmp_path: Path) -> None:
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text('[prices]\ngpu_hour = 2\ncurrency = "EUR"\n')
+    assert command("write", str(tmp_path / "out"), "--config", str(config)).returncode == 0
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == UIDS
+    assert "currency:EUR" in (tmp_path / "out/gpuwatch-fleet.json").read_text()
+    assert json.loads(command("print", "run").stdout) == files.load()["gpuwatch-run.json"]
+
+
+def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, seconds=8, run="a run & co") as trainer:
+        wait_for("a finding", lambda: agent.get("/api/v1/findings")["findings"], 40)
+        arguments = ("push", "--url", grafana.url, "--agent", agent.url)
+        first = command(*arguments, GRAFANA_TOKEN=EDITOR)
+        assert first.returncode == 0, first.stderr
+        assert "created   dashboard Training run  http://127.0.0.1" in first.stdout
+        assert f"marked    runs and findings of {agent.url}: 2 created, 0 updated, 0 unchanged" in first.stdout
+        before = {each["id"]: dict(each) for each in grafana.annotations.values()}
+        trainer.report()
+        ended = agent.wait_run("a run & co", status="ended")
+        wait_for("both are extended", lambda: "2 updated" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout, 10)
+        grafana.writes.clear()
+        assert "0 created, 0 updated, 2 unchanged" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout
+        assert grafana.writes == []
+    [run, finding] = sorted(grafana.annotations.values(), key=lambda each: "run" not in each["tags"])
+    assert run["tags"] == ["gpuwatch", "run:a run & co", "run"]
+    assert (run["time"], run["timeEnd"] / 1000) == (
+        round(ended["started_s"] * 1000),
+        pytest.approx(ended["last_message_s"], abs=1),
+    )
+    assert "ended, 1 rank here" in run["text"]
+    assert "cause:input_unexplained" in finding["tags"] and "rank:0" in finding["tags"]
+    assert len(finding["text"].split("<br>")) == 2  # what, and what to do
+    assert all(
+        each["timeEnd"] > before[each["id"]]["timeEnd"]
+        for each in grafana.annotations.values()
+        if "run" in each["tags"]
+    )
+
+
+class Runs:
+    """A source of one run with two ranks, one of which is lost, and of what somebody called it."""
+
+    where = "a test"
+
+    def runs(self) -> list[dict[str, Any]]:
+        common = {"run": "r", "name": "<b>x</b>", "watermark_s": 0.0, "verdict": None}
+        return [
+            {**common, "rank": 0, "status": "lost", "started_s": 100.0, "last_message_s": 150.0},
+            {**common, "rank": 1, "status": "ended", "started_s": 90.5, "last_message_s": 200.0},
+            {**common, "run": "old", "rank": 0, "status": "ended", "started_s": 1.0, "last_message_s": 2.0},
+        ]
+
+    def findings(self, run: str) -> list[dict[str, Any]]:
+        return [
+            {"cause": "stalled", "rank": 1, "since_s": 120.0, "seen_s": 119.0, "title": "no step", "advice": "look"}
+        ]
+
+
+def test_a_run_s_mark_spans_its_ranks_and_its_text_is_no_html() -> None:
+    assert list(marks_of(Runs(), 50.0)) == [  # type: ignore[arg-type]
+        Mark(("gpuwatch", "run:r", "run"), 90500, 200000, "&lt;b&gt;x&lt;/b&gt;<br>lost, 2 ranks here"),
+        Mark(("gpuwatch", "run:r", "cause:stalled", "rank:1"), 120000, 120000, "no step<br>look"),
+    ]
+
+
+def test_a_viewer_cannot_mark(grafana: FakeGrafana) -> None:
+    api = connect(grafana.url, VIEWER)
+    with pytest.raises(GrafanaError, match="the token may not create an annotation"):
+        push_marks(api, grafana.url, marks_of(Runs(), 0.0))  # type: ignore[arg-type]
+    api.client.s.close()
+
+
+def test_a_slow_grafana_is_explained(grafana: FakeGrafana) -> None:
+    from grafana_client.client import GrafanaTimeoutError
+
+    with pytest.raises(GrafanaError, match=r"did not answer within 10 s \(look\)"), explained(grafana.url, "look"):
+        raise GrafanaTimeoutError(0, None, "timed out")
