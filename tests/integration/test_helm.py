@@ -99,9 +99,9 @@ def test_no_object_asks_for_rights_of_the_api() -> None:
 def test_what_the_containers_may_do() -> None:
     objects = manifests(EVERYTHING)
     agent = _container(one(manifests(), "DaemonSet", "agent"))["securityContext"]
-    assert agent["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "SYS_PTRACE"]}
+    assert agent["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "DAC_READ_SEARCH", "SYS_PTRACE"]}
     without_group = _container(one(objects, "DaemonSet", "agent"))["securityContext"]
-    assert without_group["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert without_group["capabilities"] == {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE"]}
     dashboard = _container(one(objects, "Deployment", "dashboard"))["securityContext"]
     assert dashboard["capabilities"] == {"drop": ["ALL"]}
     for security in (agent, without_group, dashboard):

@@ -1,0 +1,46 @@
+"""The systemd unit: systemd itself reads it, its restrictions hold their score, its command starts the agent."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.agent_process import Agent
+from tests.servers import require
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "deploy/systemd/gpuwatch-agent.service"
+
+
+def test_systemd_finds_no_fault_with_it(tmp_path: Path) -> None:
+    """With a program that is there: the unit's own is installed by docs/systemd.md."""
+    unit = tmp_path / UNIT.name
+    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text()))
+    done = _analyze("verify", str(unit))
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    unit.write_text(unit.read_text().replace("ProtectHome=yes", "ProtectHom=yes"))
+    assert "ProtectHom" in _analyze("verify", str(unit)).stderr
+
+
+def test_its_exposure_is_low() -> None:
+    """3.1 of 10 with systemd 252; others count a little differently."""
+    done = _analyze("security", "--offline=true", "--no-pager", "--threshold=40", str(UNIT))
+    assert done.returncode == 0, done.stdout[-400:] + done.stderr
+    assert re.search(r"Overall exposure level for gpuwatch-agent.service: \d\.\d OK", done.stdout)
+
+
+def test_its_command_starts_the_agent(tmp_path: Path) -> None:
+    command = re.search(r"(?m)^ExecStart=(.+)$", UNIT.read_text())
+    assert command is not None
+    program, verb, *options = shlex.split(command[1])
+    assert (Path(program).name, verb) == ("gpuwatch", "agent")
+    shipped = {"/etc/gpuwatch/gpuwatch.toml": str(ROOT / "deploy/gpuwatch.toml")}
+    with Agent(tmp_path, *(shipped.get(option, option) for option in options)) as agent:
+        assert agent.get_text("/readyz") == "ok\n"
+
+
+def _analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([require("systemd-analyze"), *arguments], capture_output=True, text=True, timeout=60)
