@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuwatch import endpoint
+from gpuwatch.costs import parse_price
 from gpuwatch.doctor.outcome import Outcome, ok, problem, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.errors import ConfigError
@@ -47,6 +48,14 @@ def _file(value: str) -> str:
     return "" if not Path(value).is_dir() else "a file, not a folder"
 
 
+def _price(value: str) -> str:
+    try:
+        parse_price(value)
+    except ConfigError:
+        return "a price and its currency, as in 4.2 EUR"
+    return ""
+
+
 def _any(value: str) -> str:
     return ""
 
@@ -66,6 +75,7 @@ KNOWN: dict[str, Callable[[str], str]] = {
     "GPUWATCH_PROMETHEUS_URL": _url,
     "GPUWATCH_RUN_DIR": _folder,
     "GPUWATCH_TAG": _any,
+    "GPUWATCH_GPU_HOUR": _price,
     "GPUWATCH_AGENT_PORT": _port,
     "GPUWATCH_PROMETHEUS_PORT": _port,
     "GPUWATCH_ALERTMANAGER_PORT": _port,
