@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -39,7 +40,9 @@ class RecentColumns:
 
     def last(self, count: int) -> RecentColumns:
         """Return the last steps alone."""
-        return RecentColumns(*(getattr(self, name)[-count:] for name in _NAMES)) if count < len(self) else self
+        if count >= len(self):
+            return self
+        return RecentColumns(*(getattr(self, name)[len(self) - count :] for name in _NAMES))
 
 
 _NAMES = tuple(field.name for field in fields(RecentColumns))
@@ -48,71 +51,69 @@ _NAMES = tuple(field.name for field in fields(RecentColumns))
 class _Chunk:
     """The records of one message."""
 
-    __slots__ = ("_offset_ns", "_packed", "_read", "count", "end_ns")
+    __slots__ = ("_offset_ns", "_packed", "count", "end_ns")
 
     def __init__(self, packed: Mapping[str, bytes], offset_ns: int, count: int) -> None:
-        self._packed: Mapping[str, bytes] = packed
+        self._packed = packed
         self._offset_ns = offset_ns
-        self._read: RecentColumns | None = None
         self.count = min(count, KEPT)
         last = (int.from_bytes(packed[name][-8:], "little", signed=True) for name in _NEEDED)
         self.end_ns = sum(last) + offset_ns
 
-    @property
     def columns(self) -> RecentColumns:
-        if self._read is None:
-            self._read = read_columns(self._packed, self._offset_ns)
-            self._packed = {}
-        return self._read
+        return read_columns(self._packed, self._offset_ns)
 
 
 class RecentSteps:
     """A run's last steps, oldest first: those of the last minute, `KEPT` at most."""
 
     def __init__(self) -> None:
-        self._chunks: deque[_Chunk] = deque()
-        self._count = 0
-        self._joined: RecentColumns | None = None
+        self._columns = RecentColumns()
+        self._unread: deque[_Chunk] = deque()
+        """What came after `_columns`."""
+        self._unread_count = 0
+        self._from_ns = 0
 
     def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
         """Append a message's records; return when the last one ended on the agent's clock, None without what a step needs."""
         count = wire.step_count(packed)
         if not count or not packed.keys() >= set(_NEEDED):
             return None
-        self._chunks.append(_Chunk(packed, offset_ns, count))
-        self._count += self._chunks[-1].count
-        self._joined = None
-        while len(self._chunks) > 1 and self._count - self._chunks[0].count >= KEPT:
-            self._count -= self._chunks.popleft().count
-        return self._chunks[-1].end_ns
+        chunk = _Chunk(packed, offset_ns, count)
+        self._unread.append(chunk)
+        self._unread_count += chunk.count
+        while len(self._unread) > 1 and self._unread_count - self._unread[0].count >= KEPT:
+            self._unread_count -= self._unread.popleft().count
+        return chunk.end_ns
 
     def clear(self) -> None:
         """Forget all of them: another process's steps follow."""
-        self._chunks.clear()
-        self._count = 0
-        self._joined = None
+        self._columns = RecentColumns()
+        self._unread.clear()
+        self._unread_count = 0
 
     def drop_before(self, moment_ns: int) -> None:
-        """Forget the messages whose last step ended before a moment."""
-        while self._chunks and self._chunks[0].end_ns < moment_ns:
-            self._count -= self._chunks.popleft().count
-            self._joined = None
-
-    def __len__(self) -> int:
-        return min(self._count, KEPT)
+        """Forget the steps that ended before a moment."""
+        self._from_ns = moment_ns
 
     @property
     def last_end_ns(self) -> int | None:
         """When the last step ended on the agent's clock; None without any."""
-        return self._chunks[-1].end_ns if self._chunks else None
+        last_ns = self._unread[-1].end_ns if self._unread else (self._columns.end_ns or (None,))[-1]
+        return last_ns if last_ns is not None and last_ns >= self._from_ns else None
 
     def columns(self) -> RecentColumns:
         """Return the steps, the last `KEPT` at most."""
-        if self._joined is None:
-            parts = [chunk.columns for chunk in self._chunks]
+        if self._unread:
+            parts = [self._columns, *(chunk.columns() for chunk in self._unread)]
             joined = (tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in _NAMES)
-            self._joined = RecentColumns(*joined).last(KEPT)
-        return self._joined
+            self._columns = RecentColumns(*joined).last(KEPT)
+            self._unread.clear()
+            self._unread_count = 0
+        old = bisect_left(self._columns.end_ns, self._from_ns)
+        if old:
+            self._columns = self._columns.last(len(self._columns) - old)
+        return self._columns
 
 
 def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
