@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.cli import require
 from gpuwatch.config import Config as Settings
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError
+from gpuwatch.extras import require
 
 grafana = typer.Typer(
     name="grafana",
