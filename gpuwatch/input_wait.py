@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from gpuwatch.finding import Severity
 from gpuwatch.thresholds import THRESHOLDS
@@ -48,12 +49,13 @@ def steady_input_wait(
     `share` is input wait's share of the ledger; the columns are a step's wait, its transfer and compute, whether it is a first
     batch, and the hidden wait (empty where that was not measured).
     """
-    later = [index for index in range(len(waits_s)) if not (firsts and firsts[index])]
-    if len(later) < THRESHOLDS.min_steps or share < THRESHOLDS.input_share:
+    later = [not first for first in firsts] or [True] * len(waits_s)
+    count = sum(later)
+    if count < THRESHOLDS.min_steps or share < THRESHOLDS.input_share:
         return None
-    wait = sum(waits_s[index] for index in later) / len(later)
-    rest = sum(rests_s[index] for index in later) / len(later)
+    wait = sum(compress(waits_s, later)) / count
+    rest = sum(compress(rests_s, later)) / count
     if wait < THRESHOLDS.input_share * (wait + rest):
         return None
-    hidden = sum(hidden_s[index] for index in later) / len(later) if hidden_s else 0.0
+    hidden = sum(compress(hidden_s, later)) / count
     return InputWait(share, wait, rest, hidden)

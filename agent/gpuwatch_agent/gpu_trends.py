@@ -42,7 +42,8 @@ class GpuTrends:
             self._memories.pop(account.uuid, None)
         if run is None or run.status != RUNNING:
             return
-        stepping = bool(run.steps) and now_ns - run.steps[-1].end_ns < _STEPPING_NS
+        last_ns = run.steps.last_end_ns
+        stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
         if stepping and power_watts is not None:
             self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
         if memory_bytes is not None:

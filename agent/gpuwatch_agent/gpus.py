@@ -7,9 +7,9 @@ from typing import Any
 
 from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpu_ledger import GpuAccount, GpuReading
+from gpuwatch_agent.node_memory import NodeMemory
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.windows import NodeMemory
 
 
 def gpu_readings(collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> list[GpuReading]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import compress
 
 from gpuwatch.window import RankFacts
-from gpuwatch_agent.recent_steps import RecentStep
+from gpuwatch_agent.recent_steps import RecentColumns
 from gpuwatch_agent.runs import RUNNING, Run
 
 
@@ -20,23 +22,22 @@ def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
 
 def _side_by_side(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
     """Return the means of later steps (first batches left out) between the latest begin and the earliest end of what is known."""
-    begin = max((run.steps[0].end_ns for run in runs if run.steps), default=0)
-    end = min((run.steps[-1].end_ns for run in runs if run.steps), default=0)
-    facts = []
-    for run in sorted(runs, key=lambda run: run.rank):
-        steps = [step for step in run.steps if begin <= step.end_ns <= end and not step.epoch_start]
-        facts.append(_mean(run.rank, steps))
-    return tuple(facts)
+    known = [(run.rank, run.steps.columns()) for run in sorted(runs, key=lambda run: run.rank)]
+    begin_ns = max((steps.end_ns[0] for _, steps in known if steps), default=0)
+    end_ns = min((steps.end_ns[-1] for _, steps in known if steps), default=0)
+    return tuple(_mean(rank, steps, begin_ns, end_ns) for rank, steps in known)
 
 
-def _mean(rank: int, steps: Sequence[RecentStep]) -> RankFacts:
-    count = len(steps) or 1
-    waits = [step.comm_wait_ns for step in steps]
+def _mean(rank: int, steps: RecentColumns, begin_ns: int, end_ns: int) -> RankFacts:
+    part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
+    later = [not first for first in steps.epoch_start[part]]
+    waits_ns = list(compress(steps.comm_wait_ns[part], later))
+    count = len(waits_ns) or 1
     return RankFacts(
         rank=rank,
-        steps=len(steps),
-        data_wait_s=sum(step.data_wait_ns for step in steps) / count / 1e9,
-        transfer_s=sum(step.transfer_ns for step in steps) / count / 1e9,
-        compute_s=sum(step.compute_ns for step in steps) / count / 1e9,
-        comm_wait_s=sum(waits) / count / 1e9 if waits and min(waits) >= 0 else None,
+        steps=len(waits_ns),
+        data_wait_s=sum(compress(steps.data_wait_s[part], later)) / count,
+        transfer_s=sum(compress(steps.transfer_s[part], later)) / count,
+        compute_s=sum(compress(steps.compute_s[part], later)) / count,
+        comm_wait_s=sum(waits_ns) / count / 1e9 if waits_ns and min(waits_ns) >= 0 else None,
     )

@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis import diagnose
 from gpuwatch.metrics import Sample
-from gpuwatch.rules.worker_killed import worker_killed
-from gpuwatch.verdict import give_verdict
 from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
 from gpuwatch_agent.detail import standard
 from gpuwatch_agent.exporter import Page
-from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.gpu_ledger import GpuBook
-from gpuwatch_agent.gpu_trends import GpuTrends
-from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus, owner_text
+from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
+from gpuwatch_agent.judging import Judge
+from gpuwatch_agent.node_memory import NodeMemory
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.ranks import ranks_by_run
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.run_book import RunBook
 from gpuwatch_agent.run_cgroups import group_samples
@@ -33,14 +28,15 @@ from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
 from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_json, finding_view, run_view
-from gpuwatch_agent.windows import NodeMemory, look_at_gpus, node_window, run_window
+from gpuwatch_agent.views import finding_json, finding_view
 from gpuwatch_agent.workers import WorkerWatch
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
+_FINDINGS_EVERY = 5
+"""Turns between two notes that a finding is still there."""
 
 
 class Sampler:
@@ -63,9 +59,9 @@ class Sampler:
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._node = NodeMemory()
-        self._trends = GpuTrends()
-        self._findings = FindingBook()
-        self._views: dict[tuple[str, int], dict[str, Any]] = {}
+        self._judge = Judge(self._node, self._workers, self._table)
+        self._turns = 0
+        self._kept_findings: Collection[tuple[str, int, str, str]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: Snapshot | None = None
@@ -89,19 +85,18 @@ class Sampler:
 
     def _run(self) -> None:
         due = time.monotonic()
-        turn = 0
         while True:
             last = self._stop.is_set()
             try:
                 self._turn()
                 self._history.condense(time.time())
-                if turn % _TRIM_EVERY == 0:
+                if self._turns % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
             except Exception:
                 logger.exception("a turn of the sampler failed; the next one is taken as usual")
             if last:
                 return
-            turn += 1
+            self._turns += 1
             due = max(due + INTERVAL_S, time.monotonic())  # a late turn is not made up for
             self._stop.wait(max(0.0, due - time.monotonic()))
 
@@ -114,7 +109,6 @@ class Sampler:
             arrival for arrival in arrivals if self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s)
         ]
         self._runs.forget_ended(now_s)
-        self._findings.keep_only(self._runs.runs.keys())
         runs = list(self._runs.runs.values())
         for run in runs:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
@@ -125,10 +119,11 @@ class Sampler:
         self._processes.look(runs, now_ns)
         readings = gpu_readings(self._gpu_collector, self._node, self._table)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
-        note_gpus(runs, self._gpus.accounts.values(), self._gpu_collector)
-        self._diagnose(runs, now_ns, now_s)
+        accounts = list(self._gpus.accounts.values())
+        note_gpus(runs, accounts, self._gpu_collector)
+        self._judge.look(runs, accounts, now_ns, now_s, self.prices)
         if self.stacks is not None:
-            self.stacks.turn(runs, self._findings, self._table, now_ns, now_s)
+            self.stacks.turn(runs, self._judge.findings, self._table, now_ns, now_s)
         samples = [*self._samples(runs, now_ns, now_s), *node_samples]
         if not self._choice.full:
             samples = list(standard(samples))
@@ -145,35 +140,6 @@ class Sampler:
                 run.user = run.owner.user
         return found
 
-    def _diagnose(self, runs: Sequence[Run], now_ns: int, now_s: float) -> None:
-        accounts = list(self._gpus.accounts.values())
-        look_at_gpus(self._trends, accounts, self._node, now_ns)
-        views: dict[tuple[str, int], dict[str, Any]] = {}
-        ranks = ranks_by_run(runs)
-        for run in runs:
-            key = (run.run, run.rank)
-            seen = self._views.get(key)
-            unchanged = seen is not None and seen["last_message_s"] == run.last_message_s
-            if seen is not None and unchanged and run.status == seen["status"] != RUNNING:
-                views[key] = seen  # it has ended, and stays as it was
-                self._findings.end_run(*key)
-                continue
-            beside = ranks.get(run.run, ())
-            window = run_window(run, self._node, self._workers, self._table, accounts, now_ns, beside, self._trends)
-            if run.status == RUNNING:
-                self._findings.update(*key, diagnose(window), now_ns, now_s)
-            active = self._findings.active(*key)
-            verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
-            if run.status != RUNNING:
-                why = worker_killed(window)
-                active = self._findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
-            pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
-            views[key] = run_view(run, verdict, window, active, _wall_offset_ns(now_ns, now_s), pid, self.prices)
-        self._views = views
-        owners = {account.uuid: owner_text(account, self._table) for account in accounts}
-        node_findings = diagnose(node_window(self._node, accounts, owners, now_ns)) if accounts else []
-        self._findings.update("", 0, [finding for finding in node_findings if finding.gpu is not None], now_ns, now_s)
-
     def _samples(self, runs: Sequence[Run], now_ns: int, now_s: float) -> list[AnySample]:
         offset_ns = _wall_offset_ns(now_ns, now_s)
         samples: list[AnySample] = []
@@ -186,7 +152,7 @@ class Sampler:
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
-        samples += finding_samples(self._findings, list(runs))
+        samples += finding_samples(self._judge.findings, list(runs))
         samples += [
             Sample("gpuwatch_build_info", 1, (__version__,)),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
@@ -207,30 +173,31 @@ class Sampler:
         self, samples: Sequence[AnySample], runs: Sequence[Run], arrivals: Sequence[Arrival], now_s: float
     ) -> None:
         changed = [run for run in runs if run.changed]
+        active = {key: entry for key, entry in self._judge.findings.entries.items() if entry.active}
+        again = self._turns % _FINDINGS_EVERY == 0
+        found = {key: entry for key, entry in active.items() if again or key not in self._kept_findings}
         tick = Tick(
             time_s=now_s,
             samples=[sample for sample in samples if isinstance(sample, Sample)],
             runs=[record for run in changed if (record := run.record()) is not None],
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=_step_batches(arrivals),
-            findings=[
-                FindingRow(run, rank, cause, gpu, entry.since_s, entry.seen_s, finding_json(entry))
-                for (run, rank, cause, gpu), entry in self._findings.entries.items()
-                if entry.active
-            ],
+            findings=[FindingRow(*key, e.since_s, e.seen_s, finding_json(e)) for key, e in found.items()],
         )
         if self._history.commit(tick):
+            self._kept_findings = active.keys()
             for run in changed:
                 run.changed = False
 
     def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
-        views = sorted(self._views.values(), key=lambda view: -view["last_message_s"])
+        views = sorted(self._judge.views.values(), key=lambda view: -view["last_message_s"])
         found = [
             {**finding, "run": view["run"], "rank": view["rank"], "name": view["name"]}
             for view in views
             for finding in view["findings"]
         ]
-        found += [{**finding_view(e), "run": None, "rank": None, "name": None} for e in self._findings.active("", 0)]
+        nobodys = self._judge.findings.active("", 0)
+        found += [{**finding_view(entry), "run": None, "rank": None, "name": None} for entry in nobodys]
         self.snapshot = Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -24,14 +23,17 @@ from gpuwatch_agent.runs import Run
 View = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What was found of a run, as the API shows it."""
+
+    recent: View | None
+    verdict: View | None
+    findings: list[View]
+
+
 def run_view(
-    run: Run,
-    verdict: Verdict | None,
-    window: Window,
-    findings: Sequence[ActiveFinding],
-    wall_offset_ns: int,
-    host_pid: int | None = None,
-    prices: Prices | None = None,
+    run: Run, judgement: Judgement, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
@@ -63,9 +65,9 @@ def run_view(
         "states": states_s,
         "gpus": gpus,
         "cost": None if cost is None else msgspec.to_builtins(cost),
-        "recent": _recent(run, window),
-        "verdict": None if verdict is None else asdict(verdict),
-        "findings": [finding_view(entry) for entry in findings],
+        "recent": judgement.recent,
+        "verdict": judgement.verdict,
+        "findings": judgement.findings,
         "loader": loader_view(hello),
         "versions": hello.versions if hello is not None else {},
         "tags": hello.tags if hello is not None else {},
@@ -84,31 +86,36 @@ def finding_view(entry: ActiveFinding) -> View:
     """Return a finding with the time of its first sign, and with what stacks tell of it."""
     finding, stacks = entry.finding, entry.stacks
     if stacks is None:
-        return {**asdict(finding), "since_s": entry.since_s, "stacks": None}
+        return {**msgspec.to_builtins(finding), "since_s": entry.since_s, "stacks": None}
     seen = stack_evidence(stacks, LOOK_AT.get(finding.cause) != WORKERS)
     shown = replace(finding, evidence=(*finding.evidence, *seen))
-    return {**asdict(shown), "since_s": entry.since_s, "stacks": msgspec.to_builtins(stacks)}
+    return {**msgspec.to_builtins(shown), "since_s": entry.since_s, "stacks": msgspec.to_builtins(stacks)}
 
 
 def finding_json(entry: ActiveFinding) -> str:
     return json.dumps(finding_view(entry))
 
 
-def _recent(run: Run, window: Window) -> View | None:
+def verdict_view(verdict: Verdict | None) -> View | None:
+    return None if verdict is None else asdict(verdict)
+
+
+def recent_view(run: Run, window: Window) -> View | None:
+    """Return the figures of the last minute; None without any step in it."""
     steps = window.steps
     if not window.states_s or not len(steps):
         return None
-    totals = sorted(sum(parts) for parts in zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True))
-    samples = [step.samples for step in run.steps]
+    totals = sorted(map(sum, zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True)))
+    columns = run.steps.columns()
     # Steps are kept for a minute, or as many as there is room for: their own span is what their rate is over.
-    span_s = max((run.steps[-1].end_ns - run.steps[0].end_ns) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
+    span_s = max((columns.end_ns[-1] - columns.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     per_s = len(steps) / span_s if span_s > 0 else None
-    known = per_s is not None and min(samples) >= 0
+    known = per_s is not None and min(columns.samples) >= 0
     tokens_a_step = run.recent_tokens_a_step()
     done = Done(
         span_s,
         len(steps),
-        sum(samples) if known else None,
+        sum(columns.samples) if known else None,
         None if tokens_a_step is None else tokens_a_step * len(steps),
     )
     rates = throughput(done, run.hello.flops if run.hello is not None else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import mul
 from statistics import fmean
 
 from gpuwatch.finding import Evidence, Finding
@@ -54,11 +55,9 @@ def longest_pass(window: Window) -> tuple[float, ...]:
 def autocorrelation(values: Sequence[float], lag: int) -> float:
     """Return the correlation of a series with itself so many places on, -1 to 1; 0 for a constant one."""
     mean = fmean(values)
-    spread = sum((value - mean) ** 2 for value in values) / len(values)
-    if spread <= 0:
-        return 0.0
-    pairs = zip(values, values[lag:], strict=False)
-    return sum((a - mean) * (b - mean) for a, b in pairs) / (len(values) - lag) / spread
+    off = [value - mean for value in values]
+    spread = sum(map(mul, off, off)) / len(off)
+    return sum(map(mul, off, off[lag:])) / (len(off) - lag) / spread if spread > 0 else 0.0
 
 
 def share_of_slowest(values: Sequence[float], count: int) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpuwatch import wire
 from gpuwatch.window import MemoryTrend
 from gpuwatch_agent.gpu_ledger import GpuAccount
 from gpuwatch_agent.gpu_trends import GpuTrends
-from gpuwatch_agent.recent_steps import RecentStep
 from gpuwatch_agent.runs import Run
 
 S = 1_000_000_000
@@ -18,7 +18,8 @@ def held(run: Run | None) -> GpuAccount:
 
 
 def step(run: Run, end_ns: int) -> None:
-    run.steps.append(RecentStep(end_ns, 0, 0, 0, 1, False))
+    columns = {"start_ns": end_ns, "data_wait_ns": 0, "transfer_ns": 0, "compute_ns": 0}
+    run.steps.take({name: wire.pack([value]) for name, value in columns.items()}, 0)
 
 
 def test_usual_power_is_that_of_seconds_with_steps() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from gpuwatch import wire
 from gpuwatch_agent.ranks import ranks_by_run
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
@@ -34,8 +36,12 @@ def test_one_rank_or_one_that_is_gone_or_silent_is_not_compared() -> None:
 
 
 def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
-    one, other = told(0, 11, 10), told(1, 11, 10)
-    for step in one.steps:
-        step.comm_wait_ns = 5 * MS
+    one, other = told(0, 11, 10), told(1, 0, 10)
+    hook = FakeHook(run="run-a", rank=1, sender="sender-b", pid=4712)
+    for _ in range(11):
+        hook.step(data_ns=10 * MS, compute_ns=90 * MS)
+    message = hook.tell()
+    waits = {**message.columns, "comm_wait_ns": wire.pack([5 * MS] * 11)}
+    other.apply(msgspec.structs.replace(message, columns=waits), hook.at_ns, wall_s(hook.at_ns))
     [facts] = ranks_by_run([one, other]).values()
-    assert (facts[0].comm_wait_s, facts[1].comm_wait_s) == (pytest.approx(0.005), None)
+    assert (facts[0].comm_wait_s, facts[1].comm_wait_s) == (None, pytest.approx(0.005))
