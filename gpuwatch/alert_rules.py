@@ -13,6 +13,7 @@ from gpuwatch.alerting import (
     ALERT_RULES,
     BASELINE_RULES,
     LEDGER_RULES,
+    RANK_RULES,
     RECORDING_RULES,
     RUN_RULES,
     AlertRule,
@@ -72,6 +73,7 @@ def groups(
             "rules": list(_recordings(BASELINE_RULES, thresholds)),
         },
         {"name": "gpuwatch-alerts", "rules": list(_alerts(thresholds, prices, runbooks))},
+        {"name": "gpuwatch-ranks", "rules": list(_recordings(RANK_RULES, thresholds))},
     ]
 
 

@@ -22,6 +22,7 @@ from gpuwatch.commands.report_options import (
 from gpuwatch.reports import compare as compare_runs
 from gpuwatch.reports.compare_page import compare_page
 from gpuwatch.reports.comparing import as_json as comparison_json
+from gpuwatch.reports.gates import broken_of_two, parse_gate
 from gpuwatch.reports.markdown import compare_markdown
 
 
@@ -34,13 +35,21 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
     output: Output = None,
     config: Config = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End with 1 when B is proven slower than A by more than this share (slower=0.05), or breaks a limit of "
+            "`gpuwatch report` (input_wait=0.1); may be given again."
+        ),
+    ] = None,
 ) -> None:
     """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
 
-    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare baseline.json last --markdown`
+    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
 
-    `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 2 wrong use, or no such run.
+    `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
     """
+    gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
     how = form(markdown, as_json)
     source = open_source(agent, history)
     now_s = time.time()
@@ -50,3 +59,8 @@ def compare(
     else:
         text = compare_markdown(found) if how is Form.MARKDOWN else compare_page(found)
     write(text, how, output, f"{found.a.name}-{found.b.name}")
+    failed = broken_of_two(found, gates)
+    for each in failed:
+        typer.secho(f"gpuwatch: {found.b.name} against {found.a.name}: {each}", fg="red", err=True)
+    if failed:
+        raise typer.Exit(1)

@@ -18,12 +18,16 @@ def compare_page(comparison: Comparison) -> str:
     a, b = comparison.a, comparison.b
     first, *rest = outcome_sentences(comparison)
     settings = loader_rows(comparison)
+    top_s = max(
+        (value for run in (a, b) for value in (*run.steps_over_time.p95_s, *run.steps_over_time.data_wait_s)),
+        default=0.0,
+    )
     body = [
         f"<h1>{escape(a.name)} → {escape(b.name)}</h1>",
         f'<p class="verdict">{escape(first)}</p>',
         *(f"<p>{escape(sentence)}</p>" for sentence in rest),
         _two(a, b, lambda run: svg.share_bar(run.shares), headline),
-        key({**a.shares, **b.shares}),
+        key({state: max(a.shares.get(state, 0.0), b.shares.get(state, 0.0)) for state in {**a.shares, **b.shares}}),
         "<h2>Side by side</h2>",
         table(("", a.name, b.name, "change"), compared_rows(comparison), 1),
         "<h2>What was set differently</h2>" if settings else "",
@@ -31,7 +35,7 @@ def compare_page(comparison: Comparison) -> str:
         "<h2>Share of time by state</h2>",
         _two(a, b, ledger_plot),
         "<h2>Step time</h2>",
-        _two(a, b, step_plot),
+        _two(a, b, lambda run: step_plot(run, top_s)),
         '<p class="soft">Band: 5th to 95th percentile; line: median; dashed: mean wait for data.</p>',
         "<h2>What to change</h2>",
         _two(a, b, lambda run: findings(run.findings)),

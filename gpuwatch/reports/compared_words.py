@@ -6,6 +6,7 @@ from gpuwatch.costs import money
 from gpuwatch.reports.comparing import Comparison
 from gpuwatch.reports.looks import STATES
 from gpuwatch.reports.model import RunReport
+from gpuwatch.reports.words import VISIBLE, setting
 from gpuwatch.units import duration, percent
 
 
@@ -40,9 +41,10 @@ def _promise(comparison: Comparison) -> list[str]:
             f"{low_high[0]:.2f}× to {low_high[1]:.2f}×" if low_high[1] - low_high[0] >= 0.05 else f"{low_high[1]:.2f}×"
         )
     left = "and the cause is gone" if promise.gone else "and the cause is still there"
+    most = "of it" if low_high is None else "of the most that was predicted"
     return [
-        f"predicted for {promise.cause} ({promise.advice}): {predicted} the throughput; achieved {promise.achieved:.2f}×, "
-        f"{promise.fulfilled:.0%} of it, {left}"
+        f"predicted for {promise.cause}: {predicted} the throughput; achieved {promise.achieved:.2f}×, "
+        f"{promise.fulfilled:.0%} {most}, {left}"
     ]  # fmt: skip
 
 
@@ -59,6 +61,8 @@ def compared_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
     for state in sorted(
         comparison.share_change, key=lambda state: -max(a.shares.get(state, 0.0), b.shares.get(state, 0.0))
     ):
+        if max(a.shares.get(state, 0.0), b.shares.get(state, 0.0)) < VISIBLE:
+            continue
         shares, change = (a.shares.get(state, 0.0), b.shares.get(state, 0.0)), comparison.share_change[state]
         rows.append((STATES[state][0], percent(shares[0]), percent(shares[1]), f"{change * 100:+.1f} points"))
     if a.cost is not None and b.cost is not None and a.steps and b.steps:
@@ -88,5 +92,7 @@ def loader_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
         for name in dict.fromkeys((*before, *after)):
             values = before.get(name), after.get(name)
             if values[0] != values[1]:
-                rows.append((prefix + name, *("-" if value in (None, "") else str(value) for value in values)))
+                rows.append(
+                    (prefix + name, *("-" if value in (None, "") else setting(name, value) for value in values))
+                )
     return [(name, first, second) for name, first, second in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -11,7 +11,7 @@ from gpuwatch.reports import svg
 from gpuwatch.reports.gates import Broken
 from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.model import Found, RunReport
-from gpuwatch.reports.words import facts, gain, headline, interval, state_rows, when
+from gpuwatch.reports.words import VISIBLE, facts, gain, headline, interval, state_rows, when
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration, percent
 
@@ -51,9 +51,9 @@ def document(title: str, body: Iterable[str], generated_s: float, version: str) 
     )
 
 
-def key(states: Iterable[str]) -> str:
-    """Return what the colours mean."""
-    present = set(states)
+def key(shares: Mapping[str, float]) -> str:
+    """Return what the colours mean, of states that can be seen."""
+    present = {state for state, share in shares.items() if share >= VISIBLE}
     items = "".join(
         f'<li><i style="background:{colour}"></i>{escape(word)}</li>'
         for state, (word, colour) in STATES.items()
@@ -104,7 +104,6 @@ def _stacks(found: Found) -> str:
 
 def plots(report: RunReport) -> str:
     """Return the plots over time; a plot without anything to show is left out."""
-    over = report.over_time
     ledger = ledger_plot(report)
     band = step_plot(report)
     rows = [
@@ -113,7 +112,7 @@ def plots(report: RunReport) -> str:
     ]
     when_found = svg.episodes(rows, report.started_s, report.until_s)
     return (
-        figure("Share of time by state", ledger, "", key(over.states))
+        figure("Share of time by state", ledger, "", key(report.shares))
         + figure(
             "Step time", band, "Band: 5th to 95th percentile; line: median; dashed: mean wait for data. Of the last steps that are kept."
         )
@@ -126,10 +125,10 @@ def ledger_plot(report: RunReport) -> str:
     return svg.stacked_shares(over.end_s, over.states, report.started_s, report.until_s)
 
 
-def step_plot(report: RunReport) -> str:
+def step_plot(report: RunReport, top_s: float = 0.0) -> str:
     steps = report.steps_over_time
     columns = (steps.time_s, steps.p05_s, steps.median_s, steps.p95_s, steps.data_wait_s)
-    return svg.step_band(*columns, report.started_s, report.until_s)
+    return svg.step_band(*columns, report.started_s, report.until_s, top_s)
 
 
 def figure(title: str, plot: str, caption: str, below: str = "") -> str:

@@ -48,12 +48,16 @@ def step_band(
     wait_s: Sequence[float],
     start_s: float,
     until_s: float,
+    top_s: float = 0.0,
 ) -> str:
-    """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps."""
+    """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
+
+    `top_s` is what the scale must reach at least, so that two plots can have the same one.
+    """
     if not time_s:
         return ""
     span = max(until_s - start_s, 1e-9)
-    top = _round_up(max(max(high_s), max(wait_s)))
+    top = _round_up(max(*high_s, *wait_s, top_s))
     xs = [(at - start_s) / span * 1000 for at in time_s]
 
     def points(values: Sequence[float]) -> list[str]:
@@ -61,7 +65,7 @@ def step_band(
 
     band = [*points(high_s), *reversed(points(low_s))]
     shapes = (
-        f'<polygon points="{" ".join(band)}" fill="#0072B2" fill-opacity="0.2"/>'
+        f'<polygon points="{" ".join(band)}" fill="#0072B2" fill-opacity="0.28"/>'
         f"{_line(points(median_s), '#0072B2')}{_line(points(wait_s), '#D55E00', '4 3')}"
     )
     ticks = [(0.0, "0"), (0.5, duration(top / 2)), (1.0, duration(top))]
@@ -89,7 +93,7 @@ def episodes(rows: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], sta
             )
     times_text = _times(span, height + 16)
     return (
-        f'<svg role="img" aria-label="findings over time" width="100%" height="{height + _BOTTOM}">'
+        f'<svg role="img" aria-label="findings over time" class="axis" height="{height + _BOTTOM}">'
         f"{''.join(parts)}{times_text}</svg>"
     )
 
@@ -123,11 +127,11 @@ def _plot(shapes: str, height: int, ticks: Sequence[tuple[float, str]], span_s: 
         for at, _ in ticks
     )
     words = "".join(
-        f'<text x="4" y="{max(11.0, height * (1 - at) - 4):.1f}" class="tick">{escape(text)}</text>'
+        f'<text x="-6" y="{max(9.0, height * (1 - at) + 4):.1f}" text-anchor="end" class="tick">{escape(text)}</text>'
         for at, text in ticks
     )
     return (
-        f'<svg role="img" aria-label="{escape(label)}" width="100%" height="{height + _BOTTOM}">{grid}'
+        f'<svg role="img" aria-label="{escape(label)}" class="axis" height="{height + _BOTTOM}">{grid}'
         f'<svg x="0" y="0" width="100%" height="{height}" viewBox="0 0 1000 1000" preserveAspectRatio="none">{shapes}</svg>'
         f"{words}{_times(span_s, height + 16)}</svg>"
     )

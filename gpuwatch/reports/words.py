@@ -7,7 +7,10 @@ from datetime import datetime, timezone
 from gpuwatch.costs import money
 from gpuwatch.reports.looks import STATES
 from gpuwatch.reports.model import Found, RunReport
-from gpuwatch.units import duration, percent
+from gpuwatch.units import duration, percent, size
+
+VISIBLE = 0.0005
+"""Shares below it are 0.0% in a table and nothing in a bar."""
 
 
 def when(time_s: float) -> str:
@@ -60,11 +63,16 @@ def facts(report: RunReport) -> list[tuple[str, str]]:
         ("GPUs", ", ".join(report.gpus)),
         ("ranks", f"{len(report.ranks)} of {report.world_size}" if report.world_size > 1 else ""),
         ("step records lost", str(report.records_lost) if report.records_lost else ""),
-        *((f"loader: {name}", str(value)) for name, value in loader.items() if value is not None),
+        *((f"loader: {name}", setting(name, value)) for name, value in loader.items() if value is not None),
         *((f"version of {name}", value) for name, value in report.versions.items()),
         *((f"tag {name}", value) for name, value in report.tags.items()),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def setting(name: str, value: object) -> str:
+    """Return a loader's setting as people read it."""
+    return size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
 
 
 def headline(report: RunReport) -> str:

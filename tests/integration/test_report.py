@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.chromium import DESKTOP, PHONE, chromium
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import free_port
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 
 
 def gpuwatch(*arguments: object, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -71,6 +74,7 @@ def test_a_file_says_what_the_agent_that_wrote_it_said(history: Path) -> None:
     ):
         assert dead[name] == live[name], name
     assert live["schema"] == "gpuwatch-report/1"
+    jsonschema.validate(live, json.loads((SCHEMAS / "gpuwatch-report-1.json").read_text()))
     assert live["verdict"]["state"] == "input"
     assert sum(live["states"].values()) == pytest.approx(live["duration_s"])
     assert live["shares"]["input_wait"] > 0.5
@@ -100,6 +104,7 @@ def test_two_runs_and_a_kept_baseline_are_compared(history: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["schema"], found["a"]["name"], found["b"]["name"]) == ("gpuwatch-compare/1", "starved", "fed")
+    jsonschema.validate(found, json.loads((SCHEMAS / "gpuwatch-compare-1.json").read_text()))
     assert found["speedup"] > 1
     assert found["speedup_interval"][0] <= found["speedup"] <= found["speedup_interval"][1]
     assert found["share_change"]["input_wait"] < -0.2

@@ -33,7 +33,7 @@ def test_what_was_promised_stands_beside_what_came() -> None:
     assert found.prediction.achieved == pytest.approx(100 / 44)
     assert found.prediction.fulfilled == pytest.approx(100 / 44 / 2.5)
     assert found.prediction.gone
-    assert "predicted for input_cpu (num_workers 4 → 10): up to 2.50×" in outcome_sentences(found)[1]
+    assert "predicted for input_cpu: up to 2.50×" in outcome_sentences(found)[1]
     assert found.share_change["input_wait"] == pytest.approx(4 / 44 - 0.6)
 
 

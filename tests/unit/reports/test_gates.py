@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.reports import broken, gather, parse_gate
-from gpuwatch.reports.gates import Gate
+from gpuwatch.reports import broken, compare, gather, parse_gate
+from gpuwatch.reports.comparing import Comparison
+from gpuwatch.reports.gates import Gate, broken_of_two
 from tests.unit.reports.fake_source import START_S, FakeSource, run
 
 REPORT = gather(FakeSource(), "resnet", START_S)
@@ -49,3 +51,34 @@ def test_a_state_that_never_was_passes_and_what_was_not_measured_does_not() -> N
 def test_a_limit_that_cannot_be_is_named(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse_gate(text)
+
+
+def comparison(speedup: float | None, interval: tuple[float, float] | None) -> Comparison:
+    report = gather(FakeSource(), "resnet", START_S + 100)
+    return msgspec.structs.replace(compare(report, report), speedup=speedup, speedup_interval=interval)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "interval", "slower"),
+    [
+        (0.8, (0.75, 0.85), 1 / 0.85 - 1),  # proven: at least 18% slower
+        (0.8, None, 0.25),
+        (0.8, (0.60, 0.99), None),  # at best 1% slower, which is within 5%
+        (1.2, (1.1, 1.3), None),
+    ],
+)
+def test_a_second_run_may_be_slower_by_no_more_than_is_allowed(
+    speedup: float, interval: tuple[float, float] | None, slower: float | None
+) -> None:
+    found = broken_of_two(comparison(speedup, interval), [parse_gate("slower=0.05", of_two=True)])
+    assert [each.value for each in found] == ([] if slower is None else [pytest.approx(slower)])
+    if slower is not None:
+        assert str(found[0]) == f"it is {slower:.0%} slower, which is over the limit of 5.0%"
+
+
+def test_what_cannot_be_compared_passes_no_limit_and_the_limits_of_one_run_hold_for_the_second() -> None:
+    gates = [parse_gate(text, of_two=True) for text in ("slower=0.05", "input_wait=0.1")]
+    found = broken_of_two(comparison(None, None), gates)
+    assert [(each.gate.name, each.value) for each in found] == [("input_wait", pytest.approx(0.6)), ("slower", None)]
+    with pytest.raises(ConfigError, match="no state"):
+        parse_gate("slower=0.05")
