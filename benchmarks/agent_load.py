@@ -45,11 +45,12 @@ class Rank:
     def frames(self, count: int, hello: bool) -> Iterator[bytes]:
         """Yield the messages of half a second in which `count` steps were done."""
         now_ns = time.monotonic_ns()
-        yield self._steps(count, now_ns)
+        yield self.steps_message(count, now_ns)
         if hello:
             yield wire.encode(self._hello(now_ns))
 
-    def _steps(self, count: int, now_ns: int) -> bytes:
+    def steps_message(self, count: int, now_ns: int) -> bytes:
+        """Return a message with so many steps since the last one."""
         begin_ns = self.ledger.watermark_ns
         each_ns = (now_ns - begin_ns) // max(1, count)
         wait_ns = each_ns * 3 // 10
@@ -118,7 +119,7 @@ def sleepers(count: int) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    endpoint, ranks, rate, workers, seconds = sys.argv[1], *map(int, sys.argv[2:6])
+    endpoint, (ranks, rate, workers), seconds = sys.argv[1], map(int, sys.argv[2:5]), float(sys.argv[5])
     boot_id = identify().boot_id
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the sleepers end with it
     with sleepers(ranks * (1 + workers)) as pids:

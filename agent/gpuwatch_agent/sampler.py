@@ -181,7 +181,7 @@ class Sampler:
             samples=[sample for sample in samples if isinstance(sample, Sample)],
             runs=[record for run in changed if (record := run.record()) is not None],
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
-            steps=_step_batches(arrivals),
+            steps=step_batches(arrivals),
             findings=[FindingRow(*key, e.since_s, e.seen_s, finding_json(e)) for key, e in found.items()],
         )
         if self._history.commit(tick):
@@ -219,7 +219,8 @@ def _wall_offset_ns(now_ns: int, now_s: float) -> int:
     return int(now_s * 1e9) - now_ns
 
 
-def _step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
+def step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
+    """Return the step records among these messages, as the history keeps them."""
     batches = []
     for arrival in arrivals:
         message = arrival.message

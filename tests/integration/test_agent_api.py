@@ -60,7 +60,7 @@ def test_status(agent: Agent) -> None:
 def test_runs(agent: Agent) -> None:
     live = agent.live  # type: ignore[attr-defined]
     report = agent.report  # type: ignore[attr-defined]
-    documented = """run rank name job host pid user status world_size timeline device started_s watermark_s last_message_s
+    documented = """run rank name job host pid host_pid user gpus cost status world_size timeline device started_s watermark_s last_message_s
         steps samples tokens records_lost activity states recent verdict findings loader tags owner versions"""
     assert set(live) == set(documented.split())
     recent = live["recent"]

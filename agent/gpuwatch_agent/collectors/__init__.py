@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
+from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, Roots
 from gpuwatch_agent.collectors.cpu import CpuCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
-    """Return one of each collector, in the order in which they run. Nothing is read before `collect`."""
+    """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
     return [
         CpuCollector(roots, cores=choice.full),
         LoadCollector(roots),
@@ -45,10 +46,18 @@ def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
         NetworkCollector(roots),
         InfinibandCollector(roots),
         AgentProcessCollector(roots),
-        DcgmCollector(choice.dcgm_url) if choice.dcgm_url is not None else GpuCollector(),
+        _gpus(roots, choice),
     ]
+
+
+def _gpus(roots: Roots, choice: Choice) -> GpuSource:
+    """Return what tells of GPUs: the dcgm-exporter that was named; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
+    if choice.dcgm_url is not None:
+        return DcgmCollector(choice.dcgm_url)
+    modules = roots.sysfs / "module"
+    return AmdCollector() if (modules / "amdgpu").is_dir() and not (modules / "nvidia").is_dir() else GpuCollector()
 
 
 def gpu_source(collectors: Sequence[Collector]) -> GpuSource | None:
     """Return the one of these collectors that knows the GPUs."""
-    return next((c for c in collectors if isinstance(c, GpuCollector | DcgmCollector)), None)
+    return next((c for c in collectors if isinstance(c, GpuCollector | DcgmCollector | AmdCollector)), None)
