@@ -32,7 +32,7 @@ def streamlit_command(
         "runner.postScriptGC": "false",  # a full collection at every refresh took as long as all the rest
         "browser.gatherUsageStats": "false",
         "theme.light.primaryColor": "#1F6FA8",
-        "theme.dark.primaryColor": "#2B7BB9",
+        "theme.dark.primaryColor": "#56B4E9",
         "client.toolbarMode": "minimal",
         "client.showSidebarNavigation": "false",
         "logger.hideWelcomeMessage": "true",

@@ -15,6 +15,8 @@ from gpuwatch_dashboards.units import scale_for
 MOST_STEPS = 300
 """Up to so many steps are drawn one by one."""
 ROW_PX, GAP_PX = 46, 14
+GAP_MS = 0.001
+"""After its end a piece is interrupted: at the same moment the tooltip would tell of it twice."""
 ROWS = ("host", "device")
 KINDS: dict[str, Look] = {
     "data_wait": PHASES["data_wait"],
@@ -122,7 +124,7 @@ def _area(kind: str, row: int, found: list[Piece], factor: float) -> Option:
         data += [
             [1e3 * piece.begin_s, 1, length],
             [1e3 * piece.end_s, 1, length],
-            [1e3 * piece.end_s, None, length],
+            [1e3 * piece.end_s + GAP_MS, None, length],
         ]
     return {
         "type": "line",

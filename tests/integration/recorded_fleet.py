@@ -73,7 +73,17 @@ def write_blocks(series: Series, hours: float, folder: Path) -> None:
         file.writelines(_lines(series, times))
     promtool = require("promtool")
     done = subprocess.run(
-        [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder)], capture_output=True, text=True
+        [
+            promtool,
+            "tsdb",
+            "create-blocks-from",
+            f"--max-block-duration={max(2, int(hours))}h",
+            "openmetrics",
+            str(text),
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text.unlink()

@@ -12,9 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.chromium import DESKTOP, PHONE, chromium
+from tests.integration.dashboard_browser import WAIT_MS, number, place, tooltip
 from tests.integration.dashboard_fake import INPUT_SHARE, FakeAgent, a_run, streamlit_page
-
-WAIT_MS = 30_000
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +43,6 @@ def page(browser: Any, agent: FakeAgent, url: str) -> Iterator[Any]:
     opened = context.new_page()
     yield opened
     context.close()
-
-
-def number(page: Any, selector: str) -> float:
-    """Return the first number in an element's text."""
-    found = re.search(r"[\d.]+", page.locator(selector).first.inner_text(timeout=WAIT_MS))
-    assert found
-    return float(found[0])
 
 
 def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
@@ -169,7 +161,7 @@ def test_chart_says_the_values_under_the_pointer_and_a_click_looks_closer(
     assert sum(float(share) for share in shares.values()) == pytest.approx(100, abs=1.5), tip
     assert float(shares["waiting for data"]) == pytest.approx(100 * INPUT_SHARE, abs=11), tip  # it swings by ten
     begin = time.time()
-    x, y = middle_of(page, "ledger", 0.5)
+    x, y = place(page, "ledger", 0.5)
     page.mouse.click(x, y)
     page.wait_for_url("**from=*to=*", timeout=WAIT_MS)
     chosen = parse_qs(urlsplit(page.url).query)
@@ -178,26 +170,3 @@ def test_chart_says_the_values_under_the_pointer_and_a_click_looks_closer(
     assert (start_s + end_s) / 2 == pytest.approx(begin - 1500, abs=60)
     page.get_by_role("button", name="Back to now").click()
     page.wait_for_url(lambda address: "from=" not in address, timeout=WAIT_MS)
-
-
-def middle_of(page: Any, panel: str, part: float) -> tuple[float, float]:
-    """Return a place in a chart; `part` of its width from the left."""
-    page.wait_for_selector(f".st-key-panel-{panel} canvas", timeout=WAIT_MS)
-    box = page.locator(f".st-key-panel-{panel} canvas").first.bounding_box()
-    left, right = box["x"] + 64, box["x"] + box["width"] - 12
-    return left + part * (right - left), box["y"] + box["height"] / 2
-
-
-def tooltip(page: Any, panel: str, part: float) -> str:
-    """Return what a chart says with the pointer at this place; asked again where a refresh came between."""
-    x, y = middle_of(page, panel, part)
-    for attempt in range(20):
-        page.mouse.move(x + attempt % 2, y)
-        page.wait_for_timeout(150)
-        said = page.evaluate(
-            f"[...document.querySelectorAll('.st-key-panel-{panel} [data-testid=stEChartsChart] > div')]"
-            ".map(e => e.innerText).find(text => text.includes(':')) || ''"
-        )
-        if said:
-            return str(said)
-    raise AssertionError(f"{panel}: the chart says nothing under the pointer")
