@@ -202,3 +202,13 @@ def test_annotations_ask_for_what_is_there(site: Site, dashboard: str) -> None:
             begun = max(0.0, time.time() - 290)
             span = {"start": str(begun), "end": str(time.time()), "step": "5"}
             assert site.prometheus.get("/api/v1/query_range", query=expr, **span)["data"]["result"], mark["name"]
+
+
+def test_top_from_prometheus_knows_the_gpus(site: Site) -> None:
+    """Of `gpuwatch top`, but here there is a Prometheus that has scraped real GPUs, as far as NVML is."""
+    command = [sys.executable, "-m", "gpuwatch", "top", "--once", "--prometheus", site.prometheus.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "160"})
+    assert done.returncode == 0, done.stderr
+    [idle] = [line for line in done.stdout.splitlines() if line.startswith("  2   ")]
+    assert "NVIDIA H100 80GB HBM3" in idle and "held idle" in idle and "612 W" in idle
+    assert done.stdout.count("NVIDIA H100 80GB HBM3") == 4

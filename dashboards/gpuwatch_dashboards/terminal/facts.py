@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuwatch_dashboards.model import Collector, Finding, Points, Run, Trace
+from gpuwatch_dashboards.terminal.gpu_curves import GpuCurves
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Facts:
     strands: Strands = Strands()
     gpus: tuple[GpuFacts, ...] = ()
     gpus_known: bool = True
+    gpu_curves: GpuCurves = field(default_factory=GpuCurves)
     gpu_findings: tuple[Finding, ...] = ()
     """Findings about GPUs that no run explains."""
     collectors: tuple[Collector, ...] = ()

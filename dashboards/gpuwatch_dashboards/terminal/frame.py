@@ -68,8 +68,10 @@ def _body(view: View, facts: Facts | SourceError | None, width: int, height: int
         return [*page, *[Text()] * (room - len(page)), *node], 0
     run = chosen(view, facts)
     if run is None:
-        gpus = [rule("GPUs", width), *gpu_table(facts, None, width, max(1, height - 20))] if facts.gpus else []
-        above = [*no_runs(facts.host, width), *gpus]
+        above = no_runs(facts.host, width)
+        rows = height - len(above) - len(node) - 2  # less the rule and the head
+        if facts.gpus and rows > 0:
+            above += [rule("GPUs", width), *gpu_table(facts, None, width, rows)]
         return [*above, *[Text()] * (height - len(above) - len(node)), *node], 0
     return _run_page(facts, run, width, height), 0
 
@@ -149,7 +151,8 @@ def _header(facts: Facts | SourceError | None, width: int) -> Text:
 def _footer(view: View, width: int) -> Text:
     line = Text(" ")
     pages = {"g": "gpus", "f": "findings", "?": "help"}
-    for key, text in KEYS:
+    keys = [*KEYS[:1], ("⏎", "its run"), *KEYS[1:]] if view.page == "gpus" else KEYS
+    for key, text in keys:
         line.append(f" {key} ", KEY)
         line.append(f" {'runs' if pages.get(key) == view.page else text}  ")
     line.rstrip()

@@ -11,10 +11,15 @@ from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.terminal.bars import bar, legend, swatch
 from gpuwatch_dashboards.terminal.facts import Facts, GpuFacts
 from gpuwatch_dashboards.terminal.finding_lines import finding_lines
+from gpuwatch_dashboards.terminal.gpu_curves import gpu_curve_lines
 from gpuwatch_dashboards.terminal.lines import cell, flowed, harmless, rule
 from gpuwatch_dashboards.terminal.looks import BOLD, DIM, state_look, words
 from gpuwatch_dashboards.terminal.run_list import title_of, window_start
 
+TALL, TALL_ROWS = 28, 3
+"""From this height on curves are of several lines."""
+LEAST_GPUS = 8
+"""Lines of the table that curves leave to it."""
 NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not say which GPUs the node has."
 
 
@@ -34,7 +39,7 @@ class Columns:
             return cls(name=0, state=10, memory=8, power=5, bar=8)
         if width < 120:
             return cls(name=0, state=16, memory=11, power=5, bar=14)
-        return cls(name=22, state=22, memory=11, power=6, bar=32)
+        return cls(name=22, state=22, memory=11, power=6, bar=22 if width < 140 else 32)
 
 
 def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list[Text]:
@@ -96,7 +101,7 @@ def owner(gpu: GpuFacts, runs: Sequence[Run]) -> str:
 
 
 def gpu_page(facts: Facts, selected: int, width: int, height: int) -> list[Text]:
-    """Return all GPUs, and the selected one's ledger with its legend and findings below."""
+    """Return all GPUs, and the selected one's ledger with its legend, last minutes and findings below."""
     if not facts.gpus:
         return gpu_table(facts, None, width, height)
     gpu = facts.gpus[selected]
@@ -105,7 +110,12 @@ def gpu_page(facts: Facts, selected: int, width: int, height: int) -> list[Text]
     below = [rule(title, width), Text(" ").append_text(bar(gpu.states, width - 2))]
     below += flowed(legend(gpu.states, {}), width)
     found = [f for f in facts.gpu_findings if f.gpu in (gpu.gpu, gpu.uuid)]
-    below += finding_lines(found, facts.time_s, True, width) if found else []
+    curves = gpu_curve_lines(facts.gpu_curves, (gpu.gpu, gpu.uuid), width, TALL_ROWS if height >= TALL else 1)
+    told = finding_lines(found, facts.time_s, True, width) if found else []
+    needed = min(LEAST_GPUS, len(facts.gpus)) + 1
+    if needed + len(below) + len(curves) + len(told) > height:
+        curves = []  # what to do is worth more, and so are the other GPUs
+    below += [*curves, *told]
     rows = max(3, height - 1 - len(below))
     return (gpu_table(facts, selected, width, rows) + below)[:height]
 

@@ -21,7 +21,7 @@ _POWER = BY_KEY["gpu_power"].curves[0].query
 _USED = Query("gpuwatch_gpu_memory_used_bytes", by=BY_GPU)
 _TOTAL = Query("gpuwatch_gpu_memory_total_bytes", by=BY_GPU)
 _OWNER = Query("gpuwatch_gpu_owner_info", by=(*BY_GPU, "user", "run"))
-_INFO = Query("gpuwatch_gpu_info", by=(*BY_GPU, "modelName"))
+_INFO = Query("gpuwatch_gpu_info", by=(*BY_GPU, "model"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def scraped(source: Source, node: Node, scope: Scope, now_s: float) -> tuple[Gpu
     answers = source.evaluate(queries, scope, Span(now_s - RECENT_S, now_s, 30))
     utilization, power, used, total = ({_key(t): t.last for t in traces} for traces in answers[:4])
     owners = {_key(trace): trace.labels for trace in answers[4]}
-    names = {_key(trace): trace.labels.get("modelName") for trace in answers[5]}
+    names = {_key(trace): trace.labels.get("model") for trace in answers[5]}
     now: dict[tuple[str, str], tuple[float, str]] = {}
     for trace in answers[6]:
         now[_key(trace)] = max(now.get(_key(trace), (0.0, "")), (trace.last or 0.0, trace.labels["state"]))

@@ -13,7 +13,8 @@ from gpuwatch_dashboards.terminal.looks import BOLD, DIM, words
 KEYS = (("↑↓ jk", "choose"), ("g", "GPUs"), ("f", "findings"), ("?", "help"), ("q", "quit"))
 _HELP = (
     ("↑ ↓  j k", "choose a run; in the list of GPUs a GPU; in findings and help: scroll"),
-    ("g", "GPUs of the node, one line each; again: back to the runs"),
+    ("g", "GPUs of the node, one line each, the chosen one's last minutes below; again: back"),
+    ("Enter", "in the list of GPUs: the run that holds the chosen one"),
     ("f", "findings of all runs and GPUs, in full; again: back"),
     ("Esc  r", "back to the runs"),
     ("PgUp PgDn Home End", "by pages, to an end"),

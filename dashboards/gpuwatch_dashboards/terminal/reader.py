@@ -14,6 +14,7 @@ from gpuwatch_dashboards.sources.agent import REMEDY
 from gpuwatch_dashboards.sources.http import JsonApi
 from gpuwatch_dashboards.terminal import gpus
 from gpuwatch_dashboards.terminal.facts import Facts, Strands
+from gpuwatch_dashboards.terminal.gpu_curves import GpuCurves, read_gpu_curves
 from gpuwatch_dashboards.terminal.strands import read_strands
 
 STRANDS_EVERY_S = 3.0
@@ -29,6 +30,7 @@ class Reader:
         self._now = now
         self._strands, self._strands_read_s = Strands(), 0.0
         self._shares: dict[tuple[str, str], dict[str, float]] = {}
+        self._curves = GpuCurves()
 
     def read(self, wanted: str | None = None) -> Facts:
         """Return what is known now, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError."""
@@ -58,6 +60,8 @@ class Reader:
             found = gpus.with_ledgers(found, gpus.ledgers(self.source, scope, now_s))
             known, findings = node.gpus is not None, ()
             host, collectors, failures = node.host, node.collectors, node.history_failures
+        if stale and found:
+            self._curves = read_gpu_curves(self.source, scope, now_s)
         return Facts(
             label=self.source.label,
             time_s=now_s,
@@ -67,6 +71,7 @@ class Reader:
             strands=self._strands,
             gpus=found,
             gpus_known=known,
+            gpu_curves=self._curves if found else GpuCurves(),
             gpu_findings=findings,
             collectors=collectors,
             history_failures=failures,

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.style import Style
 from rich.text import Text
 
 from gpuwatch.units import duration
-from gpuwatch_dashboards.model import Points, Recent, Run
+from gpuwatch_dashboards.model import Recent, Run
 from gpuwatch_dashboards.palette import PHASES
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.terminal.bars import area, bar, legend
+from gpuwatch_dashboards.terminal.curve_lines import LABEL, Curve, curve_lines, last
 from gpuwatch_dashboards.terminal.facts import Strands
 from gpuwatch_dashboards.terminal.lines import cell, flowed, rule, wrapped
 from gpuwatch_dashboards.terminal.looks import BOLD, DIM, verdict_style, words
 from gpuwatch_dashboards.terminal.run_list import NO_VERDICT, STATUS_SIGNS, title_of
-from gpuwatch_dashboards.terminal.sparkline import buckets, sparkline
 from gpuwatch_dashboards.units import digits, display
-
-_LABEL = 13
 
 
 def verdict_lines(run: Run, width: int) -> list[Text]:
@@ -54,7 +51,7 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
     lines = [
-        words(f" {cell(name, _LABEL - 2)} ", DIM).append_text(bar(states, width - _LABEL - 1)) for name, states in bars
+        words(f" {cell(name, LABEL - 2)} ", DIM).append_text(bar(states, width - LABEL - 1)) for name, states in bars
     ]
     return [*lines, *flowed(legend(recent, run.states, least), width)]
 
@@ -85,58 +82,27 @@ def _figure(before: str, number: str, after: str = "") -> Text:
     return words(before, DIM).append(number, Style(bold=True, dim=False)).append(after, DIM)
 
 
-@dataclass(frozen=True)
-class Curve:
-    name: str
-    points: Points
-    last: str
-    colour: str
-    maximum: float | None = 1.0
-
-
-def _last(points: Points) -> float | None:
-    return next((value for _, value in reversed(points) if value is not None), None)
-
-
 def curves(strands: Strands) -> list[Curve]:
     """Return what is drawn over the last minutes."""
-    step, wait = _last(strands.step_s), _last(strands.input_ratio)
+    step, wait = last(strands.step_s), last(strands.input_ratio)
     return [
         Curve("step time", strands.step_s, display(step, "s"), PHASES["compute"].colour, None),
         Curve("input wait", strands.input_ratio, display(wait, "ratio"), PHASES["data_wait"].colour),
-        Curve("CPU", strands.cpu_ratio, display(_last(strands.cpu_ratio), "ratio"), "default"),
-        Curve("/dev/shm", strands.shm_ratio, display(_last(strands.shm_ratio), "ratio"), "default"),
+        Curve("CPU", strands.cpu_ratio, display(last(strands.cpu_ratio), "ratio")),
+        Curve("/dev/shm", strands.shm_ratio, display(last(strands.shm_ratio), "ratio")),
     ]
 
 
 def sparkline_lines(strands: Strands, width: int, rows: int = 1) -> list[Text]:
     """Return the curves two abreast, each `rows` high, their last value behind them."""
-    half = (width - 1) // 2
-    columns = half - _LABEL - 8
-    blocks = [_block(curve, strands, columns, rows) for curve in curves(strands)]
-    lines = []
-    for left, right in zip(blocks[::2], blocks[1::2], strict=True):
-        lines += [one.append(" ").append_text(other) for one, other in zip(left, right, strict=True)]
-    return lines
-
-
-def _block(curve: Curve, strands: Strands, columns: int, rows: int) -> list[Text]:
-    values = buckets(curve.points, columns, strands.start_s, strands.end_s)
-    lines = []
-    for number, drawn in enumerate(sparkline(values, curve.maximum, rows)):
-        last = number == rows - 1
-        line = words(f" {cell(curve.name if last else '', _LABEL - 2)} ", DIM)
-        line.append(drawn, Style(color=curve.colour))
-        line.append(f" {cell(curve.last if last else '', 7)}", BOLD)
-        lines.append(line)
-    return lines
+    return curve_lines(curves(strands), strands.start_s, strands.end_s, width, rows)
 
 
 def area_lines(strands: Strands, width: int, rows: int) -> list[Text]:
     """Return the ledger over the last minutes, one column a stretch of time."""
-    drawn = area(strands.ledger, width - _LABEL - 1, rows, strands.start_s, strands.end_s)
+    drawn = area(strands.ledger, width - LABEL - 1, rows, strands.start_s, strands.end_s)
     minutes = f"{(strands.end_s - strands.start_s) / 60:.0f} min"
     labels: Sequence[str] = ["100%", *[""] * (rows - 2), minutes] if rows > 1 else [minutes]
     return [
-        words(f" {cell(label, _LABEL - 2)} ", DIM).append_text(line) for label, line in zip(labels, drawn, strict=True)
+        words(f" {cell(label, LABEL - 2)} ", DIM).append_text(line) for label, line in zip(labels, drawn, strict=True)
     ]

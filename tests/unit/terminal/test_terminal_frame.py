@@ -10,9 +10,11 @@ from rich.cells import cell_len
 
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Collector, Finding, Recent
+from gpuwatch_dashboards.terminal.facts import Facts
 from gpuwatch_dashboards.terminal.frame import frame
+from gpuwatch_dashboards.terminal.gpu_curves import GpuCurves
 from gpuwatch_dashboards.terminal.view import Page, View
-from tests.unit.terminal.screens import FINDING, facts, run, screen
+from tests.unit.terminal.screens import FINDING, NOW, facts, level, run, screen
 
 AWAY = SourceError(
     "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
@@ -153,3 +155,45 @@ def test_little_of_much_and_nothing_at_all_are_readable() -> None:
     )
     text = "\n".join(screen(replace(known, strands=little)))
     assert "shm 4 KiB/24 GiB" in text and "net ↓0 ↑977 KiB/s" in text
+
+
+def with_curves(gpus: int, **more: object) -> Facts:
+    keys = [(str(n), f"GPU-{n}") for n in range(gpus)]
+    curves = GpuCurves(
+        NOW - 300,
+        NOW,
+        utilization={key: level(0.25) for key in keys},
+        memory={key: level(0.5) for key in keys},
+        power_watts={key: level(412.0) for key in keys},
+        temperature_celsius={key: level(61.0) for key in keys},
+    )
+    return facts(run("r1"), gpus=gpus, gpu_curves=curves, **more)
+
+
+def test_the_chosen_gpu_has_its_last_minutes_below_the_list() -> None:
+    lines = screen(with_curves(8), view=View(page="gpus", gpu=3))
+    [utilization] = [line for line in lines if line.startswith(" utilisation")]
+    [power] = [line for line in lines if line.startswith(" power")]
+    assert (
+        utilization.count("▂") == 18
+        and "25%" in utilization
+        and "memory      ▄" in utilization
+        and " 50%" in utilization
+    )
+    assert "412 W" in power and "61 °C" in power
+    assert sum("141 GiB" in line for line in lines) == 8
+    assert "⏎  its run" in lines[-1] and lines[-1].rstrip().endswith("q  quit")
+
+
+def test_a_tall_screen_draws_a_gpu_s_curves_higher_and_a_low_one_leaves_them_out() -> None:
+    tall = screen(with_curves(8), 120, 40, View(page="gpus"))
+    at = next(n for n, line in enumerate(tall) if line.startswith(" utilisation"))
+    assert "▆" in tall[at] and "█" not in tall[at - 2]  # a quarter of three lines of eighths
+    low = screen(with_curves(8), 80, 16, View(page="gpus"))
+    assert not any(line.startswith(" utilisation") for line in low)
+    assert any("▸ 0" in line for line in low)
+
+
+def test_without_runs_every_gpu_that_fits_is_listed() -> None:
+    lines = screen(facts(gpus=4))
+    assert sum("141 GiB" in line for line in lines) == 4
