@@ -10,17 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpuwatch.alerting import (
+    ALERT_GROUPS,
     ALERT_RULES,
-    BASELINE_RULES,
-    LEDGER_RULES,
-    RANK_RULES,
+    INTERVALS_S,
+    RECORDING_GROUPS,
     RECORDING_RULES,
-    RUN_RULES,
     AlertRule,
     RecordingRule,
 )
-from gpuwatch.alerting.hours import hour_rules
-from gpuwatch.alerting.recording import BASELINE_INTERVAL_S, LEVELS, TRAINING_STATES, cost_rules
+from gpuwatch.alerting.hours import money_rules
+from gpuwatch.alerting.recording import LEVELS, TRAINING_STATES, cost_rules
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 
 __all__ = [
@@ -58,22 +57,20 @@ def groups(
 ) -> list[dict[str, Any]]:
     """Return the rule groups as plain data: what stands below `groups` in a rules file or a PrometheusRule."""
     thresholds, prices = thresholds or AlertThresholds(), prices or Prices()
-    costs = () if prices.gpu_hour is None else cost_rules(dict(prices.models), prices.gpu_hour)
-    return [
-        {"name": "gpuwatch-ledger", "rules": list(_recordings((*LEDGER_RULES, *costs), thresholds))},
-        {
-            "name": "gpuwatch-hours",
-            "interval": _duration(thresholds.ledger_window_s),
-            "rules": list(_recordings(hour_rules(LEVELS, priced=bool(costs)), thresholds)),
-        },
-        {"name": "gpuwatch-runs", "rules": list(_recordings(RUN_RULES, thresholds))},
-        {
-            "name": "gpuwatch-baselines",
-            "interval": _duration(BASELINE_INTERVAL_S),
-            "rules": list(_recordings(BASELINE_RULES, thresholds)),
-        },
-        {"name": "gpuwatch-alerts", "rules": list(_alerts(thresholds, prices, runbooks))},
-        {"name": "gpuwatch-ranks", "rules": list(_recordings(RANK_RULES, thresholds))},
+    more: dict[str, tuple[RecordingRule, ...]] = {}
+    if prices.gpu_hour is not None:
+        costs = cost_rules(dict(prices.models), prices.gpu_hour)
+        more = {"gpuwatch-levels": costs, "gpuwatch-hours": money_rules(LEVELS)}
+    intervals_s = {**INTERVALS_S, "gpuwatch-hours": thresholds.ledger_window_s}
+    recorded: list[dict[str, Any]] = []
+    for name, rules in RECORDING_GROUPS.items():
+        interval = {"interval": _duration(intervals_s[name])} if name in intervals_s else {}
+        recorded.append(
+            {"name": name, **interval, "rules": list(_recordings((*rules, *more.get(name, ())), thresholds))}
+        )
+    return recorded + [
+        {"name": name, "rules": list(_alerts(alerts, thresholds, prices, runbooks))}
+        for name, alerts in ALERT_GROUPS.items()
     ]
 
 
@@ -85,8 +82,10 @@ def _recordings(rules: Iterable[RecordingRule], thresholds: AlertThresholds) -> 
         yield entry
 
 
-def _alerts(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> Iterator[dict[str, Any]]:
-    for rule in ALERT_RULES:
+def _alerts(
+    rules: Iterable[AlertRule], thresholds: AlertThresholds, prices: Prices, runbooks: str
+) -> Iterator[dict[str, Any]]:
+    for rule in rules:
         entry: dict[str, Any] = {"alert": rule.name, "expr": _fill(rule.expr, thresholds)}
         hold = getattr(thresholds, rule.for_field)
         if hold:

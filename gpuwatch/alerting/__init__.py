@@ -1,25 +1,52 @@
-"""Prometheus rules, as data: `ALERT_RULES` and the recording rules. `gpuwatch.alert_rules` renders them."""
+"""Prometheus rules, as data: `ALERT_RULES` and the groups of recording rules. `gpuwatch.alert_rules` renders them."""
 
 from gpuwatch.alerting.gpu_alerts import GPU_ALERTS
 from gpuwatch.alerting.hours import hour_rules
 from gpuwatch.alerting.node_alerts import NODE_ALERTS
 from gpuwatch.alerting.rank_rules import RANK_RULES
-from gpuwatch.alerting.recording import BASELINE_RULES, LEDGER_RULES, LEVELS, RUN_RULES
+from gpuwatch.alerting.recording import (
+    BASELINE_INTERVAL_S,
+    BASELINE_RULES,
+    HEALTH_RULES,
+    KIND_RULES,
+    LEDGER_INTERVAL_S,
+    LEVEL_RULES,
+    LEVELS,
+    PROGRESS_RULES,
+    RUN_RULES,
+    TRAINING_RULES,
+    WHOLE_RULES,
+)
 from gpuwatch.alerting.rule import AlertRule, RecordingRule
 from gpuwatch.alerting.run_alerts import RUN_ALERTS
 
 __all__ = [
-    "ALERT_RULES",
-    "BASELINE_RULES",
-    "HOUR_RULES",
-    "LEDGER_RULES",
-    "RANK_RULES",
-    "RECORDING_RULES",
-    "RUN_RULES",
-    "AlertRule",
-    "RecordingRule",
-]
+    "ALERT_GROUPS", "ALERT_RULES", "INTERVALS_S", "RECORDING_GROUPS", "RECORDING_RULES", "AlertRule", "RecordingRule",
+]  # fmt: skip
 
-ALERT_RULES: tuple[AlertRule, ...] = (*RUN_ALERTS, *GPU_ALERTS, *NODE_ALERTS)
-HOUR_RULES: tuple[RecordingRule, ...] = hour_rules(LEVELS, priced=False)
-RECORDING_RULES: tuple[RecordingRule, ...] = (*LEDGER_RULES, *HOUR_RULES, *RUN_RULES, *BASELINE_RULES, *RANK_RULES)
+RECORDING_GROUPS: dict[str, tuple[RecordingRule, ...]] = {
+    "gpuwatch-gpus": WHOLE_RULES,
+    **{f"gpuwatch-gpus-{kind}": rules for kind, rules in KIND_RULES.items()},
+    "gpuwatch-levels": LEVEL_RULES,
+    "gpuwatch-training": TRAINING_RULES,
+    "gpuwatch-progress": PROGRESS_RULES,
+    "gpuwatch-hours": hour_rules(LEVELS),
+    "gpuwatch-runs": RUN_RULES,
+    "gpuwatch-ranks": RANK_RULES,
+    "gpuwatch-health": HEALTH_RULES,
+    "gpuwatch-baselines": BASELINE_RULES,
+}
+"""By the group's name. Prometheus evaluates groups side by side and a group's rules in their order."""
+INTERVALS_S: dict[str, float] = {
+    **{name: LEDGER_INTERVAL_S for name in RECORDING_GROUPS if name.startswith(("gpuwatch-gpus", "gpuwatch-levels"))},
+    "gpuwatch-baselines": BASELINE_INTERVAL_S,
+}
+"""Of the groups that need not be evaluated as often as the alerts."""
+ALERT_GROUPS: dict[str, tuple[AlertRule, ...]] = {
+    "gpuwatch-alerts-runs": RUN_ALERTS,
+    "gpuwatch-alerts-gpus": GPU_ALERTS,
+    "gpuwatch-alerts-nodes": NODE_ALERTS,
+}
+
+ALERT_RULES: tuple[AlertRule, ...] = tuple(rule for rules in ALERT_GROUPS.values() for rule in rules)
+RECORDING_RULES: tuple[RecordingRule, ...] = tuple(rule for rules in RECORDING_GROUPS.values() for rule in rules)

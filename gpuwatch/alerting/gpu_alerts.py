@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from gpuwatch.alerting.recording import GPU_KEY, OWNER
+from gpuwatch.alerting.recording import GPU_KEY, OWNER, OWNER_LABELS
 from gpuwatch.alerting.rule import AlertRule
 from gpuwatch.alerting.texts import CAUSE, GPU, GPU_OWNER, NODE_OWNERS
 
-_OWNER_LABELS = "run, rank, user, job_id, workload_namespace, workload_pod, workload_container"
 
+def _with_owner(expr: str, known: str) -> str:
+    """Return the expression with the owner's labels; a GPU whose owner is not known is kept.
 
-def _with_owner(expr: str) -> str:
-    """Return the expression with the owner's labels; a GPU whose owner is not known is kept."""
+    `known` is a series that every GPU has for which the expression has a value.
+    """
     return (
-        f"({expr.strip()})\n* on ({GPU_KEY}) group_left ({_OWNER_LABELS})\n{OWNER}\n"
-        f"or\n({expr.strip()})\nunless on ({GPU_KEY}) gpuwatch_gpu_owner_info"
+        f"({expr.strip()})\n* on ({GPU_KEY}) group_left ({OWNER_LABELS})\n({OWNER} or on ({GPU_KEY}) {known} * 0 + 1)"
     )
 
 
@@ -36,12 +36,8 @@ GPU_ALERTS: tuple[AlertRule, ...] = (
         name="GpuHeldIdle",
         severity="warning",
         expr=_with_owner(
-            """\
-  sum without (state) (rate(gpuwatch_gpu_seconds_total{state="held_idle"}[<idle_window_s>]))
-  / ignoring (kind)
-  avg_over_time(gpu_kind:gpuwatch_gpu_seconds:rate<ledger_window_s>{kind="all"}[<idle_window_s>])
-  > <idle_ratio>
-"""
+            "gpu:gpuwatch_gpu_held_idle:share<idle_window_s> > <idle_ratio>",
+            "gpu:gpuwatch_gpu_held_idle:share<idle_window_s>",
         ),
         for_field="idle_for_s",
         summary=GPU + " is held idle by {{ or $labels.user `an unknown user` }} "
@@ -58,8 +54,12 @@ GPU_ALERTS: tuple[AlertRule, ...] = (
         # Only where an allocation is known: a GPU without a job or pod that claims it is free, and no alert.
         expr=f"""\
 ((gpuwatch_gpu_processes == 0) + 1)
-* on ({GPU_KEY}) group_left ({_OWNER_LABELS})
-topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info{{job_id!=""}} or gpuwatch_gpu_owner_info{{workload_pod!=""}})""",
+* on ({GPU_KEY}) group_left ({OWNER_LABELS})
+{OWNER}{{job_id!=""}}
+or
+((gpuwatch_gpu_processes == 0) + 1)
+* on ({GPU_KEY}) group_left ({OWNER_LABELS})
+{OWNER}{{job_id="",workload_pod!=""}}""",
         for_field="processless_for_s",
         summary=GPU + " is allocated to {{ or $labels.user `an unknown user` }} and no process has used it for "
         "<processless_for_s>",
@@ -77,26 +77,27 @@ topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info{{job_id!=""}} or gpuwatch_gpu_ow
         expr=_with_owner(
             f"""\
   (
-    avg_over_time(gpuwatch_gpu_utilization_ratio[<stalled_window_s>]) > <busy_ratio>
+    gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s> > <busy_ratio>
     and on ({GPU_KEY})
     gpu_kind:gpuwatch_gpu_seconds:share<ledger_window_s>{{kind="stalled"}} > <stalled_ratio>
   )
   or
   (
-    min_over_time(gpuwatch_gpu_utilization_ratio[<busy_window_s>]) > <busy_ratio>
+    min_over_time(gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s>[<busy_window_s>]) > <busy_ratio>
     and on ({GPU_KEY})
     gpu:gpuwatch_gpu_power_watts:avg<busy_window_s> < <low_power_ratio> * gpu:gpuwatch_gpu_power_watts:max6h
     unless on ({GPU_KEY})
     gpu_kind:gpuwatch_gpu_seconds:share<ledger_window_s>{{kind="useful"}} > 0
   )
-"""
+""",
+            "gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s>",
         ),
         for_field="busy_for_s",
         summary=GPU + " reads {{ $value | humanizePercentage }} busy, and nothing gets done",
         description="Utilisation says only that some kernel ran. Its run finishes no step, or (without a hook) it draws far "
         "less power than the same GPU did within six hours: the sign of a collective that spins."
-        "{{ with printf `gpu:gpuwatch_gpu_power_watts:avg<busy_window_s>{instance=%q,UUID=%q}` $labels.instance $labels.UUID "
-        "| query }} Power: {{ . | first | value | printf `%.0f` }} W.{{ end }}",
+        "{{ with printf `gpuwatch_gpu_power_watts{instance=%q,UUID=%q}` $labels.instance $labels.UUID | query }}"
+        " Power: {{ . | first | value | printf `%.0f` }} W.{{ end }}",
         owner=GPU_OWNER,
         cause=CAUSE,
         advice="take the stacks of all ranks (`py-spy dump --pid PID`), then end the run and start it from its last checkpoint",
@@ -107,8 +108,8 @@ topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info{{job_id!=""}} or gpuwatch_gpu_ow
         name="GpuThrottled",
         severity="warning",
         expr=_with_owner(
-            'max without (reason) (avg_over_time(gpuwatch_gpu_throttled{reason=~"<throttle_reasons>"}[<throttled_window_s>]))'
-            " > <throttled_ratio>"
+            "gpu:gpuwatch_gpu_throttled:share<throttled_window_s> > <throttled_ratio>",
+            "gpu:gpuwatch_gpu_throttled:share<throttled_window_s>",
         ),
         for_field="throttled_for_s",
         summary=GPU + "'s clocks are held down {{ $value | humanizePercentage }} of the last <throttled_window_s>"
@@ -147,7 +148,8 @@ topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info{{job_id!=""}} or gpuwatch_gpu_ow
   and on ({GPU_KEY}) time() - gpuwatch_gpu_last_xid_timestamp_seconds < <xid_window_seconds>
   unless on ({GPU_KEY}) ("""
             + " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in _XIDS_OF_PROGRAMS)
-            + ")\n"
+            + ")\n",
+            "gpuwatch_gpu_last_xid",
         ),
         for_field="xid_for_s",
         summary=GPU + " reported XID {{ $value }}: " + _XID_TEXT,

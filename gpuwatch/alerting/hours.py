@@ -17,21 +17,24 @@ STATE_RULE = RecordingRule(
 _WINDOW_HOURS = "<ledger_window_seconds> / 3600"
 
 
-def hour_rules(levels: Iterable[str], priced: bool) -> tuple[RecordingRule, ...]:
-    """Return the rules of a group that is evaluated once a window; money only where a price is configured."""
-    prefixes = ["kind" if level == "fleet" else f"{level}_kind" for level in levels]
-    hours = [
-        RecordingRule(
-            f"{prefix}:gpuwatch_gpu_hours:increase<ledger_window_s>",
-            f"{prefix}:gpuwatch_gpu_seconds:rate<ledger_window_s> * {_WINDOW_HOURS}",
-        )
-        for prefix in prefixes
-    ]
-    money = [
-        RecordingRule(
-            f"{prefix}:gpuwatch_gpu_cost:increase<ledger_window_s>",
-            f"{prefix}:gpuwatch_gpu_cost:per_hour * {_WINDOW_HOURS}",
-        )
-        for prefix in prefixes
-    ]
-    return (STATE_RULE, *hours, *(money if priced else []))
+def hour_rules(levels: Iterable[str]) -> tuple[RecordingRule, ...]:
+    """Return the rules of a group that is evaluated once a window."""
+    return (
+        STATE_RULE,
+        *(_over_the_window(prefix, "seconds:rate<ledger_window_s>", "hours") for prefix in _kinds(levels)),
+    )
+
+
+def money_rules(levels: Iterable[str]) -> tuple[RecordingRule, ...]:
+    """Return what that group records beside, where a price is configured."""
+    return tuple(_over_the_window(prefix, "cost:per_hour", "cost") for prefix in _kinds(levels))
+
+
+def _over_the_window(prefix: str, rate: str, what: str) -> RecordingRule:
+    return RecordingRule(
+        f"{prefix}:gpuwatch_gpu_{what}:increase<ledger_window_s>", f"{prefix}:gpuwatch_gpu_{rate} * {_WINDOW_HOURS}"
+    )
+
+
+def _kinds(levels: Iterable[str]) -> list[str]:
+    return ["kind" if level == "fleet" else f"{level}_kind" for level in levels]

@@ -43,8 +43,10 @@ and gpuwatch_shm_used_bytes / gpuwatch_shm_size_bytes > <shm_forecast_used_ratio
     AlertRule(
         name="GpuwatchAgentDown",
         severity="critical",
+        # A node that discovery no longer lists has no `up`: drained first, it is no alert; with processes on its GPUs, it is.
         expr="""\
 up{job="<job>"} == 0
+or last_over_time(node:gpuwatch_gpu_processes:max[<gone_window_s>]) > 0 unless on (job, instance) up{job="<job>"}
 or changes(gpuwatch_sample_timestamp_seconds[<agent_frozen_window_s>]) == 0
 or absent(up{job="<job>"})""",
         for_field="agent_down_for_s",

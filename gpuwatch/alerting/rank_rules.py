@@ -16,7 +16,8 @@ RANK_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
         _OWN,
         f"""\
-sum by (job, run, rank) (run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>)
+sum by (job, run, rank) (increase(gpuwatch_run_seconds_total{{state=~"input_wait|transfer"}}[<starved_window_s>]))
+/ (sum by (job, run, rank) (run_rank:gpuwatch_run_training_seconds:increase<starved_window_s>) > 0)
 and on (job, run) (count by (job, run) ({_STEPS}) > 1)
 and on (job, run) (max by (job, run) ({_STEPS}) < 1.1 * min by (job, run) ({_STEPS}))""",
     ),

@@ -1,7 +1,8 @@
 """What is recorded: GPU time by kind for every level, training shares by rank, baselines. Pure data.
 
-A `rate` is in GPUs: GPU-seconds a second. A share divides by the sum of all states, never by a clock, so that a late scrape
-cannot make a GPU look starved. Higher levels are sums of the GPUs' rates, which keeps them cheap on a large fleet.
+A `rate` is in GPUs: GPU-seconds a second. A share divides by the growth of the ledger's own watermark, which is that of the sum of
+all states (a tested invariant) and a fifteenth of the series to read; never by a clock, so that a late scrape cannot make a GPU look
+starved. Owners are joined once, where a node's GPUs are summed; every level above is a sum of those few series.
 """
 
 from __future__ import annotations
@@ -18,78 +19,105 @@ KINDS = {"useful": COMPUTE, "starved": INPUT_WAIT, "idle": HELD_IDLE, "stalled":
 """Kinds of GPU time that are recorded, by the state each is. `all` is the sum of all states."""
 
 GPU_KEY = "job, instance, gpu, UUID"
-OWNER = f"topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info)"
-"""One owner a GPU: two owner series, which a bug or a race could make, must not fail the rule for all GPUs."""
+OWNER = "gpu:gpuwatch_gpu_owner_info:one"
+"""Every GPU's one owner: two owner series, which a bug or a race could make, must not fail a rule for all GPUs, and a GPU without
+any counts for its node and the fleet."""
+OWNER_LABELS = "run, rank, user, job_id, workload_namespace, workload_pod, workload_container"
 
 _RATE = "gpu_kind:gpuwatch_gpu_seconds:rate<ledger_window_s>"
+_SHARE = "gpu_kind:gpuwatch_gpu_seconds:share<ledger_window_s>"
+_OWNED = "owner_kind:gpuwatch_gpu_seconds:rate<ledger_window_s>"
+_OWNED_COST = "owner_kind:gpuwatch_gpu_cost:per_hour"
 _PRICE = "gpu:gpuwatch_gpu_price:per_hour"
 
 LEVELS = {"node": "instance", "run": "run", "job": "job_id", "user": "user", "fleet": ""}
 """Levels above the GPU, by the label that they keep. `run` is empty for GPUs without a hook."""
 
 
-def _gpu_rules() -> tuple[RecordingRule, ...]:
-    states = [
+def _kind_rules(kind: str, state: str) -> tuple[RecordingRule, ...]:
+    """Return one kind's rate and share by GPU, and its rate by node and owner."""
+    label = (("kind", kind),)
+    return (
         RecordingRule(
             _RATE,
             f'sum without (state) (rate(gpuwatch_gpu_seconds_total{{state="{state}"}}[<ledger_window_s>]))',
-            (("kind", kind),),
-        )
-        for kind, state in KINDS.items()
-    ]
-    whole = RecordingRule(
-        _RATE, "sum without (state) (rate(gpuwatch_gpu_seconds_total[<ledger_window_s>]))", (("kind", "all"),)
+            label,
+        ),
+        RecordingRule(_SHARE, f'{_RATE}{{kind="{kind}"}}\n/ ignoring (kind)\n({_RATE}{{kind="all"}} > 0)', label),
+        _owned_rule(kind),
     )
-    return (*states, whole, _share("gpu", _RATE))
+
+
+def _owned_rule(kind: str) -> RecordingRule:
+    return RecordingRule(_OWNED, _owned(f'{_RATE}{{kind="{kind}"}}', OWNER), (("kind", kind),))
 
 
 def _share(level: str, rate: str) -> RecordingRule:
-    prefix = f"{level}_kind" if level != "fleet" else "kind"
     return RecordingRule(
-        f"{prefix}:gpuwatch_gpu_seconds:share<ledger_window_s>",
+        f"{_prefix(level)}:gpuwatch_gpu_seconds:share<ledger_window_s>",
         f'{rate}{{kind!="all"}}\n/ ignoring (kind) group_left ()\n({rate}{{kind="all"}} > 0)',
     )
 
 
-def _joined(level: str, rate: str) -> str:
-    """Return the expression of GPUs' rates with the level's label, which only the owner series has."""
-    if level in ("node", "fleet"):
-        return rate
-    return f"{rate}\n* on ({GPU_KEY}) group_left ({LEVELS[level]})\n{OWNER}"
+def _prefix(level: str) -> str:
+    return "kind" if level == "fleet" else f"{level}_kind"
+
+
+def _sum_by(level: str, expr: str) -> str:
+    by = ", ".join(label for label in (LEVELS[level], "kind") if label)
+    return f"sum by ({by}) ({expr})"
+
+
+def _owned(rate: str, owner: str) -> str:
+    """Return the expression of GPUs' rates summed by node and owner, which leaves a few series a node."""
+    return f"""\
+sum by (instance, run, job_id, user, kind) (
+{rate}
+* on ({GPU_KEY}) group_left (run, job_id, user)
+{owner}
+)"""
 
 
 def _level_rules(level: str) -> tuple[RecordingRule, ...]:
-    by = ", ".join(label for label in (LEVELS[level], "kind") if label)
-    name = f"{level}_kind" if level != "fleet" else "kind"
-    record = f"{name}:gpuwatch_gpu_seconds:rate<ledger_window_s>"
-    return RecordingRule(record, f"sum by ({by}) (\n{_joined(level, _RATE)}\n)"), _share(level, record)
+    record = f"{_prefix(level)}:gpuwatch_gpu_seconds:rate<ledger_window_s>"
+    return RecordingRule(record, _sum_by(level, _OWNED)), _share(level, record)
 
 
 def cost_rules(prices: dict[str, float], default: float) -> tuple[RecordingRule, ...]:
     """Return what every level's GPU time costs an hour, by kind. `prices` are by model name."""
-    expr = "\nor\n".join(
-        [
-            *(f'max by ({GPU_KEY}) (gpuwatch_gpu_info{{model="{model}"}}) * {price:g}' for model, price in prices.items()),
-            f"max by ({GPU_KEY}) (gpuwatch_gpu_ledger_watermark_timestamp_seconds) * 0 + {default:g}",
+    rules = [RecordingRule(_OWNED_COST, f"{_OWNED} * {default:g}")]
+    if prices:
+        models = [
+            f'max by ({GPU_KEY}) (gpuwatch_gpu_info{{model="{model}"}}) * {price:g}' for model, price in prices.items()
         ]
-    )  # fmt: skip
-    rules = [RecordingRule(_PRICE, expr)]
-    priced = f"{_RATE}\n* on ({GPU_KEY}) group_left ()\n{_PRICE}"
-    for level, label in LEVELS.items():
-        by = ", ".join(each for each in (label, "kind") if each)
-        name = f"{level}_kind" if level != "fleet" else "kind"
-        rules.append(
-            RecordingRule(f"{name}:gpuwatch_gpu_cost:per_hour", f"sum by ({by}) (\n{_joined(level, priced)}\n)")
-        )
+        other = f"max by ({GPU_KEY}) (gpuwatch_gpu_ledger_watermark_timestamp_seconds) * 0 + {default:g}"
+        priced = f"({OWNER} * on ({GPU_KEY}) group_left () {_PRICE})"
+        rules = [
+            RecordingRule(_PRICE, "\nor\n".join([*models, other])),
+            RecordingRule(_OWNED_COST, _owned(_RATE, priced)),
+        ]
+    rules += [
+        RecordingRule(f"{_prefix(level)}:gpuwatch_gpu_cost:per_hour", _sum_by(level, _OWNED_COST)) for level in LEVELS
+    ]
     return tuple(rules)
 
 
-LEDGER_RULES: tuple[RecordingRule, ...] = (
-    *_gpu_rules(),
-    *(rule for level in LEVELS for rule in _level_rules(level)),
+WHOLE_RULES: tuple[RecordingRule, ...] = (
+    RecordingRule(
+        OWNER,
+        f"topk by ({GPU_KEY}) (1, gpuwatch_gpu_owner_info)\nor on ({GPU_KEY})\n"
+        "gpuwatch_gpu_ledger_watermark_timestamp_seconds * 0 + 1",
+    ),
+    RecordingRule(
+        _RATE, "rate(gpuwatch_gpu_ledger_watermark_timestamp_seconds[<ledger_window_s>])", (("kind", "all"),)
+    ),
+    _owned_rule("all"),
 )
+KIND_RULES: dict[str, tuple[RecordingRule, ...]] = {kind: _kind_rules(kind, state) for kind, state in KINDS.items()}
+"""A group a kind: each is a join of all GPUs, and together they would take a group of a thousand nodes over a second."""
+LEVEL_RULES: tuple[RecordingRule, ...] = tuple(rule for level in LEVELS for rule in _level_rules(level))
 
-RUN_RULES: tuple[RecordingRule, ...] = (
+TRAINING_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
         "run_rank:gpuwatch_run_training_seconds:increase<starved_window_s>",
         'sum without (state) (increase(gpuwatch_run_seconds_total{state=~"<training_states>"}[<starved_window_s>]))',
@@ -97,15 +125,30 @@ RUN_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
         "run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>",
         """\
-increase(gpuwatch_run_seconds_total{state=~"input_wait|transfer"}[<starved_window_s>])
+increase(gpuwatch_run_seconds_total{state="input_wait"}[<starved_window_s>])
 / ignoring (state) group_left ()
 (run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> > 0)""",
     ),
+)
+
+PROGRESS_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
         "run_rank:gpuwatch_run_stalled:share<stalled_window_s>",
         """\
 sum without (state) (rate(gpuwatch_run_seconds_total{state="stalled"}[<stalled_window_s>]))
-/ (sum without (state) (rate(gpuwatch_run_seconds_total[<stalled_window_s>])) > 0)""",
+/ (rate(gpuwatch_ledger_watermark_timestamp_seconds[<stalled_window_s>]) > 0)""",
+    ),
+    RecordingRule("run_rank:gpuwatch_steps:increase<stalled_for_s>", "increase(gpuwatch_steps_total[<stalled_for_s>])"),
+    RecordingRule(
+        "run_rank:gpuwatch_run_unknown:increase<telemetry_window_s>",
+        'sum without (state) (increase(gpuwatch_run_seconds_total{state="unknown"}[<telemetry_window_s>]))',
+    ),
+)
+
+RUN_RULES: tuple[RecordingRule, ...] = (
+    RecordingRule(
+        "run:gpuwatch_run_phases:increase<stalled_window_s>",
+        'sum by (job, run) (increase(gpuwatch_run_seconds_total{state=~"eval|checkpoint|compile"}[<stalled_window_s>]))',
     ),
     RecordingRule(
         "run:gpuwatch_step_seconds:mean<step_window_s>",
@@ -113,9 +156,24 @@ sum without (state) (rate(gpuwatch_run_seconds_total{state="stalled"}[<stalled_w
 sum by (job, run) (rate(gpuwatch_step_seconds_sum[<step_window_s>]))
 / (sum by (job, run) (rate(gpuwatch_step_seconds_count[<step_window_s>])) > 0)""",
     ),
+)
+
+HEALTH_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
-        "gpu:gpuwatch_gpu_power_watts:avg<busy_window_s>", "avg_over_time(gpuwatch_gpu_power_watts[<busy_window_s>])"
+        "gpu:gpuwatch_gpu_held_idle:share<idle_window_s>",
+        # Of a whole window: a GPU that has been known for two minutes has not been idle for fifteen.
+        f'sum without (kind) (avg_over_time({_SHARE}{{kind="idle"}}[<idle_window_s>]))\n'
+        f'and on ({GPU_KEY}) {_RATE}{{kind="all"}} offset <idle_window_s>',
     ),
+    RecordingRule(
+        "gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s>",
+        "avg_over_time(gpuwatch_gpu_utilization_ratio[<stalled_window_s>])",
+    ),
+    RecordingRule(
+        "gpu:gpuwatch_gpu_throttled:share<throttled_window_s>",
+        'max without (reason) (avg_over_time(gpuwatch_gpu_throttled{reason=~"<throttle_reasons>"}[<throttled_window_s>]))',
+    ),
+    RecordingRule("node:gpuwatch_gpu_processes:max", "max by (job, instance) (gpuwatch_gpu_processes)"),
 )
 
 BASELINE_RULES: tuple[RecordingRule, ...] = (
@@ -124,8 +182,14 @@ BASELINE_RULES: tuple[RecordingRule, ...] = (
         "quantile_over_time(0.5, run:gpuwatch_step_seconds:mean<step_window_s>[<step_baseline_s>])",
     ),
     RecordingRule(
+        "gpu:gpuwatch_gpu_power_watts:avg<busy_window_s>", "avg_over_time(gpuwatch_gpu_power_watts[<busy_window_s>])"
+    ),
+    RecordingRule(
         "gpu:gpuwatch_gpu_power_watts:max6h", "max_over_time(gpu:gpuwatch_gpu_power_watts:avg<busy_window_s>[6h])"
     ),
 )
-"""Slow to change and long to read: evaluated every five minutes."""
-BASELINE_INTERVAL_S = 300
+"""Slow to change and long to read."""
+LEDGER_INTERVAL_S = 60
+"""How often GPU time by kind, owner and level is recorded: its windows are five minutes long."""
+BASELINE_INTERVAL_S = 120
+"""Well within the five minutes for which a recorded value is seen: a late evaluation must not make an alert begin anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.rule import AlertRule
-from gpuwatch.alerting.texts import CAUSE, RUN, RUN_OWNER, TRANSFER, WHOLE_RUN
+from gpuwatch.alerting.texts import CAUSE, RANK_OWNER, RUN, RUN_OWNER, TRANSFER, WHOLE_RUN
 
 _RANKS = "count(gpuwatch_run_up{run=%q} == 1)"
 
@@ -18,8 +18,8 @@ run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> >= <starved_mi
         for_field="starved_for_s",
         summary="Run " + RUN + " waits for input {{ $value | humanizePercentage }} of its training time",
         description="Of the training time in the last <starved_window_s>, {{ $value | humanizePercentage }} went by with no "
-        "batch to train on." + TRANSFER + " Cause: " + CAUSE + ". Evaluation, checkpoints and start-up are not counted.",
-        owner=RUN_OWNER,
+        "batch to train on." + TRANSFER + " Evaluation, checkpoints and start-up are not counted.",
+        owner=RANK_OWNER,
         cause=CAUSE,
         advice="the finding's own advice, with numbers, is on the dashboard and in `gpuwatch top`; the runbook has it by cause",
         lost_gpus="vector(%f)",
@@ -31,13 +31,12 @@ run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> >= <starved_mi
         # one evaluates or saves is not stuck.
         expr="""\
 run_rank:gpuwatch_run_stalled:share<stalled_window_s> > <stalled_ratio>
-unless increase(gpuwatch_steps_total[<stalled_for_s>]) > 0
-unless on (job, run)
-sum by (job, run) (increase(gpuwatch_run_seconds_total{state=~"eval|checkpoint|compile"}[<stalled_window_s>])) > 0""",
+unless run_rank:gpuwatch_steps:increase<stalled_for_s> > 0
+unless on (job, run) run:gpuwatch_run_phases:increase<stalled_window_s> > 0""",
         for_field="stalled_for_s",
         summary="Run " + RUN + " makes no progress: {{ $value | humanizePercentage }} of the last <stalled_window_s> stalled",
         description="No step has ended for more than ten times the run's usual step, outside any declared phase.",
-        owner=RUN_OWNER,
+        owner=RANK_OWNER,
         cause=CAUSE,
         advice="take the stacks of all ranks before ending it (`py-spy dump --pid PID`): a hung collective and a dead loader "
         "worker look alike here; an evaluation or export in the loop should be declared",
@@ -51,7 +50,7 @@ count by (job, run) (run_rank:gpuwatch_run_stalled:share<stalled_window_s> > <st
 and
 count by (job, run) (run_rank:gpuwatch_run_stalled:share<stalled_window_s> > <stalled_ratio>)
 == count by (job, run) (gpuwatch_run_up == 1)
-unless sum by (job, run) (increase(gpuwatch_steps_total[<stalled_for_s>])) > 0""",
+unless sum by (job, run) (run_rank:gpuwatch_steps:increase<stalled_for_s>) > 0""",
         for_field="hung_for_s",
         summary="Run " + WHOLE_RUN + " hangs: all {{ $value }} ranks stand still",
         description="No rank has finished a step in <stalled_window_s>, in no declared phase. Utilisation may read 100% all "
@@ -65,18 +64,17 @@ unless sum by (job, run) (increase(gpuwatch_steps_total[<stalled_for_s>])) > 0""
     AlertRule(
         name="Straggler",
         severity="warning",
-        expr='gpuwatch_finding_active{cause="straggler"} == 1',
+        # The late rank's own series, which is there only while it is found to be late.
+        expr="gpuwatch_straggler_excess_ratio > 0",
         for_field="straggler_for_s",
-        summary="Run " + WHOLE_RUN + " waits for one slow rank"
-        "{{ with printf `topk(1, gpuwatch_straggler_excess_ratio{run=%q})` $labels.run | query }}"
-        ", rank {{ (. | first).Labels.rank }} on {{ (. | first).Labels.instance }}: "
-        "{{ . | first | value | humanizePercentage }} of every step{{ end }}",
+        summary="Run " + WHOLE_RUN + " waits for one slow rank, rank {{ $labels.rank }} on {{ $labels.instance }}: "
+        "{{ $value | humanizePercentage }} of every step",
         description="All ranks step as fast as the slowest one, so that every GPU of the run waits for it.",
         owner=RUN_OWNER,
         cause=CAUSE,
         advice="look at that rank's input, node and GPU first: the other ranks are not at fault",
-        lost_gpus="(max(gpuwatch_straggler_excess_ratio{run=%q}) or vector(0)) * ((" + _RANKS + " - 1) or vector(1))",
-        lost_arguments="$labels.run $labels.run",
+        lost_gpus="%f * ((" + _RANKS + " - 1) or vector(1))",
+        lost_arguments="$value $labels.run",
     ),
     AlertRule(
         name="EpochPauses",
@@ -123,17 +121,16 @@ and run:gpuwatch_step_seconds:mean<step_window_s> offset <step_history_s>""",
         # vanished while it was up.
         expr="""\
 gpuwatch_run_up == 0
-and ignoring (state) increase(gpuwatch_run_seconds_total{state="unknown"}[<telemetry_window_s>]) > 0
+and run_rank:gpuwatch_run_unknown:increase<telemetry_window_s> > 0
 or
-sum without (state) (increase(gpuwatch_run_seconds_total{state="unknown"}[<telemetry_window_s>]))
-> <telemetry_lost_seconds>
+run_rank:gpuwatch_run_unknown:increase<telemetry_window_s> > <telemetry_lost_seconds>
 or
 last_over_time(gpuwatch_run_up[<telemetry_window_s>]) == 1 unless gpuwatch_run_up""",
         for_field="telemetry_for_s",
         summary="Run " + RUN + " is no longer measured",
         description="Its process died, or its messages stopped without a good-bye: what its GPUs do is unknown, and its other "
         "alerts say nothing about it now.",
-        owner=RUN_OWNER,
+        owner=RANK_OWNER,
         cause="the process died, was stopped, or its socket to the agent is gone",
         advice="see whether the process lives; its last words are in its own log, the kernel's in `dmesg -T`",
         lost_gpus=None,

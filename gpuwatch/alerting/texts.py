@@ -9,14 +9,18 @@ RUN = (
     "{{ else }}{{ $labels.run }}, rank {{ $labels.rank }}{{ end }} on {{ $labels.instance }}"
 )
 WHOLE_RUN = (
-    "{{ with printf `gpuwatch_run_info{run=%q}` $labels.run | query }}"
+    "{{ with printf `topk(1, gpuwatch_run_info{run=%q})` $labels.run | query }}"
     "{{ (. | first).Labels.name }} ({{ $labels.run }}){{ else }}{{ $labels.run }}{{ end }}"
 )
-RUN_OWNER = (
-    "{{ with printf `gpuwatch_run_info{run=%q}` $labels.run | query }}"
-    "user {{ or (. | first).Labels.user `unknown` }}, job {{ or (. | first).Labels.job_id `none` }}"
+_OF_INFO = (
+    " | query }}user {{ or (. | first).Labels.user `unknown` }}, job {{ or (. | first).Labels.job_id `none` }}"
     "{{ else }}unknown{{ end }}"
 )
+RANK_OWNER = (
+    "{{ with printf `gpuwatch_run_info{instance=%q,run=%q,rank=%q}` $labels.instance $labels.run $labels.rank"
+    + _OF_INFO
+)
+RUN_OWNER = "{{ with printf `topk(1, gpuwatch_run_info{run=%q})` $labels.run" + _OF_INFO
 GPU_OWNER = (
     "user {{ or $labels.user `unknown` }}, job {{ or $labels.job_id `none` }}, pod {{ or $labels.workload_pod `none` }}"
 )
@@ -26,13 +30,14 @@ NODE_OWNERS = (
     "{{ else }}whoever runs the node{{ end }}"
 )
 CAUSE = (
-    "{{ with printf `gpuwatch_finding_active{run=%q} == 1` $labels.run | query }}"
+    "{{ with printf `count by (cause) (gpuwatch_finding_active{run=%q} == 1)` $labels.run | query }}"
     "{{ range $i, $f := . }}{{ if $i }}, {{ end }}{{ $f.Labels.cause }}{{ end }}"
     "{{ else }}none found yet{{ end }}"
 )
+_TRAINED = "sum(increase(gpuwatch_run_seconds_total{instance=%q,run=%q,rank=%q,state=~`%s`}[<starved_window_s>]))"
 TRANSFER = (
-    "{{ with printf `run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>"
-    '{instance=%q,run=%q,rank=%q,state="transfer"}` $labels.instance $labels.run $labels.rank | query }}'
+    '{{ with printf "' + _TRAINED + " / " + _TRAINED + '" $labels.instance $labels.run $labels.rank `transfer` '
+    "$labels.instance $labels.run $labels.rank `<training_states>` | query }}"
     " Transfer to the device took another {{ . | first | value | humanizePercentage }}.{{ end }}"
 )
 GPU = "GPU {{ $labels.gpu }} on {{ $labels.instance }}"

@@ -73,6 +73,8 @@ class AlertThresholds:
     agent_frozen_window_s: float = 120
     """An agent that answers but takes no new sample for so long counts as down. At least two scrape intervals."""
     agent_down_for_s: float = 60
+    gone_window_s: float = 3600
+    """For how long a node is missed that discovery no longer lists though its GPUs were in use."""
     keep_firing_for_s: float = 900
     """How long an alert is held when its expression goes quiet: a series that vanished is not a problem that was fixed.
     0 lets it resolve at once."""

@@ -19,6 +19,11 @@ BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 GONE_AFTER_S = 900.0
 """Series of a run go so long after its end, as the agent's do."""
 GPU_BYTES = 141 * 2**30
+GPM = {
+    "gpuwatch_gpu_sm_active_ratio": 0.8,
+    "gpuwatch_gpu_tensor_active_ratio": 0.4,
+    "gpuwatch_gpu_dram_bandwidth_ratio": 0.5,
+}
 NODE_RATES = {
     "gpuwatch_cpu_seconds_total": {"user": 28.0, "system": 3.0, "iowait": 1.0, "idle": 160.0},
     "gpuwatch_disk_read_bytes_total": {"nvme0n1": 9e8},
@@ -175,6 +180,9 @@ class NodePages:
             for reason in ("power", "thermal", "hardware"):
                 yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
             yield Line("gpuwatch_gpu_processes", key, float(held))
+            yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if piece.utilization else 3.45e8)
+            for metric, share in GPM.items():
+                yield Line(metric, key, share * piece.mix.get(COMPUTE, 0.0), 0, 0.02 if piece.utilization else 0)
         if lost:
             key = self._key(self.node.gpus - 1)
             yield Line("gpuwatch_gpu_last_xid", key, 79)
@@ -255,6 +263,17 @@ def _rank_lines(
     yield Line("gpuwatch_hook_overhead_seconds_total", key, 0.002 * age_s, 0.002 * pace)
     yield Line("gpuwatch_loader_worker_cpu_seconds_total", key, 4 * age_s, 4 * pace)
     yield Line("gpuwatch_loader_workers", key, 8 * pace)
+    yield Line("gpuwatch_loader_workers_in_disk_wait", key, 0)
+    yield Line("gpuwatch_loader_worker_read_bytes_total", key, 2e7 * age_s, 2e7 * pace)
+    yield Line("gpuwatch_loader_worker_run_queue_seconds_total", key, 0.1 * age_s, 0.1 * pace)
+    yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10)
+    yield Line("gpuwatch_device_steps_total", key, steps, steps_per_s)
+    yield Line("gpuwatch_hidden_input_wait_seconds_total", key, 0.1 * stepped_s, 0.1 * stepping)
+    if gpu == 0:  # one series a control group
+        yield Line("gpuwatch_run_memory_limit_bytes", key, 1.8 * 2**40)
+        yield Line("gpuwatch_run_memory_used_bytes", key, 2**39)
+        for what in ("cpu", "io", "memory"):
+            yield Line(f"gpuwatch_run_pressure_{what}_waiting_seconds_total", key, 0.02 * age_s, 0.02 * pace)
 
 
 def _former_lines(former: tuple[Job, dict[str, float]] | None, node: Node) -> Iterator[Line]:

@@ -52,7 +52,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
     said = re.search(r"([\d.]+)% of its training time", annotations["summary"])
     assert said is not None, annotations["summary"]
     assert float(said[1]) / 100 == pytest.approx(expected, abs=0.05)
-    assert "input_single_process" in annotations["description"]
+    assert "input_single_process" in annotations["cause"]
 
 
 def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_path: Path) -> None:

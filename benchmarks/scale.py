@@ -1,0 +1,51 @@
+"""Prometheus with gpuwatch's rules against simulated nodes: what it costs, and what recording rules save.
+
+    python benchmarks/scale.py --nodes 100 --json scale-100.json
+    python benchmarks/scale.py --nodes 1000 --json scale-1000.json
+    python benchmarks/scale.py --page scale-100.json scale-1000.json > docs/scale.md
+
+A run takes `--minutes` (an hour and a bit, so that there is an hour to ask for) and then some more to measure queries. Prometheus
+and `gpuwatch simulate` run on this machine with whatever else runs on it: CPU seconds are told beside wall time, and the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.scale_measure import Setup, measure
+from benchmarks.scale_page import page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=100)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument(
+        "--minutes", type=float, default=63, help="how long Prometheus scrapes; the first ten are not measured"
+    )
+    parser.add_argument("--scrape", type=int, default=5, help="scrape interval in seconds; 5 is what deploy/ uses")
+    parser.add_argument(
+        "--evaluate", type=int, default=15, help="evaluation interval in seconds; 15 is what deploy/ uses"
+    )
+    parser.add_argument("--json", type=Path, help="write what was measured here instead of printing it")
+    parser.add_argument("--page", type=Path, nargs="+", help="print docs/scale.md from these files; measure nothing")
+    options = parser.parse_args()
+    if options.page:
+        print(page([json.loads(path.read_text()) for path in options.page]), end="")
+        return
+    setup = Setup(options.nodes, options.gpus, options.minutes, options.scrape, options.evaluate)
+    text = json.dumps(asdict(measure(setup)), indent=1)
+    if options.json:
+        options.json.write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

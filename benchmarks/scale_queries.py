@@ -1,0 +1,29 @@
+"""What is asked of Prometheus at scale: each question by the raw counters and by what the rules record."""
+
+_OWNED = "* on (job, instance, gpu, UUID) group_left (user, run) gpuwatch_gpu_owner_info"
+
+QUERIES: dict[str, tuple[str, str]] = {
+    "fleet: GPUs that starve": (
+        'sum(rate(gpuwatch_gpu_seconds_total{state="input_wait"}[5m]))',
+        'kind:gpuwatch_gpu_seconds:rate5m{kind="starved"}',
+    ),
+    "fleet: share that starves": (
+        'sum(rate(gpuwatch_gpu_seconds_total{state="input_wait"}[5m])) / sum(rate(gpuwatch_gpu_seconds_total[5m]))',
+        'kind:gpuwatch_gpu_seconds:share5m{kind="starved"}',
+    ),
+    "users: GPUs held idle": (
+        'sum by (user) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="held_idle"}[5m])) ' + _OWNED + ")",
+        'user_kind:gpuwatch_gpu_seconds:rate5m{kind="idle"}',
+    ),
+    "runs: the ten that starve most GPUs": (
+        'topk(10, sum by (run) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="input_wait"}[5m])) '
+        + _OWNED + '{run!=""}))',
+        'topk(10, run_kind:gpuwatch_gpu_seconds:rate5m{kind="starved",run!=""})',
+    ),
+    "nodes: useful share": (
+        'sum by (instance) (rate(gpuwatch_gpu_seconds_total{state="compute"}[5m]))'
+        " / sum by (instance) (rate(gpuwatch_gpu_seconds_total[5m]))",
+        'node_kind:gpuwatch_gpu_seconds:share5m{kind="useful"}',
+    ),
+}  # fmt: skip
+"""By question: (raw, recorded)."""
