@@ -51,6 +51,7 @@ def run_window(
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
+        worker_private_bytes=workers.private_bytes(run),
         host=_as_seen_by(host, pid, table, workers.receive_rate(run)),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
