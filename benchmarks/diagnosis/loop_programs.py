@@ -64,7 +64,7 @@ def heavy_checkpoints(clock: Clock) -> None:
 def loader_that_stops(clock: Clock) -> None:
     """After 200 batches a lock is never given back."""
     never = threading.Event()
-    make = Items(lambda index: never.wait(clock.seconds) if index > 800 else None)
+    make = Items(lambda index: never.wait(max(0.0, clock.seconds - clock.passed_s)) if index > 800 else None)
     for _ in gpuwatch.watch(DataLoader(make, batch_size=4)):
         time.sleep(0.01)
         if clock.over:
