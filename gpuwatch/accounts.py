@@ -161,6 +161,7 @@ class Accounts:
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
             worker_busy_ratios=self.watcher.worker_busy_ratios(),
             worker_waits=self.watcher.worker_waits(),
+            worker_private_bytes=self.watcher.worker_private_bytes,
             host=self.watcher.facts(),
             local_world_size=self.local_world_size,
             worker_deaths=self.worker_deaths,

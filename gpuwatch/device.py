@@ -47,7 +47,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     launch_seen: bool
     """Whether the piece's end is its last known launch; else it is the moment the host asked for the next batch."""
     drained: bool
-    """The device had nothing left to do when the host had finished the step: no run-ahead."""
+    """The device had nothing left to do when the host had finished the step, or before this batch was in hand: no run-ahead."""
     observed_ns: int
     """Host time at which the end was found to be reached: the end is not later."""
     read_back: bool = False
@@ -188,12 +188,13 @@ class DeviceTimeline:
         elapsed, release = self._events.elapsed_ns, self._events.release
         previous, batch = piece.previous, piece.batch
         transfer_ns = sum([max(0, elapsed(begin, end)) for begin, end in piece.copies]) if piece.copies else 0
+        gap_ns = None if previous is None else max(0, elapsed(previous, batch))
         times = DeviceTimes(
-            None if previous is None else max(0, elapsed(previous, batch)),
+            gap_ns,
             transfer_ns,
             max(0, elapsed(batch, piece.end) - transfer_ns),
             piece.launch_seen,
-            piece.drained,
+            piece.drained or bool(gap_ns),
             now_ns,
             piece.read_back,
         )

@@ -20,6 +20,8 @@ from gpuwatch.window import HostFacts
 
 T = TypeVar("T")
 _WORKERS_LOOKED_AT = 64
+_MEMORY_EVERY = 8
+"""Looks for each one at memory."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class HostWatcher:
         self._shm = shm
         self._samples: deque[HostSample] = deque(maxlen=keep)
         self._first: HostSample | None = None
+        self._looks = 0
+        self._memory_available: int | None = None
+        self.worker_private_bytes: int | None = None
+        """What one loader worker has of its own; None before that was looked at."""
         self._cores = usable_cores()
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
@@ -89,8 +95,17 @@ class HostWatcher:
             received_bytes=_optional(lambda: node_io.received_bytes(self._procfs / "self")),
             disks=_optional(lambda: node_io.disks(self._procfs)),
         )
+        if self._looks % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
+            self._look_at_memory(worker_pids)
+        self._looks += 1
         self._samples.append(sample)
         self._first = self._first or sample
+
+    def _look_at_memory(self, worker_pids: Sequence[int]) -> None:
+        self._memory_available = _optional(lambda: proc.memory_available_bytes(self._procfs))
+        if worker_pids:
+            found = _optional(lambda: proc.private_bytes(worker_pids[0], self._procfs))
+            self.worker_private_bytes = self.worker_private_bytes if found is None else found
 
     def facts(self) -> HostFacts:
         """Return means since the first look, which need two looks; /dev/shm is given at its fullest."""
@@ -108,6 +123,7 @@ class HostWatcher:
             disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
             disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),
             network_receive_bytes_per_s=_rate(first.received_bytes, last.received_bytes, elapsed),
+            memory_available_bytes=self._memory_available,
             shm_size_bytes=shm[-1][0] if shm else None,
             shm_used_bytes=max(used for _, used in shm) if shm else None,
         )

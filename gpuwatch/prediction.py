@@ -38,6 +38,8 @@ class Plan:
     """Lowest and highest gain in throughput that goes with it."""
     queue_bytes: int | None
     """What full queues take of /dev/shm and of memory, all of the run's ranks on this node; None: the batch's size is not known."""
+    memory_bytes: int | None = None
+    """The same with the workers' own memory; None: that, or the batch's size, is not known."""
 
 
 def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
@@ -89,7 +91,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     at_once = cores_to_be_had(window) if on_cpu else None
     at_work = float(workers) if at_once is None else max(1.0, min(float(workers), at_once))
     worst_s = min(max(rest_s + handover_s[1], fetch_s / at_work), now_s)
-    each = _queue_bytes_a_worker(window)
+    each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
     return Plan(
         workers=workers,
         needed=needed,
@@ -97,6 +99,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         step_s=(best_s, worst_s),
         speedup=(now_s / worst_s, now_s / best_s) if best_s > 0 else (1.0, 1.0),
         queue_bytes=None if each is None else workers * each,
+        memory_bytes=None if each is None or own is None else workers * (each + own * window.local_world_size),
     )
 
 
@@ -145,8 +148,10 @@ def _shm_cap(window: Window, workers: int) -> int | None:
 
 
 def _memory_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers' queues fit into the memory that is available; what a worker takes beside them is not known."""
+    """Return how many workers, with their queues, fit into the memory that is available; their own is left out where not known."""
     each, host = _queue_bytes_a_worker(window), window.host
+    if each is not None:
+        each += (window.worker_private_bytes or 0) * window.local_world_size
     if not each or host is None or host.memory_available_bytes is None:
         return None
     return workers + host.memory_available_bytes // each

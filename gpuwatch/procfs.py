@@ -53,6 +53,26 @@ def allowed_cores(pid: int, procfs: Path = Path("/proc")) -> int:
     raise NoData(f"process {pid} has no list of allowed cores")
 
 
+def private_bytes(pid: int, procfs: Path = Path("/proc")) -> int:
+    """Return the memory that is a process's own, what it shares with the one it was forked from left out.
+
+    Source: Private_* in /proc/PID/smaps_rollup, proc(5). It costs the kernel a walk over all pages. Raises: NoData.
+    """
+    lines = (line.split() for line in _read(procfs / str(pid) / "smaps_rollup").splitlines())
+    kib = [int(fields[1]) for fields in lines if fields[0] in ("Private_Clean:", "Private_Dirty:")]
+    if not kib:
+        raise NoData(f"process {pid} has no figures of its private memory")
+    return sum(kib) << 10
+
+
+def memory_available_bytes(procfs: Path = Path("/proc")) -> int:
+    """Return the memory that can be had without swapping. Source: MemAvailable in /proc/meminfo, proc(5). Raises: NoData."""
+    for line in _read(procfs / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise NoData(f"{procfs}/meminfo does not tell what is available")
+
+
 def start_ticks(pid: int, procfs: Path = Path("/proc")) -> int:
     """Return when a process started, in clock ticks since boot. Raises: NoData if it is gone."""
     fields = _read(procfs / str(pid) / "stat").rpartition(")")[2].split()

@@ -38,8 +38,8 @@ class Thresholds:
     """Loader workers for each core that the process may use, from which they are too many."""
     burst_correlation: float = 0.50
     """Autocorrelation of the wait for data at a lag of `num_workers` steps from which batches come in bursts."""
-    burst_share: float = 0.75
-    """Share of all waiting that the slowest one of every `num_workers` steps must have."""
+    burst_share: float = 0.50
+    """How much of the wait is in the slowest one of every `num_workers` steps, from 0 (spread evenly) to 1 (all of it)."""
     first_batch_factor: float = 10.0
     """A first batch this many times the median wait is a pause."""
     first_batch_min_s: float = 0.1

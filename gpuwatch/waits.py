@@ -6,11 +6,13 @@ Reading /proc/PID/syscall needs the right to trace the process: a parent has it 
 from __future__ import annotations
 
 import platform
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-WAITS = ("cpu", "disk", "network", "lock", "sleep", "other")
-CPU, DISK, NETWORK, LOCK, SLEEP, OTHER = WAITS
+WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
+CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
+"""QUEUE: at a pipe, for what another process sends it. A loader worker stands there when it has nothing to do."""
 
 _NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
 _LOCK = "futex flock fcntl semop semtimedop"
@@ -37,13 +39,14 @@ def _by_number(machine: str) -> dict[int, str]:
 
 
 _HERE = _by_number(platform.machine())
+_POLLS = {str(number) for name, number in _NUMBERS.get(platform.machine(), {}).items() if name in ("poll", "ppoll")}
+_MOST_POLLED = 64
 
 
 def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
     """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" where not readable).
 
-    A wait for one of several files (poll, select, epoll) counts as the network's: what else has to be seen to go over it is the
-    rule's to ask.
+    A wait for one of several files (poll, select, epoll) counts as the network's here: see `standing_at`.
     """
     if state == "R":
         return CPU
@@ -54,7 +57,10 @@ def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str
 
 
 def standing_at(pid: int, procfs: Path = Path("/proc")) -> str | None:
-    """Return what a process's main thread stands at, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5)."""
+    """Return what a process's main thread stands at, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5).
+
+    A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
+    """
     place = procfs / str(pid)
     try:
         state = (place / "stat").read_text().rpartition(")")[2].split()[0]
@@ -63,9 +69,28 @@ def standing_at(pid: int, procfs: Path = Path("/proc")) -> str | None:
     if state in ("R", "D"):
         return classify(state, "")
     try:
-        return classify(state, (place / "syscall").read_text())
+        syscall = (place / "syscall").read_text()
     except OSError:
         return OTHER
+    found = classify(state, syscall)
+    return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
+
+
+def _polled(place: Path, fields: list[str]) -> str:
+    """Return what a poll waits for: NETWORK, QUEUE, or OTHER where its files cannot be seen.
+
+    Source: poll(2), whose first argument points to `struct pollfd`s of 8 bytes; /proc/PID/mem and /proc/PID/fd, proc(5).
+    """
+    try:
+        with (place / "mem").open("rb", buffering=0) as memory:
+            memory.seek(int(fields[1], 16))
+            polled = memory.read(8 * min(int(fields[2], 16), _MOST_POLLED))
+        targets = [str((place / "fd" / str(fd)).readlink()) for fd, _ in struct.iter_unpack("<iI", polled) if fd >= 0]
+    except (OSError, ValueError, IndexError, struct.error):
+        return OTHER
+    if any(target.startswith("socket:") for target in targets):
+        return NETWORK
+    return QUEUE if targets and all(target.startswith("pipe:") for target in targets) else OTHER
 
 
 def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:

@@ -64,9 +64,10 @@ class NodeMemory:
         found = (self.rate(metric, *labels) for labels in self._now(metric))
         return [rate for rate in found if rate is not None]
 
-    def mean(self, metric: str, *labels: str) -> float | None:
-        """Return a series' mean; None where it was never measured."""
-        values = [value for _, seen in self._seen if (value := seen.get(metric, {}).get(labels)) is not None]
+    def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
+        """Return a series' mean since a moment; None where it was not measured."""
+        kept = [seen for at_ns, seen in self._seen if at_ns >= since_ns]
+        values = [value for seen in kept if (value := seen.get(metric, {}).get(labels)) is not None]
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:

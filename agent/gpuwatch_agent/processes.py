@@ -109,6 +109,13 @@ class ProcessTable:
         except (NoData, ValueError):
             return None
 
+    def private_bytes(self, pid: int) -> int | None:
+        """Return the memory that is a process's own; None where it may not be seen."""
+        try:
+            return proc.private_bytes(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
+
     def standing_at(self, pid: int) -> str | None:
         """Return what a process stands at now, one of `gpuwatch.waits.WAITS`; None when it is gone."""
         return waits.standing_at(pid, self._procfs)

@@ -51,6 +51,7 @@ def run_window(
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
+        worker_private_bytes=workers.private_bytes(run),
         host=_as_seen_by(host, pid, table, workers.receive_rate(run)),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
@@ -128,6 +129,11 @@ def look_at_gpus(trends: GpuTrends, gpus: Sequence[GpuAccount], node: NodeMemory
         trends.look(account, power, None if memory is None else int(memory), now_ns)
 
 
+def _begin_ns(run: Run | None) -> int:
+    """Return when a run began that holds a GPU: what the GPU did before says nothing of it."""
+    return 0 if run is None or run.ledger is None else run.ledger.start_ns
+
+
 def gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, trends: GpuTrends) -> GpuFacts:
     """Return one GPU as it was over the last quarter of a minute."""
     total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
@@ -135,7 +141,9 @@ def gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, trends: GpuTre
     return GpuFacts(
         gpu=account.gpu,
         uuid=account.uuid,
-        utilization_ratio=node.mean("gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid),
+        utilization_ratio=node.mean(
+            "gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=_begin_ns(account.run)
+        ),
         memory_used_bytes=None if memory is None else int(memory),
         process_count=len(account.pids),
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,

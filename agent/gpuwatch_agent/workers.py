@@ -12,6 +12,7 @@ _WINDOW_NS = 15_000_000_000
 _MOST_WORKERS = 256
 _MOST_LOOKED_AT = 64
 _LOOKS = 16
+_MEMORY_EVERY_NS = 15_000_000_000
 
 
 class WorkerWatch:
@@ -22,6 +23,8 @@ class WorkerWatch:
         self._cpu_s: dict[int, deque[tuple[int, float, float | None]]] = {}
         """By pid: (when, CPU time, time ready to run without a core)."""
         self._waits: dict[tuple[str, int], deque[tuple[str, ...]]] = {}
+        self._private: dict[int, tuple[int, int | None]] = {}
+        """By pid: (when, memory of its own), of one worker of each run."""
         self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
 
     def look(self, runs: list[Run], now_ns: int) -> None:
@@ -29,6 +32,12 @@ class WorkerWatch:
         pids = {pid for run in runs for pid in self._pids(run)}
         for gone in self._cpu_s.keys() - pids:
             del self._cpu_s[gone]
+        self._private = {pid: seen for pid, seen in self._private.items() if pid in pids}
+        for run in runs:
+            for pid in self._pids(run)[:1]:
+                looked_ns = self._private.get(pid, (None, None))[0]
+                if looked_ns is None or now_ns - looked_ns >= _MEMORY_EVERY_NS:
+                    self._private[pid] = (now_ns, self._table.private_bytes(pid))
         self._look_at_waits(runs, now_ns)
         for run in runs:
             if run.status == RUNNING:
@@ -92,6 +101,10 @@ class WorkerWatch:
                     return None
                 ratios.append((cpu_end_s - cpu_s + queue_end_s - queue_s) / ((end_ns - begin_ns) / 1e9))
         return tuple(ratios) if ratios else None
+
+    def private_bytes(self, run: Run) -> int | None:
+        """Return the memory that the run's first worker has of its own; None where it is not known."""
+        return next((self._private[pid][1] for pid in self._pids(run)[:1] if pid in self._private), None)
 
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""

@@ -65,8 +65,8 @@ def full_bus(clock: Clock) -> None:
 
 
 def small_kernels(clock: Clock) -> None:
-    """Twelve launches of 0.5 ms, each after 2 ms of Python."""
-    _train(clock, Gpu(), _batches(), compute_s=0.006, bubbles=12)
+    """Twelve launches of 0.2 ms, each after 2 ms of Python, and 1 ms of it at the end."""
+    _train(clock, Gpu(), _batches(), compute_s=0.0024, bubbles=12, host_s=0.001)
 
 
 def logging_after_the_step(clock: Clock) -> None:
@@ -146,17 +146,17 @@ _SOON = {"memory_creep_s": 14.0, "memory_creep_share": 0.02}
 GPU = (
     Program("32 MiB a batch from pageable memory", pageable, ("transfer_pageable",), gpu=True),
     Program("192 MiB a batch from pinned memory", full_bus, ("transfer_pcie",), gpu=True),
-    Program("many small launches", small_kernels, ("host_bound",), gpu=True, hook_sees=False),
+    Program("many small launches", small_kernels, ("host_bound",), gpu=True, seconds=32, hook_sees=False),
     Program("35 ms of logging after the step", logging_after_the_step, ("host_bound",), gpu=True),
     Program("the loss read at every step", loss_at_every_step, ("sync_every_step",), gpu=True, also=("host_bound",)),
-    Program("a GPU with work all the time", saturated, ("gpu_saturated",), gpu=True, hook_sees=False),
-    Program("a GPU that is too hot", hot, ("throttled",), gpu=True, also=("gpu_saturated",), hook_sees=False),
+    Program("a GPU with work all the time", saturated, ("gpu_saturated",), gpu=True, seconds=40, hook_sees=False),
+    Program("a GPU that is too hot", hot, ("throttled",), gpu=True, also=("gpu_saturated",), seconds=32, hook_sees=False),
     Program("losses kept with their graphs", kept_graphs, ("memory_creep",), gpu=True, seconds=40, thresholds=_SOON, hook_sees=False),
     Program("an all-reduce that waits for a lost rank", lost_rank, ("hung",), gpu=True, seconds=85, also=("stalled",), hook_sees=False),
     Program("a process that holds its GPU and does nothing", notebook_left_open, ("held_idle",), gpu=True, seconds=25, thresholds={"gpu_idle_s": 8.0}, hook_sees=False),
 )  # fmt: skip
 HEALTHY_GPU = (
-    Program("a fetch hidden behind the device", hidden_wait, (), gpu=True, also=("gpu_saturated",)),
-    Program("the loss read every 50 steps", loss_every_fifty, (), gpu=True, also=("gpu_saturated",)),
+    Program("a fetch hidden behind the device", hidden_wait, (), gpu=True, seconds=32, also=("gpu_saturated",)),
+    Program("the loss read every 50 steps", loss_every_fifty, (), gpu=True, seconds=32, also=("gpu_saturated",)),
     Program("memory that settles", memory_that_settles, (), gpu=True, seconds=40, thresholds=_SOON),
 )

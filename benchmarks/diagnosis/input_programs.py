@@ -159,8 +159,15 @@ def one_slow_shard(clock: Clock) -> None:
 
 
 def in_step(clock: Clock) -> None:
-    """Workers that deliver all at once, every fourth step."""
-    train(clock, DataLoader(Items(lambda _: time.sleep(0.12)), batch_size=2, num_workers=4, prefetch_factor=1), 0.012)
+    """A store that answers four requests at once: four workers deliver together."""
+    together = multiprocessing.Barrier(4)
+
+    def get(index: int) -> None:
+        time.sleep(0.11)
+        if index % 2:
+            together.wait()
+
+    train(clock, DataLoader(Items(get), batch_size=2, num_workers=4), 0.012)
 
 
 def small_shm(clock: Clock) -> None:

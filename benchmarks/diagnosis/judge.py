@@ -40,7 +40,8 @@ class Judged:
         faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
         if not faults and program.causes and self.first != program.causes[0]:
             faults.append(f"{self.first} was named first")
-        faults += [f"{cause} was named" for cause in self.listed if cause not in allowed]
+        under = {f["cause"] for f in said.agent if f["root"] in program.causes}  # a consequence of what is wrong
+        faults += [f"{cause} was named" for cause in self.listed if cause not in allowed | under]
         if not program.causes:
             faults += [f"{cause} alarmed" for cause in said.ever if cause not in (*self.listed, *allowed)]
         hooks = {finding["cause"] for finding in said.hook}

@@ -64,7 +64,7 @@ def heavy_checkpoints(clock: Clock) -> None:
 def loader_that_stops(clock: Clock) -> None:
     """After 200 batches a lock is never given back."""
     never = threading.Event()
-    make = Items(lambda index: never.wait(clock.seconds) if index > 800 else None)
+    make = Items(lambda index: never.wait(max(0.0, clock.seconds - clock.passed_s)) if index > 800 else None)
     for _ in gpuwatch.watch(DataLoader(make, batch_size=4)):
         time.sleep(0.01)
         if clock.over:
@@ -124,7 +124,7 @@ def quick_loader(clock: Clock) -> None:
     """Workers that are ready long before the step."""
     loader = DataLoader(Items(lambda _: decode(0.0002)), batch_size=4, num_workers=2, persistent_workers=True)
     for _ in gpuwatch.watch(loader):
-        time.sleep(0.05)
+        time.sleep(0.1)
         if clock.over:
             break
 
@@ -156,7 +156,7 @@ def long_warm_up(clock: Clock) -> None:
     time.sleep(1)
     fetch = Items(lambda index: time.sleep(2.0 if index == 0 else 0.0))
     for number, _ in enumerate(gpuwatch.watch(DataLoader(fetch, batch_size=4))):
-        time.sleep(0.3 if number < 5 else 0.03)
+        time.sleep(0.5 if number < 5 else 0.08)
         if clock.over:
             break
 
@@ -166,13 +166,13 @@ def short_passes(clock: Clock) -> None:
     loader = DataLoader(Items(lambda _: None, 160), batch_size=4, num_workers=2, persistent_workers=True)
     while not clock.over:
         for _ in gpuwatch.watch(loader):
-            time.sleep(0.03)
+            time.sleep(0.1)
 
 
 def uneven_steps(clock: Clock) -> None:
-    """Sequences of all lengths: steps of 10 to 90 ms."""
+    """Sequences of all lengths: steps of 40 to 160 ms."""
     for number, _ in enumerate(gpuwatch.watch(_ready())):
-        time.sleep(0.01 + 0.08 * ((number * 7919) % 100) / 100)
+        time.sleep(0.04 + 0.12 * ((number * 7919) % 100) / 100)
         if clock.over:
             break
 
@@ -181,7 +181,7 @@ LOOP = (
     Program("workers started anew for each pass", pause_at_each_pass, ("epoch_start_pause",)),
     Program("an undeclared evaluation, 40% of the time", heavy_evaluation, ("eval_share",)),
     Program("a checkpoint every 25 steps", heavy_checkpoints, ("checkpoint_stall",), cpu_bound=True),
-    Program("a lock that is never given back", loader_that_stops, ("stalled",), seconds=50),
+    Program("a lock that is never given back", loader_that_stops, ("stalled",), seconds=55, hook_sees=False),
     Program("a network on the CPU", real_work, ("compute_bound",), cpu_bound=True),
     Program("one rank's loader is slow", rank_with_a_slow_loader, ("straggler",), ranks=3, also=("input_single_process",), hook_sees=False),
     Program("one rank's host is slow", rank_on_a_slow_host, ("straggler",), ranks=3, hook_sees=False),

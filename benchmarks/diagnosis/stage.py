@@ -111,8 +111,8 @@ def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, sai
             said.skipped = "the program did not end in time"
             return
         with contextlib.suppress(OSError):
-            runs = _get(f"{url}/api/v1/runs")["runs"]
             found = _get(f"{url}/api/v1/findings")["findings"]
+            runs = _get(f"{url}/api/v1/runs")["runs"]
             if not runs or any(run["status"] == "running" for run in runs):  # not the moment after a run's good-bye
                 said.agent = _once(found)
             for finding in found:

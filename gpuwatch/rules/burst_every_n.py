@@ -26,8 +26,8 @@ def burst_every_n(window: Window) -> Finding | None:
     again = autocorrelation(waits, count)
     if again < THRESHOLDS.burst_correlation:
         return None
-    inside = share_of_slowest(waits, count)
-    if inside < THRESHOLDS.burst_share:
+    inside, even = share_of_slowest(waits, count), 1 / count
+    if inside - even < THRESHOLDS.burst_share * (1 - even):
         return None
     prefetch = loader.prefetch_factor or 2
     return Finding(

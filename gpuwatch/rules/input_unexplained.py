@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence, waits_at
 from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.waits import QUEUE
 from gpuwatch.window import Window
 
 
@@ -25,7 +26,12 @@ def input_unexplained(window: Window) -> Finding | None:
             evidence.append(
                 Evidence("workers stand at", share, "ratio", f"found most often at: {stood} ({share:.0%} of the looks)")
             )
-        if mean < THRESHOLDS.worker_sleeping:
+        if (waits_at(window, QUEUE) or 0.0) >= THRESHOLDS.worker_waiting:
+            advice = (
+                "the workers have batches ready: it is taking them over that takes the time; send fewer and larger tensors, "
+                "collate in the worker, and see that the training thread has a core of its own"
+            )
+        elif mean < THRESHOLDS.worker_sleeping:
             have = window.loader.num_workers if window.loader is not None else None
             plan = make_plan(window, wait, on_cpu=False)
             look = "look at what they wait for (py-spy dump --pid …)"

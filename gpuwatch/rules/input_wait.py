@@ -31,6 +31,8 @@ def expectation(found: Plan) -> str:
     text = f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
     if found.queue_bytes is not None:
         text += f"; takes up to {size(found.queue_bytes)} of /dev/shm"
+    if found.memory_bytes is not None:
+        text += f" and {size(found.memory_bytes)} of memory in all"
     return text
 
 

@@ -88,6 +88,14 @@ def test_memory_caps_queues() -> None:
     assert (found.workers, found.limit) == (6, "memory")
 
 
+def test_what_a_worker_has_of_its_own_counts_as_memory() -> None:
+    heavy = replace(FOUR, worker_private_bytes=88 * MIB, host=HostFacts(cpu_cores=64, memory_available_bytes=300 * MIB))
+    found = plan(heavy, 0.060, 0.040, on_cpu=False)
+    assert (found.workers, found.limit) == (7, "memory")  # three more, of 100 MiB each
+    assert found.memory_bytes == 700 * MIB and found.queue_bytes == 84 * MIB
+    assert plan(FOUR, 0.060, 0.040, on_cpu=False).memory_bytes is None
+
+
 def test_ranks_share_cores_and_queues() -> None:
     two = replace(ALONE, local_world_size=2, host=HostFacts(cpu_cores=8))
     assert free_cores(two) == 3
