@@ -22,6 +22,8 @@ class Engine:
 
     env: Mapping[str, str]
     """The environment that points docker and compose to it."""
+    own: bool = False
+    """Whether it was started here, and all it has goes with it."""
 
     def run(self, *command: str, timeout_s: float = 120, stdin: object = None) -> str:
         """Return a command's output. Raises AssertionError with its errors when it fails, or after `timeout_s`."""
@@ -89,7 +91,7 @@ def start_engine(directory: Path) -> Iterator[Engine]:
             if daemon.poll() is not None or time.monotonic() > deadline:
                 raise Unavailable(f"dockerd does not start here:\n{log.read_text()[-2000:]}")
             time.sleep(0.3)
-        yield Engine(env)
+        yield Engine(env, own=True)
     finally:
         daemon.terminate()
         try:

@@ -1,94 +1,41 @@
 """docker-compose.yml as it is shipped, brought up for real: training on the host, everything else in containers.
 
-Base images are pulled, or built from Debian under the same names where no registry answers (tests/docker). Grafana is
-left out there, by naming the other services.
+Base images are pulled, or built from Debian under the same names where no registry answers (tests/docker). The tests share one site
+and one long training, which starves from the first test to the last: what happens to the site in between must not cost it a second.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pwd
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docker.engine import Engine, Unavailable, start_engine
-from tests.docker.images import ensure_images
-from tests.servers import free_port, get_json, wait_for
+from tests.docker.engine import Unavailable, start_engine
+from tests.docker.site import SERVICES, Site, Training, bring_up
+from tests.servers import get_json, wait_for
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
-SERVICES = ("agent", "prometheus", "alertmanager", "dashboard")
-RUN = "compose-e2e"
-
-TRAINING = """
-import json, sys, time
-import gpuwatch
-
-waited = trained = 0.0
-
-def batches():
-    global waited
-    for _ in range(int(sys.argv[1])):
-        begin = time.perf_counter()
-        time.sleep(0.06)
-        waited += time.perf_counter() - begin
-        yield [0.0]
-
-for batch in gpuwatch.watch(batches()):
-    begin = time.perf_counter()
-    time.sleep(0.04)
-    trained += time.perf_counter() - begin
-print(json.dumps({"waited_s": waited, "trained_s": trained}))
-"""
-
-
-@dataclass(frozen=True)
-class Site:
-    """The compose file's services, healthy."""
-
-    engine: Engine
-    compose: tuple[str, ...]
-    ports: Mapping[str, int]
-    endpoint: str
-    """The hook's socket as the host sees it."""
-
-    def url(self, service: str, path: str = "") -> str:
-        return f"http://127.0.0.1:{self.ports[service]}{path}"
-
-    def containers(self) -> dict[str, str]:
-        """Return each container's status by its service, as `docker ps` words it: "Up 5 seconds (healthy)"."""
-        project = self.compose[self.compose.index("-p") + 1]
-        listed = self.engine.run(
-            *("docker", "ps", "--all", "--filter", f"label=com.docker.compose.project={project}"),
-            *("--format", '{{.Label "com.docker.compose.service"}}\t{{.Status}}'),
-        )
-        return dict(line.split("\t", 1) for line in listed.splitlines())
-
-    def id_of(self, service: str) -> str:
-        return self.engine.run(*self.compose, "ps", "-q", service).strip().splitlines()[-1]
+STARVED = "compose-starved"
+SHM_BYTES = 32 << 20
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """Bring the services up; take everything down in the end, volumes and all."""
     directory = Path(tempfile.mkdtemp(prefix="gpuwatch-"))  # a short path: a socket's name has at most 107 characters
-    (directory / "run").mkdir()
     try:
         with start_engine(directory) as engine:
-            yield from _up(engine, directory)
+            yield from bring_up(engine, directory)
     except Unavailable as reason:
         if os.environ.get("CI") == "true":
             pytest.fail(str(reason))
@@ -97,37 +44,13 @@ def site() -> Iterator[Site]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _up(engine: Engine, directory: Path) -> Iterator[Site]:
-    ensure_images(engine, directory)
-    ports = {service: free_port() for service in SERVICES}
-    settings = {f"GPUWATCH_{service.upper()}_PORT": str(port) for service, port in ports.items()}
-    project = f"gpuwatch-test-{os.getpid()}"
-    settings |= {"GPUWATCH_RUN_DIR": str(directory / "run"), "GPUWATCH_TAG": project}
-    engine = Engine({**engine.env, **settings})
-    compose = (*engine.compose(), "-p", project, "-f", str(ROOT / "docker-compose.yml"))
-    site = Site(engine, compose, ports, f"ipc://{directory}/run/hook.sock")
-    try:
-        engine.run(*compose, "build", "agent", "dashboard", timeout_s=420)
-        engine.run(*compose, "up", "-d", *SERVICES, timeout_s=120)
-        try:
-            wait_for("all services are healthy", lambda: _healthy(site), 150, 1)
-        except AssertionError as late:
-            logs = engine.run(*compose, "logs", "--no-color", "--tail", "40")
-            raise AssertionError(f"{late}\n{site.containers()}\n{logs}") from late
-        yield site
-    finally:
-        engine.run(*compose, "down", "--volumes", "--timeout", "5", timeout_s=120)
-        for image in ("gpuwatch-agent", "gpuwatch-dashboard"):
-            if engine.has_image(f"{image}:{project}"):
-                engine.run("docker", "image", "rm", f"{image}:{project}")
+@pytest.fixture(scope="module")
+def starved(site: Site) -> Iterator[Training]:
+    with Training(site, STARVED) as training:
+        yield training
 
 
-def _healthy(site: Site) -> bool:
-    containers = site.containers()
-    return set(containers) == set(SERVICES) and all("(healthy)" in status for status in containers.values())
-
-
-def test_prometheus_scrapes_the_agent_loads_the_rules_and_knows_alertmanager(site: Site) -> None:
+def test_prometheus_scrapes_the_agent_loads_the_rules_and_knows_alertmanager(site: Site, starved: Training) -> None:
     prometheus = site.url("prometheus")
 
     def up() -> bool:
@@ -142,70 +65,134 @@ def test_prometheus_scrapes_the_agent_loads_the_rules_and_knows_alertmanager(sit
     assert [one["url"] for one in known] == ["http://alertmanager:9093/api/v2/alerts"]
 
 
-def test_training_on_the_host_reaches_prometheus_with_its_share_of_waiting(site: Site) -> None:
-    with _training(site, RUN, batches=150) as process:
-        injected = _injected(process)
-    _assert_ledger(site, RUN, injected)
-
-
-def test_the_agent_is_killed_in_mid_run_comes_back_by_itself_and_loses_no_second(site: Site) -> None:
-    run = f"{RUN}-killed"
-
-    def is_running() -> bool:
-        runs = get_json(site.url("agent", "/api/v1/runs"))["runs"]
-        return (run, "running") in {(one["run"], one["status"]) for one in runs}
-
-    with _training(site, run, batches=120) as process:
-        wait_for("the run is known", is_running, 20)
-        agent = json.loads(site.engine.run("docker", "inspect", site.id_of("agent")))[0]
-        os.kill(agent["State"]["Pid"], signal.SIGKILL)
-        wait_for("the run is known again", is_running, 10)
-        injected = _injected(process)
-    _assert_ledger(site, run, injected)
+def test_training_in_another_container_reaches_the_agent_by_the_documented_line(site: Site) -> None:
+    """As another user, with a /dev/shm and an environment of its own: the agent sees both, by its capabilities."""
+    name = f"{site.image.partition(':')[2]}-training"
+    line = ("docker", "run", "-v", f"{site.run_directory}:/run/gpuwatch", "--group-add", "4711")
+    mine = ("-i", "--rm", "--name", name, "--user", "12345:12345", "--shm-size", str(SHM_BYTES))
+    environment = ("-e", "GPUWATCH_RUN=compose-contained", "-e", "GPUWATCH_QUIET=1", "-e", "POD_NAME=train-0")
+    # What the agent does where the host has a group `gpuwatch`: this one may have none.
+    os.chown(site.run_directory / "hook.sock", 0, 4711)
+    (site.run_directory / "hook.sock").chmod(0o660)
+    command = (*line, *mine, *environment, "--entrypoint", "python", site.image)
+    with Training(site, "", command, environment={}) as training:
+        try:
+            run = wait_for("the run is known with its owner", lambda: _owned(site, "compose-contained"), 60)
+            container = site.engine.run("docker", "inspect", "-f", "{{.Id}}", name).strip()
+            assert (run["user"], run["owner"]["pod"]) == ("12345", "train-0")
+            assert run["owner"]["container_id"] == container
+            size = wait_for("its /dev/shm is seen", lambda: _shm_bytes(site, "compose-contained"), 20)
+            assert size == SHM_BYTES
+            waited_s, trained_s = training.end()
+        finally:
+            if training.process.poll() is None:
+                site.engine.run("docker", "rm", "-f", name)
+    _assert_ledger(site, "compose-contained", (waited_s, trained_s))
 
 
 def test_the_agent_in_its_container_sees_the_host(site: Site) -> None:
     """The node's processes and its /dev/shm, not the container's own 64 MB."""
-    with _training(site, f"{RUN}-seen", batches=1200) as process:
-
-        def run() -> dict[str, Any] | None:
-            runs = get_json(site.url("agent", "/api/v1/runs"))["runs"]
-            return next((one for one in runs if one["pid"] == process.pid), None)
-
-        assert wait_for("the run is known", run, 20)["user"] == pwd.getpwuid(os.getuid()).pw_name
-        process.kill()
-        process.wait()
+    with Training(site, "compose-seen") as training:
+        run = wait_for("the run is known", lambda: site.run("compose-seen"), 20)
+        assert run["pid"] == training.process.pid
+        assert run["user"] == pwd.getpwuid(os.getuid()).pw_name
+        training.process.kill()
+        training.process.wait()
         # it had no time for a good-bye: that its process is gone is seen, long before its silence would tell
-        wait_for("the run is lost", lambda: (run() or {}).get("status") == "lost", 8)
+        wait_for("the run is lost", lambda: (site.run("compose-seen") or {}).get("status") == "lost", 8)
     shm = os.statvfs("/dev/shm")
-    series = get_json(site.url("agent", "/api/v1/series"), metric="gpuwatch_shm_size_bytes", mount="host")["series"]
-    assert series[0]["points"][-1][1] == shm.f_blocks * shm.f_frsize
+    assert _shm_bytes(site, "host") == shm.f_blocks * shm.f_frsize
 
 
-@contextlib.contextmanager
-def _training(site: Site, run: str, batches: int) -> Iterator[subprocess.Popen[str]]:
-    """Give a training process on the host: each batch takes 60 ms to come and 40 ms to train on."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(batches)],
-        cwd=ROOT,
-        env={**os.environ, "GPUWATCH_ENDPOINT": site.endpoint, "GPUWATCH_RUN": run, "GPUWATCH_QUIET": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def test_the_dashboard_s_page_answers(site: Site, starved: Training) -> None:
+    with urllib.request.urlopen(site.url("dashboard", "/"), timeout=10) as page:
+        assert page.status == 200
+        assert "<title>" in page.read().decode()
+    ask = "import urllib.request as u; print(u.urlopen('http://agent:9478/api/v1/runs', timeout=5).read().decode())"
+    answer = site.engine.run("docker", "exec", site.id_of("dashboard"), "python", "-c", ask)
+    assert STARVED in {run["run"] for run in json.loads(answer)["runs"]}
+
+
+def test_containers_have_no_more_rights_than_they_need(site: Site) -> None:
+    for service in SERVICES:
+        details = json.loads(site.engine.run("docker", "inspect", site.id_of(service)))[0]
+        host = details["HostConfig"]
+        assert host["ReadonlyRootfs"], service
+        assert host["RestartPolicy"]["Name"] == "unless-stopped", service
+        assert host["CapDrop"] == ["ALL"], service
+        assert "no-new-privileges:true" in host["SecurityOpt"], service
+        assert (details["Config"]["User"] in ("0", "0:0", "")) == (service == "agent"), service
+        bound = [binding["HostIp"] for bindings in host["PortBindings"].values() for binding in bindings]
+        assert bound == ["127.0.0.1"], service
+        added = {"CHOWN", "DAC_READ_SEARCH", "SYS_PTRACE"} if service == "agent" else set()
+        assert {cap.removeprefix("CAP_") for cap in host["CapAdd"] or ()} == added, service
+
+
+def test_the_agent_is_killed_in_mid_run_comes_back_by_itself_and_loses_no_second(site: Site) -> None:
+    def is_running() -> bool:
+        return (site.run("compose-killed") or {}).get("status") == "running"
+
+    with Training(site, "compose-killed") as training:
+        wait_for("the run is known", is_running, 20)
+        agent = json.loads(site.engine.run("docker", "inspect", site.id_of("agent")))[0]
+        os.kill(agent["State"]["Pid"], signal.SIGKILL)
+        wait_for("the run is known again", is_running, 20)
+        time.sleep(2)
+        injected = training.end()
+    _assert_ledger(site, "compose-killed", injected)
+
+
+def test_the_alert_is_seen_in_prometheus_and_alertmanager(site: Site, starved: Training) -> None:
+    for service in ("prometheus", "alertmanager"):
+        alert = wait_for(f"{service} has it", lambda service=service: site.alert(service, STARVED), 120)
+        assert alert["labels"]["severity"] == "warning"
+        assert STARVED in alert["annotations"]["summary"]
+
+
+def test_each_container_restarts_in_its_turn_and_nothing_is_lost(site: Site, starved: Training) -> None:
+    """The run's account, Prometheus' samples, the alert, Alertmanager's silences: all are there afterwards."""
+    before = time.time()
+    silence = _silence(site)
+    for service in SERVICES:
+        site.engine.run(*site.compose, "restart", "-t", "10", service, timeout_s=60)
+        wait_for(f"all is healthy after the restart of {service}", site.is_healthy, 90, 0.5)
+    known = {"compose-contained", "compose-seen", "compose-killed", STARVED}
+    assert known <= {run["run"] for run in get_json(site.url("agent", "/api/v1/runs"))["runs"]}
+    for service in ("prometheus", "alertmanager"):
+        wait_for(f"{service} has the alert again", lambda service=service: site.alert(service, STARVED), 90)
+    assert _steps_at(site, before) > 100
+    assert [one["id"] for one in get_json(site.url("alertmanager", "/api/v2/silences"))] == [silence]
+    _assert_ledger(site, STARVED, starved.end())
+
+
+def _owned(site: Site, run: str) -> dict[str, Any] | None:
+    found = site.run(run)
+    return found if found is not None and found["owner"]["container_id"] else None
+
+
+def _shm_bytes(site: Site, mount: str) -> float | None:
+    series = get_json(site.url("agent", "/api/v1/series"), metric="gpuwatch_shm_size_bytes", mount=mount)["series"]
+    return float(series[0]["points"][-1][1]) if series else None
+
+
+def _steps_at(site: Site, time_s: float) -> float:
+    """Return the run's steps as Prometheus had them at a time before it was restarted."""
+    query = f'gpuwatch_steps_total{{run="{STARVED}"}}'
+    answer = get_json(site.url("prometheus", "/api/v1/query"), query=query, time=str(time_s))
+    return float(answer["data"]["result"][0]["value"][1])
+
+
+def _silence(site: Site) -> str:
+    """Make a silence that silences nothing here; return its id."""
+    day = {"startsAt": "2026-01-01T00:00:00Z", "endsAt": "2099-01-01T00:00:00Z", "createdBy": "test", "comment": "test"}
+    matcher = {"name": "run", "value": "another", "isRegex": False, "isEqual": True}
+    request = urllib.request.Request(
+        site.url("alertmanager", "/api/v2/silences"),
+        json.dumps({**day, "matchers": [matcher]}).encode(),
+        {"Content-Type": "application/json"},
     )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _injected(process: subprocess.Popen[str]) -> tuple[float, float]:
-    """Return (seconds waited, seconds trained) as the training itself measured them, once it has ended."""
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    injected = json.loads(out.splitlines()[-1])
-    return injected["waited_s"], injected["trained_s"]
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return str(json.load(response)["silenceID"])
 
 
 def _assert_ledger(site: Site, run: str, injected: tuple[float, float]) -> None:
@@ -224,26 +211,3 @@ def _assert_ledger(site: Site, run: str, injected: tuple[float, float]) -> None:
     assert training_s == pytest.approx(waited_s + trained_s, rel=0.03)
     assert states["input_wait"] / training_s == pytest.approx(waited_s / (waited_s + trained_s), abs=0.03)
     assert states["unknown"] == 0
-
-
-def test_the_dashboard_s_page_answers(site: Site) -> None:
-    with urllib.request.urlopen(site.url("dashboard", "/"), timeout=10) as page:
-        assert page.status == 200
-        assert "<title>" in page.read().decode()
-    ask = "import urllib.request as u; print(u.urlopen('http://agent:9478/api/v1/runs', timeout=5).read().decode())"
-    answer = site.engine.run("docker", "exec", site.id_of("dashboard"), "python", "-c", ask)
-    assert RUN in {run["run"] for run in json.loads(answer)["runs"]}
-
-
-def test_containers_have_no_more_rights_than_they_need(site: Site) -> None:
-    for service in SERVICES:
-        details = json.loads(site.engine.run("docker", "inspect", site.id_of(service)))[0]
-        host = details["HostConfig"]
-        assert host["ReadonlyRootfs"], service
-        assert host["RestartPolicy"]["Name"] == "unless-stopped", service
-        assert (details["Config"]["User"] in ("0", "0:0", "")) == (service == "agent"), service
-        bound = [binding["HostIp"] for bindings in host["PortBindings"].values() for binding in bindings]
-        assert bound == ["127.0.0.1"], service
-        if service == "agent":
-            assert host["CapDrop"] == ["ALL"]
-            assert {cap.removeprefix("CAP_") for cap in host["CapAdd"]} == {"CHOWN", "SYS_PTRACE"}
