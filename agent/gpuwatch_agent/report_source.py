@@ -26,7 +26,7 @@ class HistorySource:
 
     def runs(self) -> list[Json]:
         try:
-            return [_view(record) for record in self._reader.runs()]
+            return [record_view(record) for record in self._reader.runs()]
         except sqlite3.Error as error:
             raise ConfigError(f"{self.where} cannot be read: {error}") from error
 
@@ -42,8 +42,8 @@ class HistorySource:
         return self._reader.findings(run)
 
 
-def _view(record: RunRecord) -> Json:
-    """Return what /api/v1/runs would say of the run, as far as a report needs it."""
+def record_view(record: RunRecord) -> Json:
+    """Return what /api/v1/runs would say of a run that is kept, as far as its record tells it."""
     hello = record.hello
     counts: Counts = record.before
     for speaker in record.speakers:

@@ -15,8 +15,8 @@ from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATE
 Segment = tuple[int, int, str]
 """(begin, end, state)."""
 
-_KEPT = 512
-"""Stretches: four minutes at two messages a second. Older ones are joined, so that their sums stay and their order goes."""
+_KEPT = 128
+"""Stretches: a minute at two messages a second. Older ones are joined, so that their sums stay and their order goes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,22 @@ def test_series(agent: Agent) -> None:
     assert agent.get("/api/v1/series", metric="gpuwatch_step_seconds")["series"] == []
 
 
+def test_ledger(agent: Agent) -> None:
+    found = agent.get("/api/v1/ledger")
+    (run,) = (each for each in found["runs"] if each["run"] == RUN)
+    states = agent.wait_run(RUN)["states"]
+    assert run["rank"] == "0" and run["seconds"] == pytest.approx(sum(run["states"].values()))
+    # the run began at the agent's side with what it had done before: up to a second of it is from before the first sample
+    assert run["states"]["input_wait"] == pytest.approx(states["input_wait"], abs=1.5)
+    assert found["gpus"] == [] and found["end_s"] - found["start_s"] == 3600
+    assert agent.get("/api/v1/ledger", start=1, end=2)["runs"] == []
+
+
+def test_runs_that_are_kept(agent: Agent) -> None:
+    live, kept = agent.get("/api/v1/runs")["runs"], agent.get("/api/v1/runs", kept="all")["runs"]
+    assert [each["run"] for each in live] == [each["run"] for each in kept] == [RUN]
+
+
 def test_steps(agent: Agent) -> None:
     run = agent.wait_run(RUN)
     steps = agent.get(steps_path(), last=100_000)

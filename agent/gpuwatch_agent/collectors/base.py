@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
@@ -45,6 +48,22 @@ class Collector(Protocol):
     name: str
 
     def collect(self) -> Iterable[Sample]: ...
+
+
+@contextmanager
+def psutil_at(procfs: Path) -> Iterator[None]:
+    """Have psutil read this /proc: it keeps the place in a variable of its module. For one thread.
+
+    Raises: NoData where the file that it wants is absent.
+    """
+    before = psutil.PROCFS_PATH
+    psutil.PROCFS_PATH = str(procfs)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoData(f"{error.filename} does not exist here") from None
+    finally:
+        psutil.PROCFS_PATH = before
 
 
 def read_text(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The page of a dcgm-exporter, in our names and base units. Pure parsing.
 
-Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h for the units. *Tested on a
-page written from these names, never on a real exporter yet.*
+Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h for the units. *Tested on
+pages that real exporters printed; never beside one that runs.*
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DcgmGpu:
     driver: str
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """By (GPU_I_ID, GPU_I_PROFILE) of its MIG instances."""
+    """By (GPU_I_ID, GPU_I_PROFILE) of its MIG instances. What is the whole GPU's (power, clocks) the exporter repeats for each: it is in `fields`."""
 
     def values(self) -> list[Value]:
         """Return the values in our names; what the exporter does not have is absent."""
@@ -103,8 +103,11 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if _is_blank(sample.value):
                 continue
             number = labels.get("GPU_I_ID", "")
-            into = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {}) if number else gpu.fields
-            into[sample.name.removesuffix("_total")] = sample.value
+            name, fields = sample.name.removesuffix("_total"), gpu.fields
+            if number:
+                instance = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {})
+                fields = instance if name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_") else fields
+            fields[name] = sample.value
     return gpus
 
 

@@ -4,46 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import psutil
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import Roots, read_text
-
-_SECTOR_BYTES = 512
-"""The kernel's unit in these files, whatever the disk's own (Documentation/block/stat.rst)."""
+from gpuwatch_agent.collectors.base import Roots, psutil_at
 
 _NOT_A_DISK = re.compile(r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d")
 """Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
-
-
-@dataclass(frozen=True)
-class DiskCounters:
-    """One block device since boot."""
-
-    read_bytes: int
-    written_bytes: int
-    io_time_s: float
-    """Time with at least one request in flight. Busy, and not "full": an SSD serves many at once."""
-
-
-def parse_diskstats(text: str) -> dict[str, DiskCounters]:
-    """Return the counters of each block device, partitions among them, in /proc/diskstats.
-
-    Source: Documentation/admin-guide/iostats.rst: after major, minor and name come reads, merged, sectors read, ms
-    reading, writes, merged, sectors written, ms writing, in flight, ms busy. The times are 32-bit and wrap after 49.7
-    days of work. A line that is shorter (partitions of very old kernels) is left out. Raises: ValueError for odd text.
-    """
-    counters = {}
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) >= 14:
-            counters[fields[2]] = DiskCounters(
-                read_bytes=int(fields[5]) * _SECTOR_BYTES,
-                written_bytes=int(fields[9]) * _SECTOR_BYTES,
-                io_time_s=int(fields[12]) / 1000,
-            )
-    return counters
 
 
 def is_disk(name: str) -> bool:
@@ -52,17 +21,24 @@ def is_disk(name: str) -> bool:
 
 
 class DiskCollector:
-    """The gpuwatch_disk_* metrics."""
+    """The gpuwatch_disk_* metrics.
+
+    I/O time is time with at least one request in flight: busy, and not "full", for an SSD serves many at once. The kernel's counter of it
+    wraps after 49.7 days of work.
+    """
 
     name = "disk"
 
     def __init__(self, roots: Roots) -> None:
-        self._diskstats = roots.procfs / "diskstats"
+        self._procfs = roots.procfs
         self._block = roots.sysfs / "block"
 
     def collect(self) -> Iterable[Sample]:
         """Return the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
-        counters = parse_diskstats(read_text(self._diskstats))
+        with psutil_at(self._procfs):
+            if not (self._procfs / "diskstats").exists():  # psutil would look into the /sys of its own
+                raise NoData(f"{self._procfs / 'diskstats'} does not exist here")
+            counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
         try:
             whole = {entry.name for entry in self._block.iterdir()}  # partitions are not listed at this level
         except FileNotFoundError:
@@ -75,7 +51,7 @@ class DiskCollector:
         for name, disk in disks.items():
             samples += [
                 Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,)),
-                Sample("gpuwatch_disk_written_bytes_total", disk.written_bytes, (name,)),
-                Sample("gpuwatch_disk_io_time_seconds_total", disk.io_time_s, (name,)),
+                Sample("gpuwatch_disk_written_bytes_total", disk.write_bytes, (name,)),
+                Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_time / 1000, (name,)),
             ]
         return samples

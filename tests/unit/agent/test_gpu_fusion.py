@@ -109,7 +109,7 @@ def test_old_stretches_are_joined_and_their_sums_stay() -> None:
     assert trace.parts_after(0) == {"compute": 20_000, "eval": 30_000}
     assert trace.parts_after(49_990) == {"compute": 4, "eval": 6}
     assert trace.begin_ns() == 0
-    assert len(trace._stretches) == 512
+    assert len(trace._stretches) == 128
 
 
 class Site:

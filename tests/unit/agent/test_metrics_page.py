@@ -11,8 +11,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gpuwatch.errors import NoData
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
+from gpuwatch_agent.collectors import Choice, Collector, Roots, build
+from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.exporter import Page, content_type
 from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading
@@ -24,11 +27,28 @@ from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 from tests.unit.agent.test_findings_book import FINDING
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+class NoNvml:
+    """A node whose GPUs an exporter tells of."""
+
+    def collect(self) -> tuple[Sample, ...]:
+        raise NoData("no driver")
+
+
+def node_collectors() -> list[Collector]:
+    """Return the collectors of the fixture node, those that would look at this machine left out."""
+    roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
+    standing = [c for c in build(roots, Choice(full=True)) if c.name not in ("shm", "agent_process", "gpu")]
+    page = (FIXTURES / "dcgm" / "metrics.txt").read_text()
+    gpus = DcgmCollector("http://node:9400", deadline_s=30, nvml=NoNvml(), fetch=lambda url, timeout_s: page)  # type: ignore[arg-type]
+    return [*standing, gpus]
 
 
 @pytest.fixture
 def samples(tmp_path: Path) -> list[AnySample]:
-    """A GPU and the run on it, a finding, and one sample of everything else in the catalogue."""
+    """A GPU and the run on it, a finding, the fixture node, a recorded dcgm-exporter, and one sample of everything else in the catalogue."""
     table = ProcessTable(tmp_path)
     hook = FakeHook()
     run = Run("run-a", 0, BOOT)
@@ -51,6 +71,7 @@ def samples(tmp_path: Path) -> list[AnySample]:
     found: list[AnySample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
     found += gpu_samples(gpus.accounts["GPU-1"], table, int(wall_s(0) * S))
     found += finding_samples(findings, [run])
+    found += [sample for collector in node_collectors() for sample in collector.collect()]
     present = {sample.metric for sample in found}
     for number, metric in enumerate(CATALOGUE):
         if metric.name not in present:

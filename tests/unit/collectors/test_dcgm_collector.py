@@ -1,4 +1,4 @@
-"""A dcgm-exporter's page in our names and units; the page is written from the documented names, not recorded from a GPU."""
+"""A dcgm-exporter's page in our names and units; which page was recorded is in fixtures/dcgm/README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gpuwatch_agent.collectors import GpuDevice, GpuProcess
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url
 from gpuwatch_agent.collectors.dcgm_page import parse_page
 
-PAGE = (Path(__file__).parents[2] / "fixtures/dcgm/metrics.txt").read_text()
+PAGES = Path(__file__).parents[2] / "fixtures/dcgm"
+PAGE = (PAGES / "metrics.txt").read_text()
 MIB = 1 << 20
 
 
@@ -103,6 +104,46 @@ def test_mig_instances_are_apart_from_their_gpu() -> None:
         ("gpuwatch_gpu_mig_memory_used_bytes", 3 * MIB, ("7",)),
         ("gpuwatch_gpu_mig_sm_active_ratio", 0.25, ("7",)),
     ]
+
+
+def test_recorded_page_of_an_idle_l40s() -> None:
+    (gpu,) = parse_page((PAGES / "l40s.txt").read_text()).values()
+    assert gpu.device == GpuDevice(0, "GPU-l40s", "NVIDIA L40S", "00000000:00:07.0", 0) and gpu.driver == "595.58.03"
+    assert dict((name.removeprefix("gpuwatch_gpu_"), value) for name, value, _ in gpu.values()) == pytest.approx(
+        {
+            "utilization_ratio": 0,
+            "memory_used_bytes": 0,
+            "memory_total_bytes": (45459 + 608) * MIB,
+            "power_watts": 35.686,
+            "energy_joules_total": 5_551_899.58,
+            "temperature_celsius": 32,
+            "sm_clock_hertz": 2.1e8,
+            "memory_clock_hertz": 4.05e8,
+            "pcie_replays_total": 0,
+            "tensor_active_ratio": 0,
+            "dram_bandwidth_ratio": 0.000131,
+            "pcie_transmit_bytes_per_second": 175084,
+            "pcie_receive_bytes_per_second": 19831,
+        }
+    )
+
+
+def test_recorded_page_with_mig_gives_the_whole_gpus_values_once() -> None:
+    split, whole = parse_page((PAGES / "a800-mig.txt").read_text()).values()
+    found = {(name.removeprefix("gpuwatch_gpu_"), *labels): value for name, value, labels in split.values()}
+    assert found == pytest.approx(
+        {
+            ("power_watts",): 78.446,
+            ("energy_joules_total",): 257_858.316,
+            ("temperature_celsius",): 33,
+            ("sm_clock_hertz",): 1.41e9,
+            ("memory_clock_hertz",): 1.593e9,
+            ("mig_info", "3", "2g.20gb"): 1,
+            ("mig_info", "5", "2g.20gb"): 1,
+            ("mig_info", "6", "2g.20gb"): 1,
+        }
+    )
+    assert split.device.pci_bus_id == "" and dict(whole.fields)["DCGM_FI_DEV_POWER_USAGE"] == 55.942
 
 
 def test_exporter_and_nvml_together(exporter: Exporter) -> None:

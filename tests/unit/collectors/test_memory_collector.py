@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.memory import MemoryCollector, parse_meminfo
+from gpuwatch_agent.collectors.memory import MemoryCollector
 
 
 def test_values(node, values):
@@ -11,10 +12,7 @@ def test_values(node, values):
         ("gpuwatch_memory_total_bytes",): 131898840 * 1024,
         ("gpuwatch_memory_available_bytes",): 96214012 * 1024,
     }
-
-
-def test_a_kernel_that_does_not_estimate_what_is_available():
-    assert parse_meminfo("MemTotal: 4 kB\nMemFree: 1 kB\n") == {"MemTotal": 4096}
+    assert psutil.PROCFS_PATH == "/proc"  # for whoever reads next
 
 
 def test_no_file(bare, values):
@@ -22,14 +20,15 @@ def test_no_file(bare, values):
         values(MemoryCollector(bare))
 
 
-def test_neither_entry(bare, values):
+def test_no_total(bare, values):
     bare.procfs.mkdir()
     (bare.procfs / "meminfo").write_text("MemFree: 1 kB\n")
-    with pytest.raises(NoData, match="neither MemTotal nor MemAvailable"):
+    with pytest.raises(NoData, match="no entry b'MemTotal:'"):
         values(MemoryCollector(bare))
 
 
-@pytest.mark.parametrize("text", ["MemTotal: 4 MB\n", "MemTotal:\n", "MemTotal: four kB\n"])
-def test_odd_text(text):
+def test_odd_text(bare, values):
+    bare.procfs.mkdir()
+    (bare.procfs / "meminfo").write_text("MemTotal: four kB\n")
     with pytest.raises(ValueError):
-        parse_meminfo(text)
+        values(MemoryCollector(bare))
