@@ -13,7 +13,7 @@ import pytest
 
 from tests.chromium import DESKTOP, PHONE, chromium
 from tests.integration.dashboard_browser import WAIT_MS, number, place, tooltip
-from tests.integration.dashboard_fake import INPUT_SHARE, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, FakeAgent, a_run, streamlit_page
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,22 @@ def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent,
     page.goto(page.url)
     page.wait_for_selector(".gw-name:has-text('bert-large')", timeout=WAIT_MS)
     assert "ended" in page.locator(".gw-status").inner_text()
+
+
+def test_all_runs_of_the_node_stand_side_by_side(page: Any, agent: FakeAgent, url: str) -> None:
+    quick = {"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"}
+    agent.runs = [a_run(), a_run("second", "bert-base", 300.0, verdict=quick), a_run("third", "gone", status="ended")]
+    page.goto(f"{url}/?run={RUN_ID}")
+    second = page.locator("tr[data-run='second/0']")
+    second.wait_for(timeout=WAIT_MS)
+    assert page.locator("tr[data-run]").count() == 2  # those that go on
+    assert page.locator("tr[data-run][aria-current]").get_attribute("data-run") == f"{RUN_ID}/0"
+    said = " ".join(second.inner_text().split())
+    assert "healthy: 97% of the time is compute" in said and "103 ms" in said and "9.70" in said
+    assert "waiting for data 62%" in (second.locator(".gw-bar").get_attribute("aria-label") or "")
+    second.locator("a").click()
+    page.wait_for_selector(".gw-name:has-text('bert-base')", timeout=WAIT_MS)
+    assert "run=second" in page.url
 
 
 def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:
