@@ -15,6 +15,8 @@ from gpuwatch_dashboards.sources.fleet import LOST_KINDS, Fleet, Holder
 from gpuwatch_dashboards.units import digits, display
 
 MOST_ROWS = 25
+MUCH = 0.1
+"""From this share of lost time on, the page's head is a warning."""
 KINDS: dict[str, Look] = {
     "useful": STATES["compute"],
     "rest": Look("anything else", "#B5B5B5"),
@@ -50,7 +52,7 @@ def _head(found: Fleet, times: str) -> str:
     sentence = "No GPU was counted in the last minutes."
     if share is not None:
         sentence = f"{display(share, 'ratio')} of the GPUs' time is lost now: as if {digits(lost)} of {everything:,.0f} GPUs stood still"
-    look = STATES["input_wait" if share is not None and share >= 0.1 else "compute"]
+    look = STATES["unknown" if share is None else "input_wait" if share >= MUCH else "compute"]
     figures = [
         ("gpus", f"{everything:,.0f}", "GPUs"),
         ("nodes", f"{found.nodes:,}", "nodes"),
@@ -97,20 +99,18 @@ def _table(holders: Sequence[Holder], level: str, times: str) -> str:
     more, text = holders[MOST_ROWS:], ""
     if more:
         lost = sum(holder.lost_hours for holder in more)
-        text = (
-            f'<p class="gw-foot">and {len(more):,} more, who lost {lost:,.1f} GPU-hours together, {escape(times)}</p>'
-        )
+        text = f'<p class="gw-foot">and {len(more):,} more, who lost {_hours(lost)} together, {escape(times)}</p>'
     return f'<table class="gw-gpus gw-fleet"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{text}'
 
 
 def _row(holder: Holder, level: str, priced: bool) -> str:
-    hours = [f"{holder.hours.get(kind, 0.0):,.1f} h" for kind in LOST_KINDS]
+    hours = [_hours(holder.hours.get(kind, 0.0)) for kind in LOST_KINDS]
     now = "–" if holder.gpus is None else f"{digits(holder.gpus)} GPUs"
     cells = [
         ("Now", now),
         ("Its GPU-hours", _bar(holder)),
         *zip(("Starved", "Held idle", "Stalled"), hours, strict=True),
-        ("Lost", f"<b>{holder.lost_hours:,.1f} h</b>"),
+        ("Lost", f"<b>{_hours(holder.lost_hours)}</b>"),
     ]
     if priced:
         cells.append(("Money", "–" if holder.cost is None else f"{holder.cost:,.0f}"))
@@ -118,6 +118,10 @@ def _row(holder: Holder, level: str, priced: bool) -> str:
         f'<tr data-holder="{escape(holder.name)}"><th scope="row">{_link(holder.name, level)}</th>'
         f"{''.join(f'<td data-label={chr(34)}{label}{chr(34)}>{cell}</td>' for label, cell in cells)}</tr>"
     )
+
+
+def _hours(hours: float) -> str:
+    return f"{digits(hours) if hours else 0} h"
 
 
 def _link(name: str, level: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration
 from gpuwatch_dashboards.charts import DrawnLine
 from gpuwatch_dashboards.errors import SourceError
@@ -151,7 +152,7 @@ def past_findings(found: Sequence[PastFinding], clock: Callable[[float], str]) -
     rows = "".join(
         f'<li style="--gw:{SEVERITIES[f.severity].colour}" data-cause="{escape(f.cause)}">'
         f"<b>{escape(f.title)}</b><span>{clock(f.since_s or f.seen_s)} to {clock(f.seen_s)}"
-        f"{'' if f.ratio is None else ' · ' + display(f.ratio, 'ratio')}</span></li>"
+        f"{'' if f.ratio is None else ' · ' + display(f.ratio, 'ratio')}</span>{stacks(f)}</li>"
         for f in sorted(found, key=lambda f: -(f.since_s or 0.0))
     )
     return f'<ul class="gw-past">{rows}</ul>'
@@ -190,8 +191,21 @@ def _finding(finding: Finding, now_s: float) -> str:
     return (
         f'<article class="gw-finding" style="--gw:{look.colour}" data-cause="{escape(finding.cause)}">'
         f'<p class="gw-facts">{escape(" · ".join(facts))}</p><h3>{escape(finding.title)}</h3>'
-        f"<ul>{evidence}</ul>{advice}{gain}</article>"
+        f"<ul>{evidence}</ul>{advice}{gain}{stacks(finding)}</article>"
     )
+
+
+def stacks(finding: Finding) -> str:
+    """Return where each process's code stood when the finding began, folded up; nothing where nobody looked."""
+    seen = finding.stacks
+    if seen is None:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(who)}</th><td>{escape(where)}</td></tr>' for who, where in stack_rows(seen)
+    )
+    graphs = ", ".join(seen.flame_graphs)
+    files = f"<p>Flame graph, on the node: <code>{escape(graphs)}</code></p>" if graphs else ""
+    return f'<details class="gw-stacks"><summary>Where the code stood</summary><table class="gw-table">{rows}</table>{files}</details>'
 
 
 def away(error: SourceError) -> str:

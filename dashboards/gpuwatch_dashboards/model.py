@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpuwatch.stacks.records import Stacks
+
 Status = Literal["running", "ended", "lost", "gone"]
 """`gone`: no longer seen, and the source cannot tell whether it ended or was lost."""
 
@@ -39,6 +41,8 @@ class Finding:
     """Upper bound of the gain in throughput, 1.0 = none."""
     since_s: float | None = None
     gpu: str | None = None
+    stacks: Stacks | None = None
+    """Where the code stood when it began; None: nobody looked."""
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
     ]
 
 
-def nothing_card() -> Card:
+def nothing_card(why: str | None = None) -> Card:
     head = markup.panel_head(HOST_STEPS.title, HOST_STEPS.question)
-    return text_card(HOST_STEPS.key, head, "No step of this run is kept for this time. Steps are kept for seven days.")
+    usual = "No step of this run is kept for this time. Steps are kept for seven days."
+    return text_card(HOST_STEPS.key, head, why or usual)
 
 
 def _device(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:

@@ -64,13 +64,16 @@ def recorded(shares: list[Share], price: float | None = None) -> Series:
     return series
 
 
-def write_blocks(series: Series, hours: float, folder: Path) -> None:
-    """Write the series over the last hours into a Prometheus store, with promtool. The folder must not exist yet."""
+def write_blocks(series: Series, hours: float, folder: Path, ahead_s: int = 0) -> None:
+    """Write the series over the last hours into a Prometheus store, with promtool. The folder must not exist yet.
+
+    What is asked for as it is now goes on for `ahead_s` more, for a store that takes long to write.
+    """
     text = folder.parent / "recorded.om"
     now = int(time.time())
     times = range(now - int(hours * 3600), now + 1, EVERY_S)
     with text.open("w") as file:
-        file.writelines(_lines(series, times))
+        file.writelines(_lines(series, times, range(now - 600, now + ahead_s + 1, 60)))
     promtool = require("promtool")
     done = subprocess.run(
         [
@@ -89,7 +92,7 @@ def write_blocks(series: Series, hours: float, folder: Path) -> None:
     text.unlink()
 
 
-def _lines(series: Series, times: range) -> Iterator[str]:
+def _lines(series: Series, times: range, now: range) -> Iterator[str]:
     told = ""
     for (name, labels), value in sorted(series.items()):
         if name != told:
@@ -97,6 +100,6 @@ def _lines(series: Series, times: range) -> Iterator[str]:
             told = name
         text = ",".join(f'{label}="{of}"' for label, of in labels)
         of_now = name.endswith("kind:gpuwatch_gpu_seconds:rate5m")  # only its last value is ever asked for
-        for time_s in times[-3:] if of_now else times:
+        for time_s in now if of_now else times:
             yield f"{name}{{{text}}} {value} {time_s}\n"
     yield "# EOF\n"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chromium import DESKTOP, PHONE, chromium
 from tests.integration.dashboard_browser import WAIT_MS, number, place, tooltip
-from tests.integration.dashboard_fake import INPUT_SHARE, FakeAgent, a_run, streamlit_page
+from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, FakeAgent, a_run, streamlit_page
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,28 @@ def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
     assert page.locator("[data-testid=stException]").count() == 0
 
 
+def test_gpus_with_what_each_does_now(page: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs, agent.gpus = [a_run(age_s=1000.0)], True
+    page.goto(url)
+    page.locator("tr[data-gpu='7']").wait_for(timeout=WAIT_MS)
+    assert page.locator("tr[data-gpu]").count() == 8
+    third = " ".join(page.locator("tr[data-gpu='3']").inner_text().split())
+    assert "waiting for data" in third and "30%" in third and "13.0 GiB of 80.0 GiB" in third and "400 W" in third
+    shares = page.locator("tr[data-gpu='3'] .gw-bar").get_attribute("aria-label")
+    waiting = re.search(r"waiting for data (\d+)%", shares or "")
+    assert waiting is not None and abs(int(waiting[1]) - 100 * INPUT_SHARE) <= 3, shares
+    assert page.locator("tr[data-gpu='7']").get_attribute("data-state") == "held_idle"
+    idle = page.locator("[data-cause=held_idle]").inner_text()
+    assert "GPU 7 is held and idle" in idle and "End pid 4718 (python) of alice." in idle
+    ledger = " ".join(page.locator(".st-key-panel-gpu_ledger").inner_text().split())
+    assert "held idle 12%" in ledger or "held idle 13%" in ledger, ledger
+    page.get_by_role("radio", name="GPU 3").or_(page.get_by_role("button", name="GPU 3")).first.click()
+    page.wait_for_url("**gpu=3*", timeout=WAIT_MS)
+    page.wait_for_function(
+        "document.querySelector('.st-key-panel-gpu_ledger').innerText.indexOf('held idle') < 0", timeout=WAIT_MS
+    )
+
+
 def test_page_updates_by_itself_from_empty_to_a_run(page: Any, agent: FakeAgent, url: str) -> None:
     page.goto(url)
     page.wait_for_selector(".gw-message", timeout=WAIT_MS)
@@ -106,6 +128,22 @@ def test_choice_of_a_run_is_kept_and_is_in_the_link(page: Any, agent: FakeAgent,
     page.goto(page.url)
     page.wait_for_selector(".gw-name:has-text('bert-large')", timeout=WAIT_MS)
     assert "ended" in page.locator(".gw-status").inner_text()
+
+
+def test_all_runs_of_the_node_stand_side_by_side(page: Any, agent: FakeAgent, url: str) -> None:
+    quick = {"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"}
+    agent.runs = [a_run(), a_run("second", "bert-base", 300.0, verdict=quick), a_run("third", "gone", status="ended")]
+    page.goto(f"{url}/?run={RUN_ID}")
+    second = page.locator("tr[data-run='second/0']")
+    second.wait_for(timeout=WAIT_MS)
+    assert page.locator("tr[data-run]").count() == 2  # those that go on
+    assert page.locator("tr[data-run][aria-current]").get_attribute("data-run") == f"{RUN_ID}/0"
+    said = " ".join(second.inner_text().split())
+    assert "healthy: 97% of the time is compute" in said and "103 ms" in said and "9.70" in said
+    assert "waiting for data 62%" in (second.locator(".gw-bar").get_attribute("aria-label") or "")
+    second.locator("a").click()
+    page.wait_for_selector(".gw-name:has-text('bert-base')", timeout=WAIT_MS)
+    assert "run=second" in page.url
 
 
 def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:

@@ -92,6 +92,9 @@ def _draw(site: Site, run: Run | None, node: Node, drawn: Content, gpu: str | No
             st.html(markup.verdict(run))
     else:
         st.html(markup.no_runs(node, short=True))
+    if drawn.runs:
+        with st.container(key="panel-runs"):
+            st.html(markup.panel_head(f"Runs on {node.host}", "Which one is worth a look?") + drawn.runs)
     with st.container(key="grid-top"):
         if drawn.top is not None:
             draw_card(drawn.top)

@@ -10,6 +10,7 @@ from gpuwatch_dashboards.cards import HEIGHT_PX, Card, card
 from gpuwatch_dashboards.model import Node, Run, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.gpu import GPU_PANELS
+from gpuwatch_dashboards.run_strip import run_strip
 from gpuwatch_dashboards.sources import Source
 
 TOP_PANEL, TOP_HEIGHT_PX = "ledger", 300
@@ -32,6 +33,8 @@ class Content:
     """HTML."""
     strip: str
     """HTML; empty without a GPU."""
+    runs: str
+    """HTML: all runs that go on; empty where there is no other."""
 
 
 def content(source: Source, runs: Sequence[Run], run: Run | None, node: Node, span: Span, gpu: str | None) -> Content:
@@ -56,6 +59,7 @@ def content(source: Source, runs: Sequence[Run], run: Run | None, node: Node, sp
         node=tuple(cards[key] for key in NODE_ROW),
         findings=markup.findings(found, span.end_s, run is None or run.status == "running"),
         strip=strip,
+        runs=run_strip(runs, run) if run is not None else "",
     )
 
 

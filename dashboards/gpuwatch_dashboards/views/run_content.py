@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gpuwatch_dashboards import ranks
 from gpuwatch_dashboards.buckets import merged, trace
 from gpuwatch_dashboards.cards import Card, card
+from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.heatmap import heat_card
 from gpuwatch_dashboards.marks import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.model import PastFinding, Run, Scope, Span, Steps, Trace
@@ -38,8 +39,7 @@ class Content:
 
 def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: tuple[float, float] | None) -> Content:
     """Return the content; `stretch` is the time that was chosen, None for the whole run. Raises SourceError."""
-    steps = source.steps(run, FINE_BUCKETS, *(stretch or (None, None)))
-    past = source.past_findings(run)
+    steps, past, away = _kept(source, run, stretch)
     panel = BY_KEY["ledger"]
     scope = Scope(run.run, str(run.rank), run.instance)
     ledger = source.evaluate([curve.query for curve in panel.curves], scope, span)
@@ -48,13 +48,23 @@ def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: 
     several = len(everyone) > 1
     return Content(
         steps=steps,
-        timeline=tuple(step_cards(steps, span, marks)) if steps.step else (nothing_card(),),
+        timeline=tuple(step_cards(steps, span, marks)) if steps.step else (nothing_card(away),),
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
         heat=None if shown_one_by_one(steps) else heat_card(steps),
-        ranks=_of_ranks(source, everyone, span, stretch) if several else None,
+        ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
         table=ranks.rank_table(everyone) if several else "",
         past=tuple(past),
     )
+
+
+def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[PastFinding], str | None]:
+    """Return what only the agent of the run's node keeps; with Prometheus as source, why not, where it does not answer."""
+    try:
+        return source.steps(run, FINE_BUCKETS, *(stretch or (None, None))), source.past_findings(run), None
+    except SourceError as error:
+        if run.instance is None:
+            raise
+        return Steps(), [], f"Steps are kept by the node's own agent. {error.what[:1].upper()}{error.what[1:]}."
 
 
 def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.errors import SourceError
@@ -76,6 +77,14 @@ def test_finding_has_evidence_advice_and_an_upper_bound() -> None:
         assert text in html
     assert "up to" not in markup.findings([replace(FINDING, predicted_speedup=None)], 1100.0, live=True)
     assert "No bottleneck found" in markup.findings([], 1100.0, live=True)
+
+
+def test_finding_shows_where_the_code_stood_escaped() -> None:
+    line = HotLine("/x/data <b>.py", 88, "Photos.decode", 0.71, 0.9)
+    seen = Stacks(1000.0, 3.0, 25.0, (ProcessStacks(0, 1, "worker", 2, 75, (line,), 0.1),), ("/var/f.json",))
+    html = markup.findings([replace(FINDING, stacks=seen)], 1100.0, live=True)
+    assert "worker 2" in html and "data &lt;b&gt;.py:88 Photos.decode: 71% of samples" in html and "/var/f.json" in html
+    assert "Where the code stood" not in markup.findings([FINDING], 1100.0, live=True)
 
 
 def test_failing_collectors_are_named_and_absent_ones_are_not() -> None:
