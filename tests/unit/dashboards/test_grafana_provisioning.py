@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_provisioned_data_source_is_the_one_that_the_dashboards_begin_with() -> None:
-    [source] = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/gpuwatch.yml").read_text())["datasources"]
+    [source] = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/gpuwatch.yml").read_text())[
+        "datasources"
+    ]
     assert (source["uid"], source["type"]) == (DATASOURCE, "prometheus")
     assert source["jsonData"]["timeInterval"] == "5s"  # as Prometheus scrapes: $__rate_interval is made of it
     prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
