@@ -22,7 +22,7 @@ def scraped_gpus(instant: Callable[[str], list[Result]], instance: str, window: 
     where = selector(Match(INSTANCE, "=", instance))
     seen = instant(f"gpuwatch_gpus_seen{{{where}}}")
     gauges = {name: _by_gpu(instant(f"{metric}{{{where}}}")) for name, metric in GAUGES.items()}
-    names = {_key(r.metric): r.metric.get("modelName", "") for r in instant(f"gpuwatch_gpu_info{{{where}}}")}
+    names = {_key(r.metric): r.metric.get("model", "") for r in instant(f"gpuwatch_gpu_info{{{where}}}")}
     owners = {_key(r.metric): r.metric for r in instant(f"gpuwatch_gpu_owner_info{{{where}}}")}
     states: dict[tuple[str, str], tuple[float, str]] = {}
     for result in instant(f"increase(gpuwatch_gpu_seconds_total{{{where}}}[{window}])"):

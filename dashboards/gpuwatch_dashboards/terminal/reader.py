@@ -56,7 +56,7 @@ class Reader:
             host, collectors, failures = status.host, status.collectors, status.history.failures
         else:
             node = self.source.node(run)
-            found = gpus.scraped(self.source, node, scope, now_s)
+            found = gpus.scraped(node)
             found = gpus.with_ledgers(found, gpus.ledgers(self.source, scope, now_s))
             known, findings = node.gpus is not None, ()
             host, collectors, failures = node.host, node.collectors, node.history_failures
