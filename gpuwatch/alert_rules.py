@@ -72,8 +72,8 @@ def groups(
             "interval": _duration(BASELINE_INTERVAL_S),
             "rules": list(_recordings(BASELINE_RULES, thresholds)),
         },
-        {"name": "gpuwatch-alerts", "rules": list(_alerts(thresholds, prices, runbooks))},
         {"name": "gpuwatch-ranks", "rules": list(_recordings(RANK_RULES, thresholds))},
+        {"name": "gpuwatch-alerts", "rules": list(_alerts(thresholds, prices, runbooks))},
     ]
 
 
