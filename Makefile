@@ -38,6 +38,7 @@ golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Promethe
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
 	$(BIN)/python scripts/chart_files.py
 	$(BIN)/python scripts/metrics_page.py > docs/metrics.md
+	$(BIN)/python scripts/thresholds_page.py > docs/thresholds.md
 	$(BIN)/python scripts/report_schemas.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k golden
 

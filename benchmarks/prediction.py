@@ -32,6 +32,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "prediction.md"
 NEEDED, WITHIN = 0.9, 0.15
+NICE = "GPUWATCH_BENCHMARK_NICE"
+"""Environment variable: the trainings' niceness. Fetches that sleep wake in time on a busy machine at -15, which root may give."""
 _SECONDS = 9.0
 _SETTLED = 12
 """Steps of a pass that are left out, and one for each worker: they start and their queues fill."""
@@ -135,7 +137,7 @@ def _run(cell: Cell, workers: int) -> dict[str, Any]:
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        [sys.executable, __file__, "--train", *arguments],
+        ["nice", "-n", os.environ.get(NICE, "0"), sys.executable, __file__, "--train", *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -174,7 +176,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     loads = [row["load"] for row in rows]
     summary = (
         f"**{hits(rows)} of {len(rows)} cells within {WITHIN:.0%}** ({when}, {os.cpu_count()} cores whose load was {min(loads):.1f} to {max(loads):.1f}, "
-        "other people's programs among it: *load* is the machine's one-minute load average between a cell's two trainings)."
+        "other people's programs among it, the trainings at niceness {os.environ.get(NICE, '0')}: *load* is the machine's one-minute load average between a cell's two trainings)."
     )
     return text.replace("SUMMARY", summary).replace("TABLE", "\n".join((_HEADER, *map(show, rows))))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuwatch import thresholds
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.thresholds import Thresholds
@@ -107,6 +108,11 @@ def read_config(path: Path) -> Config:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigError(f"--config {path}: {reason}; name a TOML file that can be read") from error
     return parse_config(text, str(path))
+
+
+def use_thresholds_of(path: Path) -> None:
+    """Let every rule of this process compare with the numbers of a configuration file. Raises: ConfigError; MissingExtra."""
+    thresholds.use(read_config(path).thresholds)
 
 
 def parse_config(text: str, where: str) -> Config:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -98,6 +99,7 @@ class Watch:
         if self._disabled:
             self._recorder.thread = NOBODY
         else:
+            self._read_config()
             _open_watches.append(self)
             atexit.register(self._at_exit)
 
@@ -198,6 +200,17 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read_config(self) -> None:
+        """Compare with the thresholds of the file that GPUWATCH_CONFIG names, if it names one."""
+        path = os.environ.get("GPUWATCH_CONFIG")
+        if path and not _made_in_process > 1:
+            try:
+                from gpuwatch.config import use_thresholds_of
+
+                use_thresholds_of(Path(path))
+            except Exception as error:
+                self._failed("reading the configuration", error)
 
     # What the loops call ------------------------------------------------------------------------------------------
 

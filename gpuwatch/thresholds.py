@@ -16,10 +16,13 @@ class Thresholds:
     input_share: float = 0.10
     """A healthy loop gets its batch in a few per cent of the time; from here on the wait is worth a change."""
     input_share_critical: float = 0.40
+    """From here on the wait for input is critical."""
     transfer_share: float = 0.10
+    """Share of time in copies to the device from which they are worth a change."""
     worker_busy: float = 0.80
     """CPU use of a loader worker, 1.0 = one core, from which it is the worker that is slow."""
     worker_sleeping: float = 0.50
+    """CPU use of the workers on average, below which they mostly wait for something else."""
     cores_exhausted: float = 0.90
     """Busy share of all cores from which more workers will not help."""
     fetch_on_cpu: float = 0.50
@@ -43,6 +46,7 @@ class Thresholds:
     first_batch_factor: float = 10.0
     """A first batch this many times the median wait is a pause."""
     first_batch_min_s: float = 0.1
+    """A shorter one is none, whatever the usual wait."""
     first_batch_share: float = 0.05
     """Share of step time that first batches must take to matter."""
     pcie_bytes_per_s: float = 8e9
@@ -58,17 +62,21 @@ class Thresholds:
     shm_used: float = 0.80
     """Used share of /dev/shm that is near full."""
     shm_used_critical: float = 0.95
+    """Used share of /dev/shm from which the next batch may kill a worker."""
     straggler_share: float = 0.05
     """Share of the step by which a rank is later than the others from which it holds them up."""
     straggler_share_critical: float = 0.20
+    """From here on it is critical."""
     rank_pace: float = 0.10
     """Ranks whose steps take the same time but for this share go in step."""
     gpu_idle_s: float = 300.0
     """A GPU held by a process without work for this long is idle."""
     gpu_idle_utilization: float = 0.05
+    """Utilisation up to which a GPU does no work."""
     saturated_share: float = 0.90
     """Share of compute from which there is nothing to gain outside of it."""
     gpu_busy: float = 0.90
+    """Utilisation from which the driver calls a GPU busy."""
     throttled_share: float = 0.50
     """Share of time in which a GPU's clocks are held down."""
     power_fallen: float = 0.60

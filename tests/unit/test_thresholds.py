@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from gpuwatch import hook
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules.eval_share import eval_share
 from gpuwatch.thresholds import THRESHOLDS, Thresholds, use
@@ -44,3 +46,23 @@ def test_seconds_and_factors_may_be_above_one() -> None:
     assert Thresholds(
         gpu_idle_s=900, first_batch_factor=3, first_batch_min_s=2, workers_per_core=4, pcie_bytes_per_s=2e10
     )
+
+
+def test_a_training_s_own_verdict_compares_with_the_file_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gpuwatch.toml"
+    file.write_text("[thresholds]\ninput_share = 0.33\n")
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(file))
+    monkeypatch.setattr(hook, "_made_in_process", 0)
+    hook.Watch(quiet=True).close()
+    assert THRESHOLDS.input_share == 0.33
+
+
+def test_a_file_that_cannot_be_read_hurts_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(tmp_path / "absent.toml"))
+    monkeypatch.setattr(hook, "_made_in_process", 0)
+    hook.Watch(quiet=True).close()
+    assert "absent.toml" in caplog.text and asdict(THRESHOLDS) == PLAIN

@@ -1,0 +1,58 @@
+"""What the benchmark of the diagnosis counts as a fault: it must be able to fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")  # its programs train
+from benchmarks.diagnosis.judge import Judged
+from benchmarks.diagnosis.page import page
+from benchmarks.diagnosis.program import Clock, Program
+from benchmarks.diagnosis.stage import Said
+
+
+def nothing(_: Clock) -> None:
+    pass
+
+
+def finding(cause: str, root: str | None = None, severity: str = "warning") -> dict[str, Any]:
+    return {"cause": cause, "root": root, "severity": severity, "ratio": 0.5}
+
+
+def judged(
+    causes: tuple[str, ...], *agent: dict[str, Any], hook: tuple[str, ...] | None = None, **facts: Any
+) -> Judged:
+    hooks = causes if hook is None else hook
+    ever = facts.pop("ever", {})
+    return Judged(Said(Program("a", nothing, causes, **facts), list(agent), ever, [finding(cause) for cause in hooks]))
+
+
+def test_a_cause_that_is_named_first_is_right_with_what_hangs_under_it() -> None:
+    assert judged(("input_cpu",), finding("input_cpu"), finding("burst_every_n", root="input_cpu")).ok
+    assert judged(("input_cpu",), finding("input_cpu"), finding("gpu_saturated", severity="info")).ok
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (judged(("input_cpu",)), "input_cpu was not named"),
+        (judged(("input_cpu",), finding("input_disk"), finding("input_cpu")), "input_disk was named first"),
+        (judged(("input_cpu",), finding("input_cpu"), finding("eval_share")), "eval_share was named"),
+        (judged(("input_cpu", "eval_share"), finding("input_cpu"), mixed=True), "eval_share was not named"),
+        (judged(("input_cpu",), finding("input_cpu"), hook=()), "the hook alone did not name input_cpu"),
+        (judged((), finding("input_cpu")), "input_cpu was named"),
+        (judged((), ever={"input_cpu": 7.0}), "input_cpu alarmed"),
+        (judged((), hook=("eval_share",)), "the hook alone named eval_share"),
+    ],
+)
+def test_faults(said: Judged, fault: str) -> None:
+    assert fault in said.faults and not said.ok
+    assert f"**{'; '.join(said.faults)}**" in said.row()
+
+
+def test_a_miss_is_off_the_diagonal_of_the_matrix() -> None:
+    text = page([judged(("input_cpu",), finding("input_disk")), judged(())], "today")
+    assert "**0 of 1 programs with something wrong were understood" in text and "0 of 1 healthy ones alarmed" in text
+    assert "| 1 | `input_cpu` |  | 1 |  |" in text and "| 3 | nothing |  |  | 1 |" in text
