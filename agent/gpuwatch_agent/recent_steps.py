@@ -14,6 +14,7 @@ from gpuwatch import wire
 KEPT = 1200
 """Steps of one run: a minute at 20 a second. A faster run keeps a shorter while."""
 _NEEDED = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
+_NEEDED_SET = frozenset(_NEEDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class _Chunk:
         self._packed = packed
         self._offset_ns = offset_ns
         self.count = min(count, KEPT)
-        last = (int.from_bytes(packed[name][-8:], "little", signed=True) for name in _NEEDED)
-        self.end_ns = sum(last) + offset_ns
+        last = b"".join(packed[name][-8:] for name in _NEEDED)
+        self.end_ns = sum(wire.unpack(last)) + offset_ns
 
     def columns(self) -> RecentColumns:
         return read_columns(self._packed, self._offset_ns)
@@ -77,7 +78,7 @@ class RecentSteps:
     def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
         """Append a message's records; return when the last one ended on the agent's clock, None without what a step needs."""
         count = wire.step_count(packed)
-        if not count or not packed.keys() >= set(_NEEDED):
+        if not count or not packed.keys() >= _NEEDED_SET:
             return None
         chunk = _Chunk(packed, offset_ns, count)
         self._unread.append(chunk)

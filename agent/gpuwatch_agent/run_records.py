@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import lt
+
 import msgspec
 
 from gpuwatch import wire
@@ -126,8 +128,8 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.comm_steps < old.comm_steps
         or new.drained_steps < old.drained_steps
         or new.read_back_steps < old.read_back_steps
-        or any(a < b for a, b in zip(new.step_histogram, old.step_histogram, strict=True))
-        or any(new.phases_ns.get(name, 0) < ns for name, ns in old.phases_ns.items())
+        or any(map(lt, new.step_histogram, old.step_histogram))
+        or (new.phases_ns != old.phases_ns and any(new.phases_ns.get(n, 0) < ns for n, ns in old.phases_ns.items()))
         or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())
     )
 

@@ -5,11 +5,11 @@ Times are ns of the agent's monotonic clock; no clock is read here.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
+from gpuwatch_agent.last_minute import MINUTE_NS, LastMinute
 from gpuwatch_agent.owners import NOBODY
 from gpuwatch_agent.recent_steps import RecentSteps
 from gpuwatch_agent.run_records import Counts, RunRecord, Speaker, WorkerIo, clock_offset_ns, went_back
@@ -21,7 +21,6 @@ GONE_NS = 2_000_000_000
 """A process that has ended is given so long for its good-bye to arrive."""
 ABANDONED_NS = 60_000_000_000
 """A silent run whose process cannot be looked at is taken for gone after so long."""
-RECENT_NS = 60_000_000_000
 _SPEAKERS_KEPT = 16
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -64,7 +63,7 @@ class Run:
         self.gpus: dict[str, str] = {}
         """Models of the GPUs that it held last, by UUID: what its time is charged for."""
         self.steps = RecentSteps()
-        self._totals_seen: deque[tuple[int, dict[str, int], Counts]] = deque()
+        self.minute = LastMinute()
         self.changed = True
 
     @property
@@ -123,45 +122,12 @@ class Run:
         """Keep the totals of this moment, so that the last minute's share can be told; of an ended run, its last one."""
         if self.ledger is None or self.status != RUNNING:
             return
-        self._totals_seen.append((now_ns, dict(self.ledger.totals_ns), self.counts))
-        while len(self._totals_seen) > 2 and self._totals_seen[1][0] <= now_ns - RECENT_NS:
-            self._totals_seen.popleft()
-        self.steps.drop_before(now_ns - RECENT_NS)
+        self.minute.keep(now_ns, self.ledger, self.counts)
+        self.steps.drop_before(now_ns - MINUTE_NS)
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
-        if self.ledger is None:
-            return 0, {}
-        then = self._totals_seen[0][1] if self._totals_seen else {}
-        if self.ledger.sum_ns <= RECENT_NS:
-            then = {}
-        states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
-        return sum(states.values()), states
-
-    def recent_tokens_a_step(self) -> float | None:
-        """Return the last minute's tokens a step; None where they are not counted."""
-        if len(self._totals_seen) < 2:
-            return None
-        then, now = self._totals_seen[0][2], self._totals_seen[-1][2]
-        if self.ledger is not None and self.ledger.sum_ns <= RECENT_NS:
-            then = Counts()
-        steps = now.steps - then.steps
-        return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
-
-    def recent_step_ends(self) -> tuple[float | None, float | None]:
-        """Return at which share of the last minute's steps the device had drained, and in which a result was read back from it.
-
-        None where the device's timeline measured none.
-        """
-        if not self._totals_seen:
-            return None, None
-        then, now = self._totals_seen[0][2], self._totals_seen[-1][2]
-        if self.ledger is not None and self.ledger.sum_ns <= RECENT_NS:
-            then = Counts()
-        steps = now.device_steps - then.device_steps
-        if steps <= 0:
-            return None, None
-        return (now.drained_steps - then.drained_steps) / steps, (now.read_back_steps - then.read_back_steps) / steps
+        return (0, {}) if self.ledger is None else self.minute.states_ns(self.ledger)
 
     def record(self) -> RunRecord | None:
         """Return what must outlive the agent; None before any totals came."""

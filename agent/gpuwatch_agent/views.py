@@ -111,7 +111,7 @@ def recent_view(run: Run, window: Window) -> View | None:
     span_s = max((columns.end_ns[-1] - columns.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     per_s = len(steps) / span_s if span_s > 0 else None
     known = per_s is not None and min(columns.samples) >= 0
-    tokens_a_step = run.recent_tokens_a_step()
+    tokens_a_step = run.minute.tokens_a_step()
     done = Done(
         span_s,
         len(steps),

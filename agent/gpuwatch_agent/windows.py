@@ -31,7 +31,7 @@ def run_window(
     pid = table.host_pid(hello) if hello is not None else None
     steps = run.steps.columns()
     loader = hello.loader if hello is not None else None
-    ends = run.recent_step_ends()
+    ends = run.minute.step_ends()
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},

@@ -14,6 +14,8 @@ MAX_TAGS = 32
 MAX_STEPS_A_MESSAGE = 8192
 MAX_DEATHS = 256
 _LARGEST = 1 << 62
+_COLUMNS = frozenset(STEP_COLUMNS)
+_STATES = frozenset(RUN_STATES)
 
 
 def check(message: Message) -> None:
@@ -37,7 +39,7 @@ def _check_texts(message: Message) -> None:
         texts.append(message.name)
     elif isinstance(message, Steps):
         texts.append(message.activity)
-    if any(len(text) > MAX_TEXT for text in texts):
+    if max(map(len, texts)) > MAX_TEXT:
         raise ProtocolError(f"a text of more than {MAX_TEXT} characters", "text_too_long")
     if not message.run:
         raise ProtocolError("an empty run id", "malformed")
@@ -73,16 +75,16 @@ def _check_numbers(message: Message) -> None:
     elif isinstance(message, Phase):
         numbers.append(message.start_ns)
         ratios += [message.seconds, message.time_to_live_s]
-    if any(not 0 <= number <= _LARGEST for number in numbers):
+    if min(numbers) < 0 or max(numbers) > _LARGEST:
         raise ProtocolError("a number that is negative, or larger than anything that can be counted", "malformed")
     if any(ratio is not None and not isfinite(ratio) for ratio in ratios):
         raise ProtocolError("a number that is none", "malformed")
 
 
 def _check_columns(message: Steps) -> None:
-    lengths = {len(column) for column in message.columns.values()}
-    if not message.columns.keys() <= set(STEP_COLUMNS):
-        raise ProtocolError(f"unknown columns {sorted(message.columns.keys() - set(STEP_COLUMNS))}", "malformed")
+    lengths = set(map(len, message.columns.values()))
+    if not message.columns.keys() <= _COLUMNS:
+        raise ProtocolError(f"unknown columns {sorted(message.columns.keys() - _COLUMNS)}", "malformed")
     if len(lengths) > 1 or any(length % 8 for length in lengths):
         raise ProtocolError(f"step columns of unequal or odd lengths {sorted(lengths)}", "malformed")
     if any(length > 8 * MAX_STEPS_A_MESSAGE for length in lengths):
@@ -91,7 +93,7 @@ def _check_columns(message: Steps) -> None:
 
 def _check_totals(totals: Totals) -> None:
     states = totals.states_ns
-    if not states.keys() <= set(RUN_STATES) or any(value < 0 for value in states.values()):
+    if not states.keys() <= _STATES or min(states.values(), default=0) < 0:
         raise ProtocolError("totals with an unknown state or negative time", "malformed")
     if sum(states.values()) != totals.watermark_ns - totals.start_ns:
         raise ProtocolError("totals whose sum is not the time they cover", "unbalanced")

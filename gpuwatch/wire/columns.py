@@ -37,4 +37,4 @@ def unpack(column: bytes) -> array[int]:
 
 def step_count(columns: Mapping[str, bytes]) -> int:
     """Return how many steps the packed columns hold."""
-    return max((len(column) for column in columns.values()), default=0) // 8
+    return max(map(len, columns.values()), default=0) // 8
