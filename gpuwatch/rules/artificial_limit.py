@@ -32,7 +32,7 @@ def artificial_limit(window: Window) -> Finding | None:
         ),
         advice=(
             "more workers will not help: find the lock, the shared file or the fixed pool that they queue for, and give each worker "
-            "its own (py-spy dump --pid … on two of them)"
+            "its own (gpuwatch stacks)"
         ),
         predicted_speedup=round(wait.speedup_bound, 2) if wait.rest_s else None,
     )  # fmt: skip

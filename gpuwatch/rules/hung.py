@@ -28,6 +28,6 @@ def hung(window: Window) -> Finding | None:
                 Evidence("utilization", gpu.utilization_ratio, "ratio", f"GPU {gpu.gpu} reads {percent(gpu.utilization_ratio)} busy"),
                 Evidence("power", fallen, "ratio", f"it draws {gpu.power_watts:.0f} W, {percent(fallen)} of the {gpu.power_usual_watts:.0f} W of its steps"),
             ),
-            advice="a collective waits for a rank that does not come: py-spy dump --pid … on all ranks before ending anything",
+            advice="a collective waits for a rank that does not come: gpuwatch stacks, which looks at all ranks, before ending anything",
         )  # fmt: skip
     return None

@@ -16,7 +16,7 @@ def input_unexplained(window: Window) -> Finding | None:
         return None
     evidence = [wait_evidence(window, wait)]
     gain = None
-    advice = "look at what a fetch does: capture stacks of the loader while it waits (py-spy dump --pid …)"
+    advice = "look at what a fetch does: capture stacks of the loader while it waits (gpuwatch stacks)"
     if window.worker_cpu_ratios:
         mean = sum(window.worker_cpu_ratios) / len(window.worker_cpu_ratios)
         text = f"{len(window.worker_cpu_ratios)} loader workers are on the CPU {mean:.0%} of the time on average"
@@ -34,7 +34,7 @@ def input_unexplained(window: Window) -> Finding | None:
         elif mean < THRESHOLDS.worker_sleeping:
             have = window.loader.num_workers if window.loader is not None else None
             plan = make_plan(window, wait, on_cpu=False)
-            look = "look at what they wait for (py-spy dump --pid …)"
+            look = "look at what they wait for (gpuwatch stacks)"
             advice = f"the workers mostly sleep: they wait for storage, the network or a lock, so cores do not limit them; {look}"
             if have and plan.workers > have:
                 advice += f", or, if each waits for itself, num_workers {have} → {plan.workers}{limited(plan)}{expectation(plan)}"

@@ -29,7 +29,7 @@ def stalled(window: Window) -> Finding | None:
         ratio=max(window.share(STALLED), 0.01),
         evidence=tuple(evidence),
         advice=(
-            "see where it stands: py-spy dump --pid … on each rank; if this is an evaluation or a checkpoint, declare it: "
+            "see where it stands: gpuwatch stacks; if this is an evaluation or a checkpoint, declare it: "
             'with w.phase("eval")'
         ),
     )
