@@ -142,7 +142,7 @@ def _bar(holder: Holder) -> str:
     shares["rest"] = max(0.0, 1.0 - sum(shares.values()))
     words = ", ".join(f"{look.name} {display(shares[kind], 'ratio')}" for kind, look in KINDS.items())
     parts = "".join(
-        f'<i class="{"gw-hatch" if look.pattern else ""}" style="--gw:{look.colour};width:{100 * shares[kind]:.2f}%"></i>'
+        f'<i class="{look.hatch}" style="--gw:{look.colour};width:{100 * shares[kind]:.2f}%"></i>'
         for kind, look in KINDS.items()
         if shares[kind] > 0.0
     )

@@ -62,7 +62,7 @@ def share_bar(shares: Mapping[str, float]) -> str:
         return "–"
     words = ", ".join(f"{STATES[state].name} {percent(share)}" for state, share in known)
     parts = "".join(
-        f'<i class="{"gw-hatch" if STATES[state].pattern else ""}" data-state="{state}" '
+        f'<i class="{STATES[state].hatch}" data-state="{state}" '
         f'style="--gw:{STATES[state].colour};width:{100 * share:.2f}%"></i>'
         for state, share in known
     )

@@ -94,15 +94,14 @@ def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]
 
 
 def _key_class(line: DrawnLine, areas: bool) -> str:
-    if line.pattern:
-        return "gw-hatched"
-    return "gw-square" if areas else ""
+    return f"gw-square {Look('', '', line.pattern).hatch}" if areas or line.pattern else ""
 
 
 def looks_head(title: str, question: str, looks: Sequence[Look]) -> str:
     """Return a panel's title and question, with what its colours mean."""
     entries = "".join(
-        f'<li><i class="gw-square" style="--gw:{look.colour}"></i>{escape(look.name)}</li>' for look in looks
+        f'<li><i class="gw-square {look.hatch}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
+        for look in looks
     )
     return panel_head(title, question).replace("</p></div>", f"</p><ul>{entries}</ul></div>")
 
@@ -122,7 +121,7 @@ NOTHING_RECORDED = (
 def key_of_looks(looks: Iterable[Look]) -> str:
     """Return what colours mean."""
     entries = "".join(
-        f'<li><i class="{"gw-hatched" if look.pattern else "gw-square"}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
+        f'<li><i class="gw-square {look.hatch}" style="--gw:{look.colour}"></i>{escape(look.name)}</li>'
         for look in looks
     )
     return f'<div class="gw-panel"><ul>{entries}</ul></div>'

@@ -31,6 +31,11 @@ class Look:
     pattern: str = ""
     """Of its area: hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")."""
 
+    @property
+    def hatch(self) -> str:
+        """Return the classes of style.css that hatch an area so; empty without a pattern."""
+        return {"": "", "x": "gw-hatch gw-back"}.get(self.pattern, "gw-hatch")
+
 
 STATES: dict[str, Look] = {
     "compute": Look("computing", BLUE),
@@ -46,7 +51,7 @@ STATES: dict[str, Look] = {
     "stalled": Look("stalled", WINE, "/"),
     "unknown": Look("unknown", LIGHT_GREY, "x"),
     "busy_unattributed": Look("busy, no hook", SKY, "."),
-    "held_idle": Look("held idle", WINE, "."),
+    "held_idle": Look("held idle", WINE, "x"),
     "unallocated": Look("unallocated", GREY, "."),
 }
 """Bottom of a stack first: what is useful lies on the axis, so that its upper edge is the number to raise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwatch_dashboards.model import Run, Span
 
@@ -11,6 +11,8 @@ WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 36
 """What the reader may choose; None: the whole run."""
 DEFAULT_WINDOW = "15 min"
 MAX_POINTS = 300
+SAMPLES_LATE_S = 1.5
+"""A sample is in the agent's history so long after it was taken, at most."""
 LEAST_SPACING_S = 2.0
 """Closer than this a line shows the rhythm of messages and not that of training."""
 
@@ -102,6 +104,16 @@ def span_of_node(window_s: float | None, now_s: float) -> Span:
     """Return the stretch of time to draw of a node without a run."""
     length_s = window_s or WINDOWS_S["1 h"] or 3600.0
     return Span(now_s - length_s, now_s, min(MAX_POINTS, int(length_s / LEAST_SPACING_S)))
+
+
+def settled(span: Span) -> Span:
+    """Return a stretch that ends now as one that moves by whole intervals between its points, whose samples are all there.
+
+    Between two moves nothing that is drawn changes: the browser draws nothing anew, and what is said under a pointer stays.
+    """
+    spacing_s = max(LEAST_SPACING_S, (span.end_s - span.start_s) / span.points)
+    end_s = (span.end_s - SAMPLES_LATE_S) // spacing_s * spacing_s
+    return replace(span, start_s=span.start_s - (span.end_s - end_s), end_s=end_s)
 
 
 def span_between(start_s: float, end_s: float) -> Span:

@@ -36,6 +36,8 @@ REMEDY = "check the URL given with --prometheus and that Prometheus is running"
 LOOKBACK = "6h"
 """Runs that were seen within this time are listed."""
 MOST_RUNS = 100
+SITE_TIMEOUT_S = 15.0
+"""Of questions about a whole site over weeks."""
 SCRAPES_PER_WINDOW = 4
 """A rate over fewer scrapes is empty whenever one of them is missed."""
 
@@ -167,7 +169,7 @@ class PrometheusSource:
     def instant(self, expr: str, time_s: float | None = None) -> list[tuple[dict[str, str], float]]:
         """Return (labels, value) of each series of an expression, now or at a time."""
         params: Params = {"query": expr, "time": self._now() if time_s is None else time_s}
-        found = self._api.get("/api/v1/query", Answer, params).data.result
+        found = self._api.get("/api/v1/query", Answer, params, SITE_TIMEOUT_S).data.result
         return [(result.metric, value_of(result)) for result in found]
 
     def range(self, expr: str, span: Span, step_s: float) -> list[Trace]:
@@ -178,7 +180,7 @@ class PrometheusSource:
             "end": span.end_s,
             "step": step_s,
         }
-        found = self._api.get("/api/v1/query_range", Answer, params).data.result
+        found = self._api.get("/api/v1/query_range", Answer, params, SITE_TIMEOUT_S).data.result
         return [
             Trace(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
             for r in found

@@ -16,11 +16,12 @@ from gpuwatch_dashboards.selection import (
     Chosen,
     chosen,
     key_of,
+    settled,
     span_between,
     span_of,
     span_of_node,
 )
-from gpuwatch_dashboards.views.live_content import Content, content
+from gpuwatch_dashboards.views.live_content import Charts, Words, charts, words
 from gpuwatch_dashboards.views.site import (
     Site,
     chosen_run,
@@ -33,6 +34,8 @@ from gpuwatch_dashboards.views.site import (
 )
 
 ALL_GPUS = "all"
+LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
+"""Charts are made anew when their stretch of time moves; those of a fixed one after half a minute at most."""
 _WINDOW, _GPU = "window", "gpu_choice"
 
 
@@ -51,11 +54,16 @@ def _live(site: Site) -> None:
         st.html(markup.no_runs(node) + foot(site, node, None))
         return
     window = _choices(runs, run, selection)
-    span = _span(run, window, selection)
+    now_s = float(int(time.time()))
+    span = _span(run, window, selection, now_s)
     gpu = selection.gpu if node.gpus and any(each.gpu == selection.gpu for each in node.gpus) else None
-    key = ("live", None if run is None else key_of(run), span, gpu, node.host)
-    drawn = site.once.get(key, lambda: content(site.source, runs, run, node, span, gpu))
-    _draw(site, run, node, drawn, gpu)
+    who = (None if run is None else key_of(run), gpu, node.host, node.gpus is None)
+    hold_s = max(LEAST_HOLD_S, (span.end_s - span.start_s) / span.points)
+    drawn = site.once.get(
+        ("charts", who, span), lambda: charts(site.source, run, node, span, gpu), lambda _: min(MOST_HOLD_S, hold_s)
+    )
+    said = site.once.get(("words", who, span), lambda: words(runs, run, node, drawn.gpu_shares, now_s))
+    _draw(run, node, drawn, said, gpu)
     st.html(foot(site, node, run))
 
 
@@ -78,33 +86,35 @@ def _remember_window() -> None:
     remember(**{"window": st.session_state[_WINDOW], "from": None, "to": None})
 
 
-def _span(run: Run | None, window: str, selection: Chosen) -> Span:
-    """Return the stretch of time to draw. It ends on a whole second: all who look now look at the same."""
-    now_s = float(int(time.time()))
+def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span:
+    """Return the stretch of time to draw. All who look now look at the same."""
     if selection.range is not None:
         return span_between(*selection.range)
-    return span_of(run, WINDOWS_S[window], now_s) if run is not None else span_of_node(WINDOWS_S[window], now_s)
+    if run is None:
+        return settled(span_of_node(WINDOWS_S[window], now_s))
+    span = span_of(run, WINDOWS_S[window], now_s)
+    return settled(span) if run.status == "running" else span
 
 
-def _draw(site: Site, run: Run | None, node: Node, drawn: Content, gpu: str | None) -> None:
+def _draw(run: Run | None, node: Node, drawn: Charts, said: Words, gpu: str | None) -> None:
     if run is not None:
         with st.container(key="verdict"):
             st.html(markup.verdict(run))
     else:
         st.html(markup.no_runs(node, short=True))
-    if drawn.runs:
+    if said.runs:
         with st.container(key="panel-runs"):
-            st.html(markup.panel_head(f"Runs on {node.host}", "Which one is worth a look?") + drawn.runs)
+            st.html(markup.panel_head(f"Runs on {node.host}", "Which one is worth a look?") + said.runs)
     with st.container(key="grid-top"):
         if drawn.top is not None:
             draw_card(drawn.top)
         with st.container(key="panel-findings"):
             st.html(markup.panel_head("What to do", "What was found, what proves it, and the one change to make."))
-            st.html(drawn.findings)
-    if drawn.strip:
+            st.html(said.findings)
+    if said.strip:
         with st.container(key="panel-gpus"):
             st.html(markup.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(drawn.strip)
+            st.html(said.strip)
         if node.gpus and len(node.gpus) > 1:
             _gpu_choice([each.gpu for each in node.gpus], gpu)
         with st.container(key="grid-gpu"):

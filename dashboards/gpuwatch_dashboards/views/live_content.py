@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwatch_dashboards import gpu_strip, markup
@@ -22,43 +22,55 @@ NODE_ROW = ("cpu", "pressure", "shm", "network", "disk")
 
 
 @dataclass(frozen=True)
-class Content:
-    """The page's parts, ready to draw. Those about a run are empty without one."""
+class Charts:
+    """What is drawn over a stretch of time. Those about a run are empty without one."""
 
     top: Card | None
     run: tuple[Card, ...]
     gpu: tuple[Card, ...]
     node: tuple[Card, ...]
+    gpu_shares: Mapping[str, Mapping[str, float]]
+    """Of each GPU's time by state, by UUID."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is said of now, as HTML."""
+
     findings: str
-    """HTML."""
     strip: str
-    """HTML; empty without a GPU."""
+    """The GPUs; empty without one."""
     runs: str
-    """HTML: all runs that go on; empty where there is no other."""
+    """All runs that go on; empty where there is no other."""
 
 
-def content(source: Source, runs: Sequence[Run], run: Run | None, node: Node, span: Span, gpu: str | None) -> Content:
-    """Return the content for a stretch of time; `gpu` narrows the GPU panels to one. Raises SourceError."""
+def charts(source: Source, run: Run | None, node: Node, span: Span, gpu: str | None) -> Charts:
+    """Return the charts of a stretch of time; `gpu` narrows the GPU panels to one. Raises SourceError."""
     of_run = (TOP_PANEL, *RUN_ROW) if run is not None else ()
     of_gpu = GPU_ROW if node.gpus else ()
     node_scope = Scope(instance=run.instance if run is not None else node.instance)
     scope = Scope(run.run, str(run.rank), run.instance) if run is not None else node_scope
-    gpu_scope = Scope(instance=scope.instance, gpu=gpu)
     small = replace(span, points=min(span.points, SMALL_POINTS))
-    cards = _cards(source, of_run[:1], scope, span)
-    cards |= _cards(source, (*of_run[1:], *NODE_ROW), scope, small) | _cards(source, of_gpu, gpu_scope, small)
-    strip = ""
-    if node.gpus:
-        shares = gpu_strip.shares_by_gpu(source.growth(gpu_strip.LEDGER, node_scope, span))
-        strip = gpu_strip.strip(node.gpus, shares, runs)
-    found = (*(run.findings if run is not None else ()), *node.findings)
-    return Content(
+    cards = _cards(source, of_run[:1], scope, span) | _cards(source, (*of_run[1:], *NODE_ROW), scope, small)
+    cards |= _cards(source, of_gpu, replace(node_scope, gpu=gpu), small)
+    grown = source.growth(gpu_strip.LEDGER, node_scope, span) if node.gpus else []
+    return Charts(
         top=cards.get(TOP_PANEL),
         run=tuple(cards[key] for key in RUN_ROW) if run is not None else (),
         gpu=tuple(cards[key] for key in of_gpu),
         node=tuple(cards[key] for key in NODE_ROW),
-        findings=markup.findings(found, span.end_s, run is None or run.status == "running"),
-        strip=strip,
+        gpu_shares=gpu_strip.shares_by_gpu(grown),
+    )
+
+
+def words(
+    runs: Sequence[Run], run: Run | None, node: Node, gpu_shares: Mapping[str, Mapping[str, float]], now_s: float
+) -> Words:
+    """Return what is said of now."""
+    found = (*(run.findings if run is not None else ()), *node.findings)
+    return Words(
+        findings=markup.findings(found, now_s, run is None or run.status == "running"),
+        strip=gpu_strip.strip(node.gpus, gpu_shares, runs) if node.gpus else "",
         runs=run_strip(runs, run) if run is not None else "",
     )
 

@@ -15,7 +15,7 @@ from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Collector, Evidence, Finding, Node, Recent, Run, Span, Trace, Verdict
 from gpuwatch_dashboards.option import PICKS, line_option, picked
 from gpuwatch_dashboards.panels import BY_KEY
-from gpuwatch_dashboards.selection import find, key_of, select, span_of
+from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
 from gpuwatch_dashboards.units import display
 
 RUN = Run(
@@ -195,6 +195,13 @@ def test_span_ends_with_the_run_and_has_a_point_every_two_seconds_at_most() -> N
     assert span_of(replace(RUN, started_s=0.0), None, 10_000.0) == Span(0.0, 10_000.0, 300)
     ended = replace(RUN, status="ended")
     assert span_of(ended, None, 10_000.0).end_s == 1100.2
+
+
+def test_span_moves_by_whole_intervals_and_leaves_out_what_may_still_come() -> None:
+    hour = settled(Span(10_000.0, 13_600.0, 300))  # a point every 12 s
+    assert (hour.start_s, hour.end_s, hour.points) == (9996.0, 13_596.0, 300)
+    assert settled(Span(10_008.0, 13_608.0, 300)) == settled(Span(10_009.0, 13_609.0, 300)) == hour
+    assert settled(Span(10_010.0, 13_610.0, 300)).end_s == 13_608.0
 
 
 def test_command_is_headless_quiet_and_on_loopback() -> None:
