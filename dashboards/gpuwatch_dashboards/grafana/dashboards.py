@@ -56,7 +56,8 @@ FLEET_ROWS = (
         (
             Line(FLEET_NOW, 4),
             Line((FLEET_OVER_TIME[0], FLEET_ALERTS), 9, (3, 2)),
-            Line((*FLEET_WORST, *FLEET_OVER_TIME[1:]), 9, (3, 2)),
+            Line((*FLEET_WORST, FLEET_OVER_TIME[2]), 9, (3, 2)),
+            Line((FLEET_OVER_TIME[1],), 8),
         ),
     ),
     Row("Who used what, over the time range", in_lines(FLEET_WHO, 2, 9)),

@@ -200,7 +200,8 @@ def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
     fitted = {name: files.text(dashboard) for name, dashboard in files.load(config).items()}
     text = fitted["gpuwatch-fleet.json"]
-    assert "rate5m" not in text and "node_kind:gpuwatch_gpu_seconds:rate10m" in text
+    assert not re.search("(rate|increase|share)5m", text) and "user_kind:gpuwatch_gpu_cost:increase10m" in text
+    assert "node_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text
     assert 'up{job=\\"agents\\"' in text
     assert (
