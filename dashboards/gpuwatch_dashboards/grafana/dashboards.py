@@ -79,7 +79,7 @@ RUN_ROWS = (
         ),
     ),
     Row("Steps and ranks", (Line(RUN_STEPS), Line(RUN_RANKS))),
-    Row("GPUs of the run's nodes", in_lines((*RUN_GPUS, *GPU_PANELS))),
+    Row("GPUs of the run's nodes", in_lines((*RUN_GPUS, *(p for p in GPU_PANELS if p.key != "gpu_ledger")), 4)),
     Row("The run's nodes", in_lines(NODE_PANELS)),
 )
 

@@ -18,7 +18,7 @@ from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds, Prices, groups
 from gpuwatch.config import Config
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana import files
-from gpuwatch_dashboards.grafana.layout import Line, widths
+from gpuwatch_dashboards.grafana.layout import Line, in_lines, widths
 from gpuwatch_dashboards.grafana.uids import PAGES, page_id
 from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_node, site_run
 from gpuwatch_dashboards.panels.site_panel import SitePanel
@@ -126,6 +126,8 @@ def test_a_line_of_panels_is_shared_out_to_the_last_column() -> None:
     panel = PANELS[0]
     assert widths(Line((panel,) * 5)) == [5, 5, 5, 5, 4]
     assert widths(Line((panel,) * 2, widths=(3, 2))) == [15, 9]
+    assert [len(line.panels) for line in in_lines((panel,) * 4)] == [2, 2]
+    assert [len(line.panels) for line in in_lines((panel,) * 8)] == [2, 3, 3]
 
 
 def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
