@@ -56,7 +56,8 @@ FLEET_ROWS = (
         (
             Line(FLEET_NOW, 4),
             Line((FLEET_OVER_TIME[0], FLEET_ALERTS), 9, (3, 2)),
-            Line((*FLEET_WORST, *FLEET_OVER_TIME[1:]), 9, (3, 2)),
+            Line((*FLEET_WORST, FLEET_OVER_TIME[2]), 9, (3, 2)),
+            Line((FLEET_OVER_TIME[1],), 8),
         ),
     ),
     Row("Who used what, over the time range", in_lines(FLEET_WHO, 2, 9)),
@@ -78,7 +79,7 @@ RUN_ROWS = (
         ),
     ),
     Row("Steps and ranks", (Line(RUN_STEPS), Line(RUN_RANKS))),
-    Row("GPUs of the run's nodes", in_lines((*RUN_GPUS, *GPU_PANELS))),
+    Row("GPUs of the run's nodes", in_lines((*RUN_GPUS, *(p for p in GPU_PANELS if p.key != "gpu_ledger")), 4)),
     Row("The run's nodes", in_lines(NODE_PANELS)),
 )
 

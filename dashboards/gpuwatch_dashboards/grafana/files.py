@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.alert_rules import groups
+from gpuwatch.alert_rules import Prices, groups
 from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError
 
@@ -48,5 +48,6 @@ def _fitted(content: str, config: Config) -> str:
 
 
 def _recorded(config: Config) -> list[str]:
-    """Return the names of all recorded series that depend on no price, in the order of the rules."""
-    return [rule["record"] for group in groups(config.alerts) for rule in group["rules"] if "record" in rule]
+    """Return the names of all recorded series, in the order of the rules; those of money with any price."""
+    found = groups(config.alerts, Prices(1.0))
+    return [rule["record"] for group in found for rule in group["rules"] if "record" in rule]

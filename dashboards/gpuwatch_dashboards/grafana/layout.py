@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.panels.site_panel import SitePanel
@@ -56,6 +57,8 @@ def widths(line: Line) -> list[int]:
     return whole
 
 
-def in_lines(panels: Sequence[AnyPanel], a_line: int = 3, height: int = 8) -> tuple[Line, ...]:
-    """Return the panels in lines of `a_line`, in their order; the last one may be of fewer, which are then wider."""
-    return tuple(Line(tuple(panels[n : n + a_line]), height) for n in range(0, len(panels), a_line))
+def in_lines(panels: Sequence[AnyPanel], most: int = 3, height: int = 8) -> tuple[Line, ...]:
+    """Return the panels in their order, in as few lines of at most `most` as will do, none much emptier than another."""
+    lines = -(-len(panels) // most)
+    ends = [len(panels) * n // lines for n in range(lines + 1)]
+    return tuple(Line(tuple(panels[begin:end]), height) for begin, end in pairwise(ends))

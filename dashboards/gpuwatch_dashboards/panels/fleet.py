@@ -12,6 +12,7 @@ OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _NODES = 'instance=~"$instance"'
 _RATE, _COST = "gpuwatch_gpu_seconds:rate5m", "gpuwatch_gpu_cost:per_hour"
+_HOURS, _SPENT = "gpuwatch_gpu_hours:increase5m", "gpuwatch_gpu_cost:increase5m"
 
 
 def _now(kinds: str, series: str = _RATE) -> str:
@@ -22,10 +23,12 @@ def _share(kind: str) -> str:
     return f"{_now(kind)} / ({_now('all')} > 0)"
 
 
-def _over_range(level: str, label: str, kinds: str, chosen: str, series: str = _RATE) -> str:
-    """Return GPU-hours (or money) by a label over the dashboard's range; time in which a series was absent adds none."""
-    selector = f'{level}_kind:{series}{{kind=~"{kinds}", {chosen}}}'
-    return f"sum by ({label}) (sum_over_time({selector}[$__range:$__interval])) * $__interval_ms / 3600000"
+def _over_range(level: str, label: str, kinds: str, chosen: str, series: str = _HOURS) -> str:
+    """Return GPU-hours (or money) by a label over the dashboard's range.
+
+    Recorded once a window, so that their sum is the range's: a series that was absent for a time adds nothing for it.
+    """
+    return f'sum by ({label}) (sum_over_time({level}_kind:{series}{{kind=~"{kinds}", {chosen}}}[$__range]))'
 
 
 def _number(
@@ -55,12 +58,12 @@ def _spent(level: str, label: str, title: str, link: Link, chosen: str, more: tu
             SiteCurve(hours("idle"), "Held idle"),
             SiteCurve(hours("stalled"), "Stalled"),
             SiteCurve(hours(LOST), "Lost"),
-            SiteCurve(_over_range(level, label, LOST, chosen, _COST), "Lost money", "money"),
+            SiteCurve(_over_range(level, label, LOST, chosen, _SPENT), "Lost money", "money"),
             *more,
         ),
         columns=(Column(label, title, link), *names),
         sort="Lost",
-        empty="No GPU was held in this time range.",
+        empty="Nothing was recorded in this time range: it is, every five minutes, by the rules of `gpuwatch rules`.",
     )
 
 
@@ -122,6 +125,14 @@ FLEET_OVER_TIME: tuple[SitePanel, ...] = (
             SiteCurve(f'sum by (kind) (node_kind:{_RATE}{{kind!="all", {_NODES}}})', "{kind}"),
             SiteCurve(f"{_now('all')} - {_now(f'useful|{LOST}')}", "rest"),
         ),
+    ),
+    SitePanel(
+        key="gpus_by_state",
+        title="GPUs by state",
+        question="What do all GPUs of the site do? (Of all nodes, whichever is chosen.)",
+        unit="1",
+        shape="stack",
+        curves=(SiteCurve("state:gpuwatch_gpu_seconds:rate5m", "{state}"),),
     ),
     SitePanel(
         key="cost_by_kind",

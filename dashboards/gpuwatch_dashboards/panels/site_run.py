@@ -83,10 +83,9 @@ RUN_NOW: tuple[SitePanel, ...] = (
     _number(
         "run_money",
         "Cost of the run",
-        "What did its GPUs cost in this range?",
+        "What did its GPUs cost in this range? (In steps of five minutes.)",
         "money",
-        'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:per_hour{kind="all", run="$run"}[$__range:$__interval]))'
-        " * $__interval_ms / 3600000",
+        'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:increase5m{kind="all", run="$run"}[$__range]))',
         empty=NO_PRICE,
     ),
 )

@@ -18,7 +18,7 @@ from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds, Prices, groups
 from gpuwatch.config import Config
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana import files
-from gpuwatch_dashboards.grafana.layout import Line, widths
+from gpuwatch_dashboards.grafana.layout import Line, in_lines, widths
 from gpuwatch_dashboards.grafana.uids import PAGES, page_id
 from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_node, site_run
 from gpuwatch_dashboards.panels.site_panel import SitePanel
@@ -126,6 +126,8 @@ def test_a_line_of_panels_is_shared_out_to_the_last_column() -> None:
     panel = PANELS[0]
     assert widths(Line((panel,) * 5)) == [5, 5, 5, 5, 4]
     assert widths(Line((panel,) * 2, widths=(3, 2))) == [15, 9]
+    assert [len(line.panels) for line in in_lines((panel,) * 4)] == [2, 2]
+    assert [len(line.panels) for line in in_lines((panel,) * 8)] == [2, 3, 3]
 
 
 def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
@@ -200,7 +202,8 @@ def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
     fitted = {name: files.text(dashboard) for name, dashboard in files.load(config).items()}
     text = fitted["gpuwatch-fleet.json"]
-    assert "rate5m" not in text and "node_kind:gpuwatch_gpu_seconds:rate10m" in text
+    assert not re.search("(rate|increase|share)5m", text) and "user_kind:gpuwatch_gpu_cost:increase10m" in text
+    assert "node_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text
     assert 'up{job=\\"agents\\"' in text
     assert (
