@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.rule import AlertRule
-from gpuwatch.alerting.texts import CAUSE, RANK_OWNER, RUN, RUN_OWNER, TRANSFER, WHOLE_RUN
+from gpuwatch.alerting.texts import CAUSE, NAMED_OWNER, NAMED_RUN, RANK_OWNER, RUN, RUN_OWNER, WHOLE_RUN
 
 _RANKS = "count(gpuwatch_run_up{run=%q} == 1)"
 
@@ -11,15 +11,24 @@ RUN_ALERTS: tuple[AlertRule, ...] = (
     AlertRule(
         name="GpuStarved",
         severity="warning",
+        # Name and owner are labels here, not queries of the texts: a storage that is slow for all makes an alert for every rank.
         expr="""\
-run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>{state="input_wait"} > <starved_ratio>
-and ignoring (state)
-run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> >= <starved_min_training_seconds>""",
+(
+  run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>{state="input_wait"} > <starved_ratio>
+  and ignoring (state)
+  run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> >= <starved_min_training_seconds>
+)
+* on (job, instance, run, rank) group_left (name, user, job_id)
+(
+  topk by (job, instance, run, rank) (1, last_over_time(gpuwatch_run_info[<starved_window_s>]))
+  or on (job, instance, run, rank)
+  run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> * 0 + 1
+)""",
         for_field="starved_for_s",
-        summary="Run " + RUN + " waits for input {{ $value | humanizePercentage }} of its training time",
+        summary="Run " + NAMED_RUN + " waits for input {{ $value | humanizePercentage }} of its training time",
         description="Of the training time in the last <starved_window_s>, {{ $value | humanizePercentage }} went by with no "
-        "batch to train on." + TRANSFER + " Evaluation, checkpoints and start-up are not counted.",
-        owner=RANK_OWNER,
+        "batch to train on. Evaluation, checkpoints and start-up are not counted.",
+        owner=NAMED_OWNER,
         cause=CAUSE,
         advice="the finding's own advice, with numbers, is on the dashboard and in `gpuwatch top`; the runbook has it by cause",
         lost_gpus="vector(%f)",

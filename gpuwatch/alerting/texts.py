@@ -12,6 +12,9 @@ WHOLE_RUN = (
     "{{ with printf `topk(1, gpuwatch_run_info{run=%q})` $labels.run | query }}"
     "{{ (. | first).Labels.name }} ({{ $labels.run }}){{ else }}{{ $labels.run }}{{ end }}"
 )
+NAMED_RUN = "{{ or $labels.name $labels.run }} ({{ $labels.run }}, rank {{ $labels.rank }}) on {{ $labels.instance }}"
+NAMED_OWNER = "user {{ or $labels.user `unknown` }}, job {{ or $labels.job_id `none` }}"
+"""Of alerts that have these labels: no query for each of what may be a thousand."""
 _OF_INFO = (
     " | query }}user {{ or (. | first).Labels.user `unknown` }}, job {{ or (. | first).Labels.job_id `none` }}"
     "{{ else }}unknown{{ end }}"
@@ -33,11 +36,5 @@ CAUSE = (
     "{{ with printf `count by (cause) (gpuwatch_finding_active{run=%q} == 1)` $labels.run | query }}"
     "{{ range $i, $f := . }}{{ if $i }}, {{ end }}{{ $f.Labels.cause }}{{ end }}"
     "{{ else }}none found yet{{ end }}"
-)
-_TRAINED = "sum(increase(gpuwatch_run_seconds_total{instance=%q,run=%q,rank=%q,state=~`%s`}[<starved_window_s>]))"
-TRANSFER = (
-    '{{ with printf "' + _TRAINED + " / " + _TRAINED + '" $labels.instance $labels.run $labels.rank `transfer` '
-    "$labels.instance $labels.run $labels.rank `<training_states>` | query }}"
-    " Transfer to the device took another {{ . | first | value | humanizePercentage }}.{{ end }}"
 )
 GPU = "GPU {{ $labels.gpu }} on {{ $labels.instance }}"
