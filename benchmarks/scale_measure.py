@@ -109,8 +109,8 @@ def _fleet(setup: Setup) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 def _prefer(nice: int, *pids: int) -> None:
     for pid in pids if nice else ():
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
 
 
 def _config(setup: Setup, address: str) -> str:
