@@ -142,11 +142,18 @@ class Run:
         """Return the last minute's tokens a step; None where they are not counted."""
         if len(self._totals_seen) < 2:
             return None
+        then, now = self.recent_counts()
+        steps = now.steps - then.steps
+        return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
+
+    def recent_counts(self) -> tuple[Counts, Counts]:
+        """Return the counts of a minute ago and of now; of the whole run while it is younger."""
+        if not self._totals_seen:
+            return Counts(), Counts()
         then, now = self._totals_seen[0][2], self._totals_seen[-1][2]
         if self.ledger is not None and self.ledger.sum_ns <= RECENT_NS:
             then = Counts()
-        steps = now.steps - then.steps
-        return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
+        return then, now
 
     def recent_step_ends(self) -> tuple[float | None, float | None]:
         """Return at which share of the last minute's steps the device had drained, and in which a result was read back from it.
