@@ -1,4 +1,5 @@
-"""Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run.
+"""Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run
+(of one rank, and of all).
 
 py-spy runs in a thread of its own; the sampler starts it and picks up what it found in a later turn. It never waits for it.
 """
@@ -59,8 +60,9 @@ class StackWatch:
         self._start_thread = start
         self._done: queue.SimpleQueue[tuple[_Asked, Stacks | None]] = queue.SimpleQueue()
         self._under_way = False
-        self._looked_ns: dict[str, int] = {}
-        """When each run was looked at last."""
+        self._looked_ns: dict[tuple[str, bool], int] = {}
+        """When each run was looked at last, for one of its ranks and (True) for all of them: a hang must not go unseen because its
+        loader was slow before."""
         self._said: set[str] = set()
 
     def turn(self, runs: Sequence[Run], book: FindingBook, table: ProcessTable, now_ns: int, now_s: float) -> None:
@@ -68,14 +70,13 @@ class StackWatch:
         self._pick_up(book)
         if not self._settings.automatic or self._under_way:
             return
-        self._looked_ns = {run: at for run, at in self._looked_ns.items() if now_ns - at < self._settings.every_s * 1e9}
+        self._looked_ns = {key: at for key, at in self._looked_ns.items() if now_ns - at < self._settings.every_s * 1e9}
         for run in runs:
-            if run.status != RUNNING or run.run in self._looked_ns:
-                continue
-            wanted = next((e for e in book.active(run.run, run.rank) if _wants(e)), None)
+            active = book.active(run.run, run.rank) if run.status == RUNNING else []
+            wanted = next((e for e in active if _wants(e) and (run.run, _of_all(e)) not in self._looked_ns), None)
             targets = () if wanted is None else self._targets(run, runs, wanted.finding.cause, table, now_s)
             if wanted is not None and targets:
-                self._looked_ns[run.run] = now_ns
+                self._looked_ns[run.run, _of_all(wanted)] = now_ns
                 self._start(_Asked(run.run, run.rank, wanted.finding.cause, targets, now_ns))
                 return
 
@@ -98,7 +99,7 @@ class StackWatch:
         chosen = [each for each in runs if each.run == run.run] if LOOK_AT[cause] == ALL_RANKS else [run]
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
-        for each in chosen[:_MOST_RANKS]:
+        for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
             pid = table.host_pid(each.hello) if each.hello is not None and each.status == RUNNING else None
             if pid is not None:
                 file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
@@ -132,3 +133,7 @@ class StackWatch:
 
 def _wants(entry: ActiveFinding) -> bool:
     return not entry.looked_at and entry.finding.cause in LOOK_AT
+
+
+def _of_all(entry: ActiveFinding) -> bool:
+    return LOOK_AT[entry.finding.cause] == ALL_RANKS

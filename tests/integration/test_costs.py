@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,16 +33,17 @@ def test_the_price_of_the_model_times_the_time_of_each_state(tmp_path: Path) -> 
     config = tmp_path / "gpuwatch.toml"
     config.write_text(PRICES)
     nvml = FakeNvml(tmp_path)
-    nvml.write([FakeGpu(uuid="GPU-0", name="NVIDIA H200"), FakeGpu(uuid="GPU-1", name="NVIDIA A10")])
-    with (
-        Agent(tmp_path, "--config", str(config), environment=nvml.environment()) as agent,
-        Trainer(agent, data_s=0.03, compute_s=0.01, seconds=12, run="priced") as trainer,
-    ):
-        held = ((trainer.pid, 1 << 30),)
+    agent = Agent(tmp_path, "--config", str(config), environment=nvml.environment())
+    with ExitStack() as stack:
+        trainer = stack.enter_context(Trainer(agent, data_s=0.03, compute_s=0.01, seconds=600, run="priced"))
+        held = ((trainer.pid, 1 << 30),)  # before the agent starts: it asks who holds a GPU every ten seconds
         nvml.write(
             [FakeGpu(uuid="GPU-0", name="NVIDIA H200", processes=held), FakeGpu(uuid="GPU-1", name="NVIDIA A10")]
         )
-        trainer.report(60)
+        stack.enter_context(agent)
+        wait_for("the run's GPU", lambda: (agent.run("priced") or {}).get("gpus") == ["NVIDIA H200"], 30)
+        trainer.signal(signal.SIGINT)
+        trainer.process.wait(30)
         run = agent.wait_run("priced", 20, status="ended")
         assert run["gpus"] == ["NVIDIA H200"]
         cost = run["cost"]

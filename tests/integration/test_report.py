@@ -109,6 +109,10 @@ def test_two_runs_and_a_kept_baseline_are_compared(history: Path) -> None:
     assert found["speedup_interval"][0] <= found["speedup"] <= found["speedup_interval"][1]
     assert found["share_change"]["input_wait"] < -0.2
     assert found["prediction"]["cause"] == found["a"]["findings"][0]["cause"]
+    slower = gpuwatch("compare", "fed", kept, "--history", history, "--json", "--fail-on", "slower=0.05")
+    assert slower.returncode == 1 and "slower, which is over the limit of 5.0%" in slower.stderr
+    faster = gpuwatch("compare", kept, "fed", "--history", history, "--json", "--fail-on", "slower=0.05")
+    assert faster.returncode == 0, faster.stderr
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,15 @@ def test_of_a_hung_run_all_ranks_are_looked_at_together(tmp_path: Path) -> None:
         assert finding_view(entry)["evidence"][-1]["text"] == "dataset.py:88 decode: 71% of samples (2 of 2 ranks)"
 
 
+def test_a_hang_is_looked_at_though_its_loader_was_a_minute_before(tmp_path: Path) -> None:
+    spy = Spy()
+    watch, book, runs = world(tmp_path, spy), found(FindingBook(), SLOW, 0), ranks(0, 1)
+    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    found(book, HUNG, 0, 1, begin_s=60)
+    watch.turn(runs, book, Table(), 64 * S, 64.0)
+    assert spy.asked == [[100], [100, 200]]
+
+
 @pytest.mark.parametrize("finding", [GOOD, SLOW])
 def test_nothing_is_looked_at_unasked_or_for_what_stacks_do_not_explain(tmp_path: Path, finding: Finding) -> None:
     spy = Spy()
