@@ -8,7 +8,28 @@ from pathlib import Path
 
 from gpuwatch.alert_rules import AlertThresholds, Prices
 from gpuwatch.config import NotifySettings, StackSettings
-from gpuwatch_agent.collectors.base import STANDARD, Choice, Roots
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the kernel's file systems are: other places in a container or a test."""
+
+    procfs: Path = Path("/proc")
+    sysfs: Path = Path("/sys")
+    shm: Path = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an agent is to collect beyond the usual."""
+
+    full: bool = False
+    """Every series there is: those of each core, say."""
+    dcgm_url: str | None = None
+    """A dcgm-exporter on this node, to be read instead of asking NVML a second time for the same."""
+
+
+STANDARD = Choice()
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,7 @@ def agent(
 
     from gpuwatch.config import Config, read_config
     from gpuwatch_agent.__main__ import go_on_as_agent
-    from gpuwatch_agent.collectors.base import Choice, Roots
-    from gpuwatch_agent.options import Options
+    from gpuwatch_agent.options import Choice, Options, Roots
 
     if series not in (None, "standard", "full"):
         raise ConfigError(f"--series {series}: standard or full")
