@@ -44,6 +44,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def main_thread_cpu_s(pid: int) -> float:
+    """Return the time that a process's main thread was on a CPU, in seconds, to the ns. Source: /proc/PID/task/TID/schedstat."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def resident_mb(pid: int) -> float:
     """Return what a process has in memory, in 10⁶ bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -4,58 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
-from gpuwatch.alert_rules import AlertThresholds, Prices
-from gpuwatch.config import NotifySettings, StackSettings
+from gpuwatch.config import StackSettings
 from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
 from gpuwatch.stacks.spy import find_py_spy
 from gpuwatch.transport import ZmqReceiver
 from gpuwatch_agent.api import make_app
-from gpuwatch_agent.collectors import STANDARD, Choice, Roots
 from gpuwatch_agent.history import History
 from gpuwatch_agent.notify import Notifier
+from gpuwatch_agent.options import Options, default_history
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 from gpuwatch_agent.stack_watch import StackWatch
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How an agent is started; each is an option of `gpuwatch agent`."""
-
-    http: str = "127.0.0.1:9478"
-    listen: tuple[str, ...] = ()
-    """Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`)."""
-    history: Path | None = None
-    keep_days: float = 7.0
-    keep_gib: float = 2.0
-    full_hours: float = 24.0
-    roots: Roots = field(default_factory=Roots)
-    choice: Choice = STANDARD
-    notify: NotifySettings = field(default_factory=NotifySettings)
-    alerts: AlertThresholds = field(default_factory=AlertThresholds)
-    prices: Prices = field(default_factory=Prices)
-    stacks: StackSettings = field(default_factory=StackSettings)
-
-
-def default_history() -> Path:
-    """Return where the history is kept unless told: below XDG_STATE_HOME, for root /var/lib/gpuwatch."""
-    if state := os.environ.get("XDG_STATE_HOME"):
-        return Path(state) / "gpuwatch" / "history.db"
-    if os.getuid() == 0:
-        return Path("/var/lib/gpuwatch/history.db")
-    return Path.home() / ".local" / "state" / "gpuwatch" / "history.db"
 
 
 def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None) -> None:

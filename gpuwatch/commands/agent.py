@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,18 +59,13 @@ def agent(
         require(module, "agent")
     from dataclasses import replace
 
-    from gpuwatch import thresholds
     from gpuwatch.config import Config, read_config
-    from gpuwatch_agent.collectors import Choice, Roots
-    from gpuwatch_agent.main import Options, run_agent
-
-    def ready(url: str) -> None:
-        print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True)
+    from gpuwatch_agent.__main__ import go_on_as_agent
+    from gpuwatch_agent.options import Choice, Options, Roots
 
     if series not in (None, "standard", "full"):
         raise ConfigError(f"--series {series}: standard or full")
     settings = read_config(config) if config is not None else Config()
-    thresholds.use(settings.thresholds)
     own = settings.agent
     kept = Path(own.history) if own.history is not None else None
     options = Options(
@@ -92,7 +86,7 @@ def agent(
         prices=settings.prices,
         stacks=replace(settings.stacks, automatic=True) if stacks else settings.stacks,
     )
-    run_agent(options, ready)
+    go_on_as_agent(options, settings.thresholds)
 
 
 def _first(*values: float | None) -> float:

@@ -83,7 +83,7 @@ def _default_history() -> Path | None:
     """Return where an agent of this user keeps its history; None where the agent's extra is not installed."""
     try:
         require("uvicorn", "agent")
-        from gpuwatch_agent.main import default_history
+        from gpuwatch_agent.options import default_history
     except (MissingExtra, ImportError):
         return None
     return default_history()

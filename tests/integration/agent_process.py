@@ -80,7 +80,7 @@ class Agent:
                 self.command(*self._options), stdout=output, stderr=output, env=self._environment
             )
         try:
-            wait_for("the agent is ready", self._ready, 15, 0.05)
+            wait_for("the agent is ready", self._ready, 60, 0.05)
         except BaseException:
             self.kill()
             raise
@@ -93,7 +93,7 @@ class Agent:
     def refused(self, *options: str) -> str:
         """Return what an agent with these options says before it ends with status 2."""
         done = subprocess.run(
-            self.command(*options), env=self._environment, capture_output=True, text=True, timeout=20, check=False
+            self.command(*options), env=self._environment, capture_output=True, text=True, timeout=90, check=False
         )
         assert done.returncode == 2, (done.returncode, done.stderr)
         assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -13,28 +12,9 @@ import psutil
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
-
-
-@dataclass(frozen=True)
-class Roots:
-    """Where the kernel's file systems are: other places in a container or a test."""
-
-    procfs: Path = Path("/proc")
-    sysfs: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What an agent is to collect beyond the usual."""
-
-    full: bool = False
-    """Every series there is: those of each core, say."""
-    dcgm_url: str | None = None
-    """A dcgm-exporter on this node, to be read instead of asking NVML a second time for the same."""
-
-
-STANDARD = Choice()
+from gpuwatch_agent.options import STANDARD as STANDARD
+from gpuwatch_agent.options import Choice as Choice
+from gpuwatch_agent.options import Roots as Roots
 
 
 class Collector(Protocol):

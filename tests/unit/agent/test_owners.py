@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from gpuwatch_agent.cgroups import Group, cgroup_paths, parse_cgroup
-from gpuwatch_agent.owners import NOBODY, Owner, OwnerBook, allowed, combine, together
+from gpuwatch_agent.owners import ENVIRONMENT, NOBODY, Owner, OwnerBook, allowed, combine, together
 
 ID = "3f1d2c4b5a69788796a5b4c3d2e1f00112233445566778899aabbccddeeff001"
 OTHER_ID = ID[::-1]
@@ -80,6 +81,14 @@ def test_only_allowed_names_are_read() -> None:
         "SLURM_JOB_ID": "4711",
         "POD_NAME": "train-0forged 1",
         "CONTAINER_NAME": "x" * 128,
+    }
+
+
+def test_every_name_that_is_looked_for_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs/agent.md").read_text()
+    section = page.partition("## Whose a process is")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([A-Z]+_?[A-Z_]*)`", section)) == {n for names in ENVIRONMENT.values() for n in names} | {
+        "HOSTNAME"
     }
 
 

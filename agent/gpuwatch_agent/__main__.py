@@ -1,0 +1,57 @@
+"""The agent in a fresh interpreter: `gpuwatch agent` reads its options and goes on as this, in the same process.
+
+What reads options (typer, pydantic, every command) would stay in memory for as long as the agent runs: a dozen MB of the 70 that it may take.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+from typing import NoReturn
+
+from gpuwatch import thresholds
+from gpuwatch.errors import ConfigError, GpuwatchError
+from gpuwatch.thresholds import Thresholds
+from gpuwatch_agent.options import Options
+
+
+def go_on_as_agent(options: Options, chosen: Thresholds) -> NoReturn:
+    """Replace this program by the agent. The options go through memory that no other process sees: they may hold a password."""
+    level = logging.getLogger().getEffectiveLevel()
+    memory = os.memfd_create("gpuwatch-agent-options")
+    with os.fdopen(os.dup(memory), "wb") as file:
+        pickle.dump((options, chosen, level), file)
+    os.lseek(memory, 0, os.SEEK_SET)
+    os.set_inheritable(memory, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
+
+
+def main() -> None:
+    """Run the agent; exit codes are those of `gpuwatch`."""
+    if len(sys.argv) != 3 or sys.argv[1] != "--options-from" or not sys.argv[2].isdigit():
+        print("gpuwatch_agent: start it as `gpuwatch agent`", file=sys.stderr)
+        sys.exit(2)
+    with os.fdopen(int(sys.argv[2]), "rb") as file:
+        options, chosen, level = pickle.load(file)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    thresholds.use(chosen)
+    from gpuwatch_agent.main import run_agent
+
+    try:
+        run_agent(options, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
+    except ConfigError as error:
+        print(f"gpuwatch: {error}", file=sys.stderr)
+        sys.exit(2)
+    except GpuwatchError as error:
+        print(f"gpuwatch: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
