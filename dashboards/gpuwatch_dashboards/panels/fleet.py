@@ -117,19 +117,19 @@ FLEET_OVER_TIME: tuple[SitePanel, ...] = (
     SitePanel(
         key="gpus_by_kind",
         title="GPUs by what they do",
-        question="How many GPUs' worth of time is useful, starved, held idle or stalled? The rest is start-up, evaluation, "
-        "checkpoints, unallocated or not attributed.",
+        question="How many GPUs' worth of time is useful, starved, held idle or stalled, in the whole site? The rest is start-up, "
+        "evaluation, checkpoints, unallocated or not attributed.",
         unit="1",
         shape="stack",
         curves=(
-            SiteCurve(f'sum by (kind) (node_kind:{_RATE}{{kind!="all", {_NODES}}})', "{kind}"),
-            SiteCurve(f"{_now('all')} - {_now(f'useful|{LOST}')}", "rest"),
+            SiteCurve(f'kind:{_RATE}{{kind!="all"}}', "{kind}"),
+            SiteCurve(f'sum(kind:{_RATE}{{kind="all"}}) - sum(kind:{_RATE}{{kind!="all"}})', "rest"),
         ),
     ),
     SitePanel(
         key="gpus_by_state",
         title="GPUs by state",
-        question="What do all GPUs of the site do? (Of all nodes, whichever is chosen.)",
+        question="What do all GPUs of the site do, state by state?",
         unit="1",
         shape="stack",
         curves=(SiteCurve("state:gpuwatch_gpu_seconds:rate5m", "{state}"),),
@@ -137,13 +137,14 @@ FLEET_OVER_TIME: tuple[SitePanel, ...] = (
     SitePanel(
         key="cost_by_kind",
         title="What it costs an hour",
-        question="How much of the money is spent on GPUs that compute?",
+        question="How much of the site's money is spent on GPUs that compute?",
         unit="money/h",
         shape="stack",
-        curves=(SiteCurve(f'sum by (kind) (node_kind:{_COST}{{kind!="all", {_NODES}}})', "{kind}"),),
+        curves=(SiteCurve(f'kind:{_COST}{{kind!="all"}}', "{kind}"),),
         empty=NO_PRICE,
     ),
 )
+"""Of the whole site, whichever nodes are chosen: a few series, where a thousand nodes' would be read for as long as the range."""
 
 FLEET_WHO: tuple[SitePanel, ...] = (
     _spent("user", "user", "User", "user", 'user=~"$user", user!=""'),
