@@ -33,7 +33,7 @@ lint: $(STAMP) ## format, lint and types, nothing changed
 
 check: lint test ## all that CI runs: lint and tests
 
-golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, golden pages
+golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, their copies in the chart, golden pages
 	$(BIN)/python -m gpuwatch_dashboards.grafana --write
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
 	$(BIN)/python scripts/chart_files.py

@@ -11,7 +11,11 @@ _NODE_PID_NAMESPACE = "pid:[4026531836]"
 _CAP_SYS_PTRACE = 19
 _LOOKED_AT = 20
 _HOST_PIDS = "pid: host in compose, docker run --pid=host, hostPID: true in Kubernetes"
-_PTRACE = "cap_add: [SYS_PTRACE] in compose, docker run --cap-add SYS_PTRACE; or run the agent as root"
+_PTRACE = (
+    "cap_add: [SYS_PTRACE, DAC_READ_SEARCH] in compose, docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH; "
+    "or run the agent as root"
+)
+"""Both: /proc/PID/io is mode 0400 as well, which SYS_PTRACE alone does not pass."""
 
 
 def pid_namespace(around: Surroundings) -> Outcome:
@@ -49,7 +53,8 @@ def ptrace(around: Surroundings) -> Outcome:
     if refused and capable:
         return warning(
             f"SYS_PTRACE is there, and {refused} of {others} processes of other users refuse all the same{yama}",
-            "AppArmor or a user namespace forbids it: docker run --security-opt apparmor=unconfined",
+            "docker run --cap-add DAC_READ_SEARCH, for files that are their owner's; where that is there, AppArmor or a user "
+            "namespace forbids it: docker run --security-opt apparmor=unconfined",
         )
     if refused:
         return warning(

@@ -148,7 +148,7 @@ def bring_up(engine: Engine, directory: Path) -> Iterator[Site]:
     compose = (*engine.compose(), "-p", project, "-f", str(checkout / "docker-compose.yml"))
     site = Site(engine, compose, ports, directory / "run", f"gpuwatch-agent:{project}")
     try:
-        engine.run(*compose, "build", "agent", "dashboard", timeout_s=420)
+        engine.run(*compose, "build", "agent", "dashboard", timeout_s=700)
         engine.run(*compose, "up", "-d", *SERVICES, timeout_s=120)
         try:
             wait_for("all services are healthy", site.is_healthy, 150, 1)

@@ -144,7 +144,7 @@ def test_the_agent_is_killed_in_mid_run_comes_back_by_itself_and_loses_no_second
 
 def test_the_alert_is_seen_in_prometheus_and_alertmanager(site: Site, starved: Training) -> None:
     for service in ("prometheus", "alertmanager"):
-        alert = wait_for(f"{service} has it", lambda service=service: site.alert(service, STARVED), 120)
+        alert = wait_for(f"{service} has it", lambda service=service: site.alert(service, STARVED), 240)
         assert alert["labels"]["severity"] == "warning"
         assert STARVED in alert["annotations"]["summary"]
 
@@ -159,7 +159,7 @@ def test_each_container_restarts_in_its_turn_and_nothing_is_lost(site: Site, sta
     known = {"compose-contained", "compose-seen", "compose-killed", STARVED}
     assert known <= {run["run"] for run in get_json(site.url("agent", "/api/v1/runs"))["runs"]}
     for service in ("prometheus", "alertmanager"):
-        wait_for(f"{service} has the alert again", lambda service=service: site.alert(service, STARVED), 90)
+        wait_for(f"{service} has the alert again", lambda service=service: site.alert(service, STARVED), 180)
     assert _steps_at(site, before) > 100
     assert [one["id"] for one in get_json(site.url("alertmanager", "/api/v2/silences"))] == [silence]
     _assert_ledger(site, STARVED, starved.end())
