@@ -108,7 +108,12 @@ def _fleet(setup: Setup) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def _prefer(nice: int, *pids: int) -> None:
-    for pid in pids if nice else ():
+    if not nice:
+        return
+    for pid in pids:
+        group = Path(f"/proc/{pid}/autogroup")  # sched(7): where sessions are groups, nice counts only within one
+        if group.exists():
+            group.write_text(str(nice))
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
