@@ -108,9 +108,14 @@ def _fleet(setup: Setup) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def _prefer(nice: int, *pids: int) -> None:
-    for pid in pids if nice else ():
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+    if not nice:
+        return
+    for pid in pids:
+        group = Path(f"/proc/{pid}/autogroup")  # sched(7): where sessions are groups, nice counts only within one
+        if group.exists():
+            group.write_text(str(nice))
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
 
 def _config(setup: Setup, address: str) -> str:

@@ -10,6 +10,8 @@ prometheus:prometheus
 promtool:prometheus
 prometheus-alertmanager:prometheus-alertmanager
 amtool:prometheus-alertmanager
+victoria-metrics:victoria-metrics
+vmalert:victoria-metrics
 chromium:chromium
 docker:docker.io
 dockerd:docker.io
@@ -74,7 +76,7 @@ if ! {
 fi
 rm -f "$log"
 
-for service in prometheus prometheus-alertmanager prometheus-node-exporter docker slurmctld slurmd munge; do
+for service in prometheus prometheus-alertmanager prometheus-node-exporter victoria-metrics docker slurmctld slurmd munge; do
     case " $missing " in
     *" $service "* | *" $service.io "*)
         if [ -d /run/systemd/system ]; then

@@ -161,12 +161,12 @@ def start_prometheus(directory: Path, config_text: str, rules_text: str | None =
     )
 
 
-def start_alertmanager(directory: Path, config_text: str = ALERTMANAGER_CONFIG) -> Server:
-    """Start Alertmanager and wait until it is ready. Its alerts: `.get("/api/v2/alerts")`."""
+def start_alertmanager(directory: Path, config_text: str = ALERTMANAGER_CONFIG, port: int | None = None) -> Server:
+    """Start Alertmanager and wait until it is ready. Its alerts: `.get("/api/v2/alerts")`. `port`: None for a free one."""
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "alertmanager.yml"
     config.write_text(config_text)
-    port = free_port()
+    port = port or free_port()
     return _start(
         [
             require("alertmanager", "prometheus-alertmanager"),
