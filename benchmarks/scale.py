@@ -33,7 +33,9 @@ def main() -> None:
     parser.add_argument(
         "--evaluate", type=int, default=15, help="evaluation interval in seconds; 15 is what deploy/ uses"
     )
-    parser.add_argument("--nice", type=int, default=0, help="priority of Prometheus and the fleet on a machine with other work")
+    parser.add_argument(
+        "--nice", type=int, default=0, help="priority of Prometheus and the fleet on a machine with other work"
+    )
     parser.add_argument("--json", type=Path, help="write what was measured here instead of printing it")
     parser.add_argument("--page", type=Path, nargs="+", help="print docs/scale.md from these files; measure nothing")
     options = parser.parse_args()
