@@ -21,6 +21,7 @@ SHM_USABLE = 0.8
 """The share of /dev/shm that queues may fill."""
 _NEARLY_A_CORE = 0.25
 """A core that is idle but for so much is a core for a worker."""
+_LEAST_OF_A_CORE = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     handover_s = handover(window, have)
     best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
     at_once = cores_to_be_had(window) if on_cpu else None
-    at_work = float(workers) if at_once is None else max(1.0, min(float(workers), at_once))
+    at_work = float(workers) if at_once is None else max(_LEAST_OF_A_CORE, min(float(workers), at_once))
     worst_s = min(max(rest_s + handover_s[1], fetch_s / at_work), now_s)
     each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
     return Plan(

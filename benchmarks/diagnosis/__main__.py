@@ -11,13 +11,16 @@ Exit status: 0 all named and no false alarm, 1 not so, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from .judge import Judged
 from .page import page
@@ -28,20 +31,42 @@ from .stage import ROOT, Said, stage
 PAGE = ROOT / "docs" / "diagnosis.md"
 
 
-def perform(numbers: Sequence[int], at_once: int, tries: int) -> list[Judged]:
+class Kept:
+    """What was said so far, in a file where one is given."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        rows = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        by_name = {program.name: program for program in PROGRAMS}
+        self.said = {name: Said(by_name[name], **row) for name, row in rows.items() if name in by_name}
+
+    def keep(self, said: Said) -> None:
+        with self._lock:
+            self.said[said.program.name] = said
+            if self._path is not None:
+                names = [each.name for each in fields(Said) if each.name != "program"]
+                rows = {name: {each: getattr(one, each) for each in names} for name, one in self.said.items()}
+                self._path.write_text(json.dumps(rows))
+
+
+def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> list[Judged]:
     """Return what was said of these programs. Those that compute run one after another, after all others."""
 
     def one(number: int) -> Judged:
-        judged = Judged(Said(PROGRAMS[number]))
+        judged = Judged(kept.said.get(PROGRAMS[number].name) or Said(PROGRAMS[number], skipped="not yet"))
+        if judged.ok:
+            return judged
         for attempt in range(tries):
             try:
-                judged = Judged(stage(PROGRAMS[number], number))
+                judged = Judged(stage(PROGRAMS[number], number, stretch=1 + attempt))
             except (OSError, RuntimeError) as error:
                 judged = Judged(replace(judged.said, skipped=str(error)))
             again = "" if judged.ok or attempt + 1 == tries else " (once more)"
             print(judged.row() + again, file=sys.stderr, flush=True)
             if not again:
                 break
+        kept.keep(judged.said)
         return judged
 
     quiet = [number for number in numbers if not PROGRAMS[number].cpu_bound]
@@ -56,9 +81,19 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="TEXT")
     parser.add_argument("--list", action="store_true", help="list the programs")
     parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
+    parser.add_argument(
+        "--go-on",
+        type=Path,
+        metavar="FILE",
+        help="keep what was said in a file, and do not run again what was understood",
+    )
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="programs that sleep, at a time [4]")
     parser.add_argument(
-        "--tries", type=int, default=1, metavar="N", help="a program that fails is run again, N times in all [1]"
+        "--tries",
+        type=int,
+        default=1,
+        metavar="N",
+        help="a program that fails is run again for twice as long, N times in all [1]",
     )
     arguments = parser.parse_args()
     chosen = [number for number, program in enumerate(PROGRAMS) if _is_chosen(program, arguments.only)]
@@ -71,13 +106,13 @@ def main() -> int:
     if arguments.write and len(chosen) < len(PROGRAMS):
         parser.error("--write takes all programs: leave --only out")
     begin = time.monotonic()
-    judged = perform(chosen, arguments.at_once, arguments.tries)
+    judged = perform(chosen, arguments.at_once, arguments.tries, Kept(arguments.go_on))
     cores = os.cpu_count() or 1
     busy = sum(each.said.busy_cores for each in judged) / len(judged)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     load = (
         f"{when}, {len(judged)} programs in {(time.monotonic() - begin) / 60:.0f} minutes on {cores} cores, of which {busy:.1f} were in use on average "
-        f"(these programs and others'), {arguments.tries} tries at most"
+        f"(these programs and others', load average {os.getloadavg()[0]:.0f}), {arguments.tries} tries at most"
     )
     text = page(judged, load)
     if arguments.write:

@@ -177,7 +177,7 @@ def small_shm(clock: Clock) -> None:
     items = Items(lambda _: None, shape=(3, 64, 64))
     for images in gpuwatch.watch(DataLoader(items, batch_size=batch, num_workers=2, prefetch_factor=8)):
         del images
-        time.sleep(0.05)
+        time.sleep(0.3)
         if clock.over:
             break
 

@@ -1,10 +1,15 @@
-"""All programs of the diagnosis benchmark. `python -m benchmarks.diagnosis.programs NUMBER` runs one of them in this process."""
+"""All programs of the diagnosis benchmark. `python -m benchmarks.diagnosis.programs NUMBER STRETCH` runs one of them in this process."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuwatch import hook
 
 from .gpu_programs import GPU, HEALTHY_GPU
 from .input_programs import INPUT
@@ -15,11 +20,17 @@ from .program import Clock, Program
 PROGRAMS: tuple[Program, ...] = (*INPUT, *LOOP, *GPU, *HEALTHY_LOOPS, *HEALTHY_GPU, *MIXED)
 
 
-def run(number: int) -> None:
-    """Run one program; its last line on stdout is what the hook alone found, as JSON."""
+def warm_up() -> None:
+    """Import what torch imports at its first use, so that none of it falls into a program's time."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0).step()
+    next(iter(DataLoader([0, 1])))
+
+
+def run(number: int, stretch: float) -> None:
+    """Run one program, `stretch` times as long as it usually takes; its last line on stdout is what the hook alone found, as JSON."""
     program = PROGRAMS[number]
     watches = []
-    from gpuwatch import hook, this_process
+    warm_up()
 
     close = hook.Watch.close
 
@@ -29,12 +40,12 @@ def run(number: int) -> None:
         close(watch)
 
     hook.Watch.close = noted  # type: ignore[method-assign]
-    program.main(Clock(program.seconds))
-    for watch in list(this_process.open_watches):
+    program.main(Clock(stretch * program.seconds))
+    for watch in list(hook._open_watches):
         watch.close()
     found = [asdict(finding) for report in watches for finding in report.findings]
     print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]))
+    run(int(sys.argv[1]), float(sys.argv[2]))

@@ -44,7 +44,7 @@ class Said:
     """Cores of the machine that were in use meanwhile, by whatever process."""
 
 
-def stage(program: Program, number: int) -> Said:
+def stage(program: Program, number: int, stretch: float = 1.0) -> Said:
     """Return what was said of a program. It is ended, with all that it started, whatever happens."""
     said = Said(program)
     if program.shm_mib and not _may_mount():
@@ -58,17 +58,19 @@ def stage(program: Program, number: int) -> Said:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))
         try:
             with _agent(folder, program, environment, alone) as url:
-                _run(program, number, url, environment, alone, said)
+                _run(program, (str(number), str(stretch)), url, environment, alone, said)
         finally:
             if alone is not None:
                 alone.close()
     return said
 
 
-def _run(program: Program, number: int, url: str, environment: dict[str, str], alone: Alone | None, said: Said) -> None:
+def _run(
+    program: Program, arguments: tuple[str, str], url: str, environment: dict[str, str], alone: Alone | None, said: Said
+) -> None:
     before = _busy_s()
     begin = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.diagnosis.programs", str(number)]
+    command = [sys.executable, "-m", "benchmarks.diagnosis.programs", *arguments]
     if program.ranks > 1:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(program.ranks)}
         ranks = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
@@ -105,7 +107,7 @@ def _run(program: Program, number: int, url: str, environment: dict[str, str], a
 
 def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, said: Said) -> None:
     """Look once a second until every process has ended."""
-    deadline = begin + said.program.seconds + 120
+    deadline = begin + 3 * said.program.seconds + 180
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:
             said.skipped = "the program did not end in time"

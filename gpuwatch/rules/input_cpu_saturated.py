@@ -21,7 +21,8 @@ def input_cpu_saturated(window: Window) -> Finding | None:
     cores = free_cores(window)
     exhausted = host.cpu_busy_ratio >= THRESHOLDS.cores_exhausted
     all_given = cores is not None and loader.num_workers >= cores and max(ratios) >= THRESHOLDS.worker_busy
-    working = sum(ratios) / len(ratios) > 0.1
+    # Where the time in the queue for a core is known, workers that compute are at it nearly always, however full the cores are.
+    working = sum(ratios) / len(ratios) > (THRESHOLDS.worker_sleeping if window.worker_busy_ratios else 0.1)
     if not working or not (exhausted or all_given):
         return None
     evidence = [

@@ -67,6 +67,12 @@ def test_cores_that_others_use_make_a_range() -> None:
     assert found.speedup == pytest.approx((2.0, 100 / 40.3))
 
 
+def test_a_worker_gets_no_more_of_a_full_node_than_the_training_thread_had() -> None:
+    """Found by the prediction benchmark: 60% of a core make the batches now, and no core is idle."""
+    full = replace(ALONE, fetch_cpu_ratio=1.0, host=HostFacts(cpu_cores=2, cpu_busy_ratio=1.0))
+    assert plan(full, 0.060, 0.040, on_cpu=True).step_s == pytest.approx((0.060, 0.100))
+
+
 def test_more_workers_are_never_said_to_be_slower_than_now() -> None:
     full = replace(FOUR, host=HostFacts(cpu_cores=16, cpu_busy_ratio=1.0), worker_cpu_ratios=(0.1,) * 4)
     found = plan(full, 0.060, 0.040, on_cpu=True)

@@ -9,6 +9,7 @@ import pytest
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.rules.artificial_limit import artificial_limit
 from gpuwatch.rules.burst_every_n import autocorrelation, burst_every_n
+from gpuwatch.rules.input_cpu_saturated import input_cpu_saturated
 from gpuwatch.rules.input_disk import input_disk
 from gpuwatch.rules.input_network import input_network
 from gpuwatch.rules.slow_worker import slow_worker
@@ -183,3 +184,11 @@ def test_too_many_workers_hang_under_saturated_cores() -> None:
         ("input_cpu_saturated", None),
         ("too_many_workers", "input_cpu_saturated"),
     ]
+
+
+def test_workers_that_sleep_on_a_node_that_others_fill_do_not_lack_cores() -> None:
+    """Found by the prediction benchmark."""
+    full = replace(STARVED, host=CROWDED, worker_cpu_ratios=(0.12,) * 4)
+    assert input_cpu_saturated(replace(full, worker_busy_ratios=(0.95,) * 4)) is not None
+    assert input_cpu_saturated(replace(full, worker_busy_ratios=(0.2,) * 4)) is None
+    assert input_cpu_saturated(full) is not None  # a kernel that does not tell the time in the queue
