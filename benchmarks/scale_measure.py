@@ -114,8 +114,8 @@ def _prefer(nice: int, *pids: int) -> None:
         group = Path(f"/proc/{pid}/autogroup")  # sched(7): where sessions are groups, nice counts only within one
         if group.exists():
             group.write_text(str(nice))
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
 
 
 def _config(setup: Setup, address: str) -> str:
