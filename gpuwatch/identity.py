@@ -70,6 +70,11 @@ def identify(
     )
 
 
+def is_declared(environ: Mapping[str, str]) -> bool:
+    """Whether the environment names the run, the same for all ranks on all nodes."""
+    return bool(_declared_run(environ))
+
+
 def script_name() -> str:
     """Return a name for a run that was given none: the script's, e.g. "train.py"."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwatch.identity import MAX_NAME, Identity, identify
+from gpuwatch.agreement import agreed_run
+from gpuwatch.identity import MAX_NAME, Identity, identify, is_declared
 
+_ASKED_AT_MOST = 120
+"""Times that a rank of several nodes asks for the run's id, twice a second, before it speaks under its own."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -17,7 +20,8 @@ class Membership:
     """A process's identity: by the environment at first, by torch.distributed once that is initialised.
 
     It is settled then, or when the first training step was made, and does not change any more. torch is never imported and
-    nothing is ever communicated: rank and world size are read from what this process knows.
+    rank and world size are read from what this process knows. Only the id of a run on several nodes that nobody has named is asked of
+    torch's own store.
     """
 
     def __init__(
@@ -34,10 +38,15 @@ class Membership:
         self._settled = False
         self._child = _parent() is not None
         own = f"-fork{os.getpid()}" if forked else ""
-        self.identity = _suffixed(identify(environ, procfs), own + suffix)
+        who = identify(environ, procfs)
+        self._run = who.run
+        """Without what tells a second one of this process."""
+        self._asked = 0
+        self._agreed = is_declared(environ)
+        self.identity = _suffixed(who, own + suffix)
 
-    def look(self, stepping: bool, stepped: bool) -> bool:
-        """Look once more, and return whether the process may speak for a run by now.
+    def look(self, stepping: bool, stepped: bool, ask: bool = False) -> bool:
+        """Look once more, and return whether the process may speak for a run by now. `ask`: this thread may wait for the network.
 
         A child that multiprocessing made may be a rank, a loader's worker or anything: it is nobody before torch.distributed is up or
         a step is open (`stepping`) or made (`stepped`).
@@ -47,11 +56,41 @@ class Membership:
             if world is not None and world[1] > 1:
                 self.identity = self._in_world(*world)
             self._settled = stepped or world is not None
+        if ask and not self._agreed:
+            self._agree()
+        if not self._agreed and self._spans_nodes and "TORCHELASTIC_RUN_ID" in self._environ:
+            return False  # it is known that the others will be there
         return self._settled or stepping or not self._child
+
+    def stop_asking(self) -> None:
+        """Speak under the id that there is: the process ends."""
+        self._agreed = True
+
+    @property
+    def _spans_nodes(self) -> bool:
+        """Whether other nodes have ranks too, by what the launcher says of this one's."""
+        local = self._environ.get("LOCAL_WORLD_SIZE", "")
+        return self.identity.world_size > (int(local) if local.isdigit() else 1)
+
+    def _agree(self) -> None:
+        self._asked += 1
+        world = _world()
+        if world is None or not self._spans_nodes:
+            self._agreed = self._settled or self._asked >= _ASKED_AT_MOST
+            return
+        try:
+            found = agreed_run(world[0], self._run)
+        except Exception:  # no store, or one that is torn down meanwhile
+            self._agreed = True
+            return
+        self._agreed = found is not None or self._asked >= _ASKED_AT_MOST
+        if found is not None:
+            self.identity = _suffixed(replace(self.identity, run=found), self._suffix)
 
     def _in_world(self, rank: int, world_size: int) -> Identity:
         who = identify(self._environ, self._procfs, launcher=_parent())
         here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
+        self._run = who.run
         local_rank = rank if here == world_size and "LOCAL_RANK" not in self._environ else who.local_rank
         return _suffixed(
             replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here), self._suffix

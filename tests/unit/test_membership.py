@@ -109,6 +109,73 @@ def test_a_forked_child_of_a_run_has_an_id_of_its_own_until_it_is_a_rank(distrib
     assert who.identity.run == "r"
 
 
+class Store:
+    """torch's key-value store, as far as it is used; `get` of a key that is not there would wait."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        assert key in self.values, "this would wait"
+        return self.values[key]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    made = Store()
+    module = SimpleNamespace(_get_default_store=lambda: made)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+    return made
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
+
+
+def test_ranks_of_two_nodes_that_nobody_named_take_rank_0_s_id(distributed: FakeDistributed, store: Store) -> None:
+    first = Membership(environ={**TORCHRUN, "RANK": "0"})
+    second = Membership("-2", environ={**TORCHRUN, "RANK": "1", "GPUWATCH_X": ""})
+    second._run = "node-b-77-1"
+    assert not second.look(False, False, ask=True), "it is known that there are others: it waits to speak"
+    distributed.place = (1, 2)
+    assert not second.look(True, False, ask=True), "rank 0 has not told it yet"
+    assert not second.look(True, True), "and the training thread does not ask at all"
+    distributed.place = (0, 2)
+    assert not first.look(False, False) and first.look(False, False, ask=True)
+    distributed.place = (1, 2)
+    assert second.look(True, True, ask=True)
+    assert first.identity.run == store.values["gpuwatch/run"].decode()
+    assert second.identity.run == first.identity.run + "-2"
+    assert (second.identity.rank, second.identity.world_size) == (1, 2)
+
+
+def test_a_named_run_asks_nobody(distributed: FakeDistributed, store: Store) -> None:
+    distributed.place = (1, 2)
+    who = Membership(environ={**TORCHRUN, "RANK": "1", "TORCHELASTIC_RUN_ID": "job-7"})
+    assert who.look(False, False, ask=True) and who.identity.run == "elastic-job-7"
+    assert store.values == {}
+
+
+def test_without_a_store_or_rank_0_a_rank_speaks_under_its_own_id(
+    distributed: FakeDistributed, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed.place = (1, 2)
+    who = Membership(environ={**TORCHRUN, "RANK": "1"})
+    spoke = [who.look(True, True, ask=True) for _ in range(121)]
+    assert spoke.index(True) == 119, "rank 0 is not watched: after a minute"
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+    other = Membership(environ={**TORCHRUN, "RANK": "1"})
+    assert other.look(True, True, ask=True), "no store: at once"
+    ending = Membership(environ={**TORCHRUN, "RANK": "1"})
+    ending.stop_asking()
+    assert ending.look(False, True), "the end does not wait"
+
+
 def test_a_rank_that_is_named_late_ends_what_was_told_before(
     distributed: FakeDistributed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
