@@ -14,11 +14,14 @@ from statistics import median
 
 import msgspec
 
+from gpuwatch.entries import IN_STEP, TRANSFERRING
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.ledger import COMPUTE, OTHER, STARTUP, UNKNOWN
-from gpuwatch.recorder import IN_STEP, TRANSFERRING, Recorder
+from gpuwatch.recorder import Recorder
+from gpuwatch.records import PhaseRecord, StepRecord
 from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch.timeline import PhaseRecord, StepRecord, Timeline
+from gpuwatch.timeline import Timeline
+from gpuwatch.torch_events import device_in_use
 from gpuwatch.window import StepColumns, Window
 from gpuwatch.wire import Loader, Totals, WorkerDeath
 
@@ -91,24 +94,39 @@ class Accounts:
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
-        line = self.timeline
+        line, counts, fetches = self.timeline, self.timeline.counts, self.recorder.fetches
         return Totals(
             start_ns=line.ledger.start_ns,
             watermark_ns=line.ledger.watermark_ns,
             states_ns={state: ns for state, ns in line.ledger.totals_ns.items() if ns},
-            phases_ns=dict(line.phases_ns),
-            steps=line.steps,
-            samples=line.samples if line.samples_known else -1,
-            step_histogram=list(line.histogram),
+            phases_ns=dict(counts.phases_ns),
+            steps=counts.steps,
+            samples=counts.samples if counts.samples_known else -1,
+            step_histogram=list(counts.histogram),
             records_dropped=dropped,
-            overhead_ns=overhead_ns,
-            hidden_ns=line.hidden_ns,
-            device_steps=line.device_steps,
-            tokens=line.tokens if line.tokens_known else -1,
-            comm_steps=line.comm_steps,
-            drained_steps=line.drained_steps,
-            read_back_steps=line.read_back_steps,
+            overhead_ns=overhead_ns + self.recorder.meter.cost_ns,
+            hidden_ns=counts.hidden_ns,
+            device_steps=counts.device_steps,
+            tokens=counts.tokens if counts.tokens_known else -1,
+            comm_steps=counts.comm_steps,
+            drained_steps=counts.drained_steps,
+            unverified_steps=counts.unverified_steps,
+            fetches_sampled=fetches.sampled,
+            worker_fetches=fetches.looked,
+            ready_batches=fetches.ready,
+            empty_fetches=fetches.empty,
+            read_back_steps=counts.read_back_steps,
         )
+
+    def settle_cost(self) -> None:
+        """Have the hook's own cost counted, and its sampling thinned where it is too much. Call with the lock held."""
+        counts = self.timeline.counts
+        self.recorder.meter.settle(counts.steps, self.recorder.fetches.sampled, counts.total_ns)
+
+    @property
+    def which_clock(self) -> str:
+        """The clock that the states come from: "device" once its own timeline has measured a step, else "host"."""
+        return "device" if self.timeline.counts.device_steps else "host"
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
         """Return the time after the watermark by the state it will most likely be booked under. Lock held."""
@@ -146,17 +164,21 @@ class Accounts:
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
-        recorder = self.recorder
+        counts, recorder, fetches = self.timeline.counts, self.recorder, self.recorder.fetches
         stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
         window = Window(
             duration_s=(now_ns - self.timeline.start_ns) / 1e9,
             states_s={state: ns / 1e9 for state, ns in states.items()},
-            timeline="device" if self.timeline.device_steps else "host",
+            timeline=self.which_clock,
             device=device(),
             steps=_columns(self._steps_in_proportion()),
-            drained_ratio=self._of_device_steps(self.timeline.drained_steps),
-            read_back_ratio=self._of_device_steps(self.timeline.read_back_steps),
-            fetch_cpu_ratio=recorder.fetch_cpu_ns / recorder.fetch_wall_ns if recorder.fetch_wall_ns else None,
+            coverage=counts.device_steps / counts.steps if counts.steps else 0.0,
+            unverified_ratio=counts.unverified_steps / counts.steps if counts.steps else 0.0,
+            drained_ratio=self._of_device_steps(counts.drained_steps),
+            read_back_ratio=self._of_device_steps(counts.read_back_steps),
+            fetch_cpu_ratio=fetches.cpu_ratio,
+            ready_batches=fetches.ready / fetches.looked if fetches.looked else None,
+            empty_fetch_ratio=fetches.empty / fetches.looked if fetches.looked else None,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
             worker_busy_ratios=self.watcher.worker_busy_ratios(),
@@ -178,14 +200,14 @@ class Accounts:
         that not two of them would stay, though the pauses matter, the later steps are repeated instead.
         """
         firsts, later = list(self._epoch_starts), list(self._recent)
-        others = self.timeline.steps - self._first_batches
+        others = self.timeline.counts.steps - self._first_batches
         if len(firsts) < 2 or not later:
             return sorted((*firsts, *later), key=lambda step: step.start_ns)
         wanted = min(len(firsts), round(len(later) * self._first_batches / others))
         if wanted < 2:
             usual_ns = median(step.data_wait_ns for step in later)
             lost_ns = self._first_waits_ns - usual_ns * self._first_batches
-            if lost_ns < THRESHOLDS.first_batch_share * sum(self.timeline.phases_ns.values()):
+            if lost_ns < THRESHOLDS.first_batch_share * self.timeline.counts.total_ns:
                 return later
             wanted = 2
             rows = min(_STEPS_SHOWN, 2 * others // self._first_batches)
@@ -197,7 +219,8 @@ class Accounts:
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
 
     def _of_device_steps(self, steps: int) -> float | None:
-        return steps / self.timeline.device_steps if self.timeline.device_steps else None
+        measured = self.timeline.counts.device_steps
+        return steps / measured if measured else None
 
     def look_at_host(self) -> None:
         """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
@@ -213,6 +236,7 @@ class Accounts:
     def finish(self, now_ns: int) -> None:
         """Book the tail: the run ends now. Call with the lock held."""
         self.fold(now_ns)
+        self.settle_cost()
         for state, ns in self.provisional_ns(now_ns).items():
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
 
@@ -240,11 +264,6 @@ def _columns(steps: Sequence[StepRecord]) -> StepColumns:
 
 
 def device() -> str:
-    """Return what the training works on as far as torch has been set up: "cuda" once CUDA is initialised, else "cpu"."""
+    """Return what the training works on as far as torch has been set up: "cuda", "xpu" …, else "cpu"."""
     torch = sys.modules.get("torch")
-    try:
-        if torch is not None and torch.cuda.is_initialized():
-            return "cuda"
-    except Exception:  # a torch without CUDA support, or one that is still being imported
-        pass
-    return "cpu"
+    return (device_in_use(torch) if torch is not None else None) or "cpu"

@@ -10,7 +10,7 @@ from copy import copy
 from itertools import islice
 from typing import Any
 
-from gpuwatch.recorder import UNKNOWN_SAMPLES
+from gpuwatch.entries import UNKNOWN_SAMPLES
 
 _DEPTH = 16
 _TENSORS_LOOKED_FOR = 10_000

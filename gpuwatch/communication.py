@@ -14,7 +14,8 @@ from threading import get_ident
 from typing import Any
 
 from gpuwatch.batches import tensors
-from gpuwatch.recorder import COMM, IN_STEP, Recorder
+from gpuwatch.entries import COMM, IN_STEP
+from gpuwatch.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 

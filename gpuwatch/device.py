@@ -15,10 +15,15 @@ import msgspec
 
 RING = 256
 """Pieces whose events are still open, at most. A device that runs further behind is measured by the host's clock, counted."""
+_ASTRAY = 16
+"""Pieces in a row that begin on another device or stream before that one is taken for the training's."""
 
 
 class Events(Protocol):
     """Timing events of one device's current stream. None of its methods waits for the device."""
+
+    foreign: int
+    """How often work on another device or stream was seen: what is not on this stream is not measured."""
 
     def record(self, event: Any | None) -> Any:
         """Record an event (a new or pooled one for None) on the current stream; return it."""
@@ -34,6 +39,9 @@ class Events(Protocol):
 
     def usable(self) -> bool:
         """Return whether events may be touched now: not while a graph is captured, not on another device or stream."""
+
+    def saw(self, device: Any) -> None:
+        """Note a tensor's device: one that is none of ours is foreign."""
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +90,8 @@ class DeviceTimeline:
         self.given_up = 0
         """Pieces that were left to the host's clock."""
         self.measured = 0
+        self._foreign_told = 0
+        self._begun_elsewhere = 0
 
     def begin(self) -> None:
         """A batch is in hand, or the step goes on after a phase.
@@ -98,9 +108,12 @@ class DeviceTimeline:
             self.given_up += 1
             self._last = None
             return
+        foreign = self._events.foreign
         if not self._events.usable():
+            self._begun_elsewhere = self._begun_elsewhere + 1 if self._events.foreign > foreign else 0
             self._last = None
             return
+        self._begun_elsewhere = 0
         previous, self._last = self._last, None
         self._open = _Piece(previous, self._events.record(None))
 
@@ -172,6 +185,30 @@ class DeviceTimeline:
         """Something else than the next step follows: the time until then is no gap."""
         self._open = self._last = None
 
+    def resume(self) -> None:
+        """Measure again after a rest, from the next piece on: what is queued now comes before it."""
+        self._open = None
+        self._last = self._events.record(None) if self._events.usable() else None
+
+    def look(self) -> None:
+        """Note whether another device or stream is current: a loader may copy on one of its own while it fetches."""
+        self._events.usable()
+
+    def saw(self, device: Any) -> None:
+        """Note the device that a tensor of the step came to."""
+        self._events.saw(device)
+
+    def saw_foreign_work(self) -> bool:
+        """Return whether work on another device or stream was seen since this was last asked."""
+        foreign, told = self._events.foreign, self._foreign_told
+        self._foreign_told = foreign
+        return foreign > told
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether the training goes on on another device or stream than it began on."""
+        return self._begun_elsewhere >= _ASTRAY
+
     def abandon(self) -> int:
         """Let the pieces go that are still open; return how many were promised and will never be told."""
         lost = len(self._pending)
@@ -209,68 +246,3 @@ class DeviceTimeline:
             for event in shared.values():
                 release(event)
         return times
-
-
-class TorchEvents:
-    """Events of torch's current accelerator on the device and stream that were current at first."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._free: list[Any] = []
-        self._cuda = torch.cuda.is_available()
-        self._device = torch.cuda.current_device() if self._cuda else torch.accelerator.current_device_index()
-        self._stream = self._current_stream()
-        self.foreign = 0
-        """How often another device or stream was current: work there is not seen, so waits are not verified."""
-
-    def record(self, event: Any | None) -> Any:
-        if event is None:
-            event = self._free.pop() if self._free else self._new()
-        event.record()
-        return event
-
-    def ready(self, event: Any) -> bool:
-        return bool(event.query())
-
-    def elapsed_ns(self, first: Any, second: Any) -> int:
-        return int(first.elapsed_time(second) * 1e6)
-
-    def release(self, event: Any) -> None:
-        self._free.append(event)
-
-    def usable(self) -> bool:
-        torch = self._torch
-        if self._cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        if self._current_device() == self._device and self._current_stream() == self._stream:
-            return True
-        self.foreign += 1
-        return False
-
-    def _new(self) -> Any:
-        if self._cuda:
-            return self._torch.cuda.Event(enable_timing=True)
-        return self._torch.Event(enable_timing=True)
-
-    def _current_device(self) -> int:
-        if self._cuda:
-            return int(self._torch.cuda.current_device())
-        return int(self._torch.accelerator.current_device_index())
-
-    def _current_stream(self) -> Any:
-        if self._cuda:
-            return self._torch._C._cuda_getCurrentRawStream(self._device)
-        return self._torch.accelerator.current_stream(self._device).stream_id
-
-
-def torch_events(torch: Any) -> TorchEvents | None:
-    """Return events of the device that the user's code has set up; None before it has, or where there are no timing events.
-
-    Never sets a device up itself: on CUDA it looks at `is_initialized()` alone.
-    """
-    try:
-        if torch.cuda.is_initialized() and torch.cuda.is_available():
-            return TorchEvents(torch)
-    except (AttributeError, RuntimeError):
-        return None
-    return None

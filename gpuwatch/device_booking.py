@@ -11,6 +11,8 @@ import msgspec
 from gpuwatch.device import DeviceTimes
 from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
 
+_REMEMBERED = 512
+
 
 class Exposed(msgspec.Struct, frozen=True, gc=False):
     """What of a step's time the device felt, in ns."""
@@ -25,6 +27,8 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
     """The device had nothing left to do when the host had finished the step; False too where no last launch was seen."""
     read_back: bool = False
     """A result was read back from the device."""
+    measured: bool = True
+    """False for an estimate by the steps that were measured."""
 
     def plus(self, other: Exposed) -> Exposed:
         """Return this piece of a step and a later one together."""
@@ -36,7 +40,40 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
             self.compute_ns + other.compute_ns,
             other.drained,
             self.read_back or other.read_back,
+            self.measured and other.measured,
         )
+
+
+class _Measured:
+    """Sums over the pieces that were measured, the last ones weighing most: what those left out are estimated by."""
+
+    def __init__(self) -> None:
+        self.data_ns = self.input_ns = self.transfer_ns = self.compute_ns = self.host_ns = 0
+        self.drained = self.read_back = 0
+        self._pieces = 0
+
+    def add(self, data_ns: int, exposed: Exposed) -> None:
+        if self._pieces >= _REMEMBERED:  # forget the older half
+            for name in vars(self):
+                setattr(self, name, getattr(self, name) // 2)
+        self._pieces += 1
+        self.data_ns += data_ns
+        self.input_ns += exposed.input_wait_ns
+        self.transfer_ns += exposed.transfer_ns
+        self.compute_ns += exposed.compute_ns
+        self.host_ns += exposed.host_wait_ns or 0
+        self.drained += exposed.drained
+        self.read_back += exposed.read_back
+
+    def estimate(self, piece_ns: int, data_ns: int) -> Exposed:
+        """Return what the device felt of a piece, most likely: the same part of the wait, the rest divided as usual."""
+        input_ns = data_ns * self.input_ns // self.data_ns if self.data_ns else data_ns
+        rest_ns, usual_ns = piece_ns - input_ns, self.transfer_ns + self.compute_ns + self.host_ns
+        transfer_ns = rest_ns * self.transfer_ns // usual_ns if usual_ns else 0
+        host_ns = rest_ns * self.host_ns // usual_ns if usual_ns else 0
+        compute_ns = rest_ns - transfer_ns - host_ns
+        usual = 2 * self.drained > self._pieces, 2 * self.read_back > self._pieces
+        return Exposed(input_ns, host_ns, transfer_ns, compute_ns, *usual, measured=False)
 
 
 class DeviceBooking:
@@ -44,6 +81,7 @@ class DeviceBooking:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._measured = _Measured()
         self._host_end_ns = 0
         self._tail: str | None = None
         """What the time is from the device's last work to the end of the host's piece."""
@@ -75,7 +113,23 @@ class DeviceBooking:
         ledger.book(COMPUTE, done_ns if times.launch_seen else max(done_ns, end_ns))
         self._host_end_ns = end_ns
         self._tail = HOST_WAIT if times.launch_seen else COMPUTE
-        return Exposed(input_wait, host_wait, times.transfer_ns, times.compute_ns, times.drained, times.read_back)
+        exposed = Exposed(input_wait, host_wait, times.transfer_ns, times.compute_ns, times.drained, times.read_back)
+        self._measured.add(data_ns, exposed)
+        return exposed
+
+    def estimate(self, begin_ns: int, end_ns: int, data_ns: int, between: str) -> Exposed:
+        """Book a piece that the device's timeline left out, divided as those that it measured were."""
+        self.settle()
+        self._ledger.book(between, begin_ns)
+        exposed = self._measured.estimate(end_ns - begin_ns, data_ns)
+        parts = {
+            INPUT_WAIT: exposed.input_wait_ns,
+            TRANSFER: exposed.transfer_ns,
+            COMPUTE: exposed.compute_ns,
+            HOST_WAIT: exposed.host_wait_ns or 0,
+        }
+        self._ledger.book_mixture(parts, end_ns)
+        return exposed
 
     def settle(self) -> None:
         """Something else than a next step follows: the host's time after its last launch is booked up to the piece's end."""

@@ -19,28 +19,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from gpuwatch import this_process
 from gpuwatch.batches import size_bytes
+from gpuwatch.contexts import PartContext, PhaseContext, StepContext
+from gpuwatch.entries import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, script_name
 from gpuwatch.loader_health import LoaderHealth
-from gpuwatch.loops import PartContext, PhaseContext, StepContext, WatchedIterator, WatchedLoader
+from gpuwatch.loops import WatchedIterator
 from gpuwatch.membership import Membership
+from gpuwatch.metering import BUDGET
 from gpuwatch.publisher import Publisher
-from gpuwatch.recorder import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
+from gpuwatch.recorder import Recorder
 from gpuwatch.report import Report
 from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
+from gpuwatch.verdict_printer import VerdictPrinter
+from gpuwatch.watched_loader import WatchedLoader
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M")
 _TRAINING = ("train", "training")
-
-_open_watches: list[Watch] = []
-_made_in_process = 0
-_parent_trained = False
-"""This process was forked by one that had a Watch."""
 
 
 class Watch:
@@ -58,6 +59,8 @@ class Watch:
     - `device_events`: measure by timing events on the device, where there is one; False leaves the host's clock alone.
     - `flops_per_step`, `flops_per_sample`, `flops_per_token`: what this rank computes, forward and backward, in floating-point operations;
       with `peak_flops`, the most that its device can do in a second, the report gives the utilisation (MFU).
+    - `budget`: share of the step time that gpuwatch may take in the training thread. Above it looks at CPU time are made more seldom and
+      device events on fewer steps; every step is accounted all the same.
     """
 
     def __init__(
@@ -74,33 +77,34 @@ class Watch:
         flops_per_sample: float | None = None,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
+        budget: float = BUDGET,
     ) -> None:
-        self._disabled = _flag("GPUWATCH_DISABLE") or _in_loader_worker()
-        self._quiet = _flag("GPUWATCH_QUIET") if quiet is None else quiet
+        self._disabled = this_process.is_set("GPUWATCH_DISABLE") or this_process.is_loader_worker()
+        quiet = this_process.is_set("GPUWATCH_QUIET") if quiet is None else quiet
+        self._verdicts = VerdictPrinter(self.report, quiet, self._failed)
         self._recorder = Recorder()
+        self._recorder.meter.budget = budget
         self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False
         self._loops: weakref.WeakSet[WatchedIterator[Any]] = weakref.WeakSet()
         self._closed = False
         self._said: set[str] = set()
-        self._printed = (0, 0.0)
-        """Steps and seconds of the verdict that was printed last."""
-        membership = Membership(_suffix(), forked=_parent_trained)
+        membership = Membership(this_process.next_suffix(), forked=this_process.parent_trained)
         self._facts = RunFacts(
             name=str(run or os.environ.get("GPUWATCH_RUN") or script_name())[:128],
             job=str(job or membership.identity.job)[:128],
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
-        self._publisher = Publisher(self._recorder, membership, self._facts, endpoint, self._early_verdict)
-        self._health = LoaderHealth(self._publisher.accounts, self._quiet)
+        self._publisher = Publisher(self._recorder, membership, self._facts, endpoint, self._verdicts.print_early)
+        self._health = LoaderHealth(self._publisher.accounts, quiet)
         self._data = PartContext(self, DATA_WAIT)
         self._transfer = PartContext(self, TRANSFERRING)
         if self._disabled:
             self._recorder.thread = NOBODY
         else:
             self._read_config()
-            _open_watches.append(self)
+            this_process.open_watches.append(self)
             atexit.register(self._at_exit)
 
     @property
@@ -129,6 +133,8 @@ class Watch:
         """
         if self._disabled and to is None:
             return loader
+        if not self._disabled:
+            self._tap(self._taps.loader_made)
         return WatchedLoader(self, loader, to, None if samples is None else _counted(samples), tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
@@ -174,8 +180,8 @@ class Watch:
         if self._closed or self._disabled:
             return
         self._closed = True
-        if self in _open_watches:
-            _open_watches.remove(self)
+        if self in this_process.open_watches:
+            this_process.open_watches.remove(self)
         atexit.unregister(self._at_exit)
         try:
             owner, self._recorder.thread = self._recorder.thread, NOBODY
@@ -188,7 +194,7 @@ class Watch:
             self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
             self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
             self._publisher.close(now)
-            self._print_verdict()
+            self._verdicts.print_last()
         except Exception as error:
             self._failed("closing", error)
 
@@ -204,7 +210,7 @@ class Watch:
     def _read_config(self) -> None:
         """Compare with the thresholds of the file that GPUWATCH_CONFIG names, if it names one."""
         path = os.environ.get("GPUWATCH_CONFIG")
-        if path and not _made_in_process > 1:
+        if path and this_process.made <= 1:
             try:
                 from gpuwatch.config import use_thresholds_of
 
@@ -254,11 +260,11 @@ class Watch:
         self._loops.discard(iterator)
         self._tap(self._taps.loop_ends)
         recorder = self._recorder
-        if self._printed[0] or recorder.levels or recorder.in_step or _interpreter_is_ending():
+        if self._verdicts.printed or recorder.levels or recorder.in_step or sys.is_finalizing():
             return
         # A forgotten loop may be collected while this thread makes a report: its lock is not to be had twice.
         if self._publisher.reporting != threading.get_ident():
-            self._print_verdict()
+            self._verdicts.print()
 
     def _find_device(self) -> None:
         self._tap(self._taps.find_device)
@@ -282,48 +288,15 @@ class Watch:
             self._said.add(doing)
             logger.warning("gpuwatch: %s failed and is left out from now on: %r", doing, error)
 
-    # Verdicts -----------------------------------------------------------------------------------------------------
-
-    def _print_verdict(self) -> None:
-        try:
-            if self._quiet or (self._closed and not self._new_to_tell()):
-                return
-            report = self.report()
-            if not report.steps:
-                return
-            self._printed = (report.steps, report.duration_s)
-            print(report, file=sys.stderr, flush=True)
-        except Exception as error:
-            self._failed("printing the verdict", error)
-
-    def _new_to_tell(self) -> bool:
-        """Whether more than a moment has passed since the verdict was last printed."""
-        report = self.report()
-        steps, duration_s = self._printed
-        return report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0
-
-    def _early_verdict(self) -> bool:
-        """Print one line after the first minute of a long first pass; return whether it was said, or is needless now.
-
-        Called by the background thread, which must live on.
-        """
-        if self._quiet or self._printed[0]:
-            return True
-        try:
-            report = self.report()
-            if not report.steps:
-                return False
-            print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
-        except Exception as error:
-            self._failed("printing the verdict", error)
-        return True
-
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:
             self.close()
 
-
-_default_lock = threading.Lock()
+    def _abandon(self) -> None:
+        """This is a forked child: record, tell and print nothing of the parent's run."""
+        self._recorder.thread = NOBODY
+        self._closed = True
+        self._publisher.abandon()
 
 
 def watch(
@@ -338,51 +311,15 @@ def watch(
     Steps go to the `Watch` that is open, else to one that is opened here and ends with the process. A verdict is printed
     when the loop ends, and when the process ends. See `Watch.steps` for the options.
     """
-    if _flag("GPUWATCH_DISABLE") or _in_loader_worker():
+    if this_process.is_set("GPUWATCH_DISABLE") or this_process.is_loader_worker():
         return Watch().steps(loader, to=to)
-    with _default_lock:
-        current = _open_watches[-1] if _open_watches else Watch()
+    with this_process.opening:
+        current = this_process.open_watches[-1] if this_process.open_watches else Watch()
     return current.steps(loader, to=to, samples=samples, tokens=tokens)
-
-
-def _suffix() -> str:
-    """Return what gives a second Watch of the same process a run id of its own."""
-    global _made_in_process
-    _made_in_process += 1
-    return "" if _made_in_process == 1 else f"-{_made_in_process}"
-
-
-def _flag(name: str) -> bool:
-    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
-
-
-def _in_loader_worker() -> bool:
-    """Whether this process is a DataLoader's worker: what it does is a part of somebody else's wait."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 def _counted(samples: Callable[[Any], int]) -> Callable[[Any], int]:
     return lambda batch: max(UNKNOWN_SAMPLES, int(samples(batch)))
 
-
-def _interpreter_is_ending() -> bool:
-    return sys.is_finalizing()
-
-
-def _forget_in_child() -> None:
-    """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
-    global _default_lock, _made_in_process, _parent_trained
-    _default_lock = threading.Lock()
-    _parent_trained = _parent_trained or _made_in_process > 0
-    _made_in_process = 0
-    for each in list(_open_watches):
-        each._recorder.thread = NOBODY
-        each._closed = True
-        each._publisher.abandon()
-    _open_watches.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 __all__ = ["Watch", "watch"]

@@ -1,114 +1,30 @@
-"""A loader that is watched, and the contexts of a loop without one. They only call the recorder: this is the hot path.
+"""One pass over a watched loader: each batch asked for ends the step before it. This is the hot path.
 
-The user's objects keep behaving as they did: `iter()` starts workers when the loader would, `len()`, attributes and
-exceptions pass through unchanged, and a thread that is not the training thread is not measured.
+A thread that is not the training thread is not measured.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.batches import move, sample_counter
+from gpuwatch.entries import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger import EVAL
-from gpuwatch.recorder import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES, Recorder
+from gpuwatch.measuring import rest_device
+from gpuwatch.recorder import Recorder
+from gpuwatch.watched_loader import Samples
 
 if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
-Samples = Callable[[Any], int]
-_CPU_SAMPLED_EVERY = 8
-_CPU_SAMPLED_SELDOM = 64
+_LOOKED_AT_EVERY = 4
+_LOOKED_AT_SELDOM = 32
 _QUICK_FETCH_NS = 1_000_000
-"""A look costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck."""
-
-
-class WatchedLoader(Generic[T]):
-    """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
-
-    def __init__(
-        self,
-        watch: Watch,
-        loader: Iterable[T],
-        to: Any = None,
-        samples: Samples | None = None,
-        tokens: Samples | None = None,
-    ) -> None:
-        self._gpuwatch_watch = watch
-        self._gpuwatch_loader = loader
-        self._gpuwatch_to = to
-        self._gpuwatch_samples = samples
-        self._gpuwatch_tokens = tokens
-        self._gpuwatch_pass: WatchedIterator[T] | None = None
-
-    def __iter__(self) -> Iterator[T]:
-        return self._gpuwatch_begin()
-
-    def _gpuwatch_begin(self) -> WatchedIterator[T]:
-        return self._gpuwatch_watch._loop(
-            self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
-        )
-
-    def __next__(self) -> T:
-        """Return the next batch of a generator or another iterator, as it would itself."""
-        if not isinstance(self._gpuwatch_loader, Iterator):
-            raise TypeError(f"{type(self._gpuwatch_loader).__name__!r} object is not an iterator")
-        if self._gpuwatch_pass is None:
-            self._gpuwatch_pass = self._gpuwatch_begin()
-        return next(self._gpuwatch_pass)
-
-    def __len__(self) -> int:
-        return len(self._gpuwatch_loader)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        return bool(self._gpuwatch_loader)
-
-    def __getattr__(self, name: str) -> Any:
-        # Special methods are not handed on: copy and pickle would then copy the loader in this object's place.
-        if name.startswith(("_gpuwatch_", "__")):
-            raise AttributeError(name)
-        return getattr(self._gpuwatch_loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_gpuwatch_"):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._gpuwatch_loader, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._gpuwatch_loader, name)
-
-    def __dir__(self) -> Iterable[str]:
-        return dir(self._gpuwatch_loader)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._gpuwatch_loader[index]  # type: ignore[index]
-
-    def __copy__(self) -> WatchedLoader[T]:
-        return self._gpuwatch_around(copy.copy(self._gpuwatch_loader))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WatchedLoader[T]:
-        return self._gpuwatch_around(copy.deepcopy(self._gpuwatch_loader, memo))
-
-    def _gpuwatch_around(self, loader: Iterable[T]) -> WatchedLoader[T]:
-        return WatchedLoader(
-            self._gpuwatch_watch, loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
-        return _same, (self._gpuwatch_loader,)
-
-    def __repr__(self) -> str:
-        return f"gpuwatch.watch({self._gpuwatch_loader!r})"
-
-
-def _same(loader: T) -> T:
-    return loader
+"""A look at the CPU time costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck. Every other visit only meters the hook."""
 
 
 class WatchedIterator(Iterator[T]):
@@ -134,8 +50,11 @@ class WatchedIterator(Iterator[T]):
         self._training = False
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self._open = recorder.claim_thread() and (recorder.activity is not DATA_WAIT or bool(recorder.parts))
+        self._own_ns = self._fetched_ns = 0
+        """What the hook took before the fetch that is metered, and when that ended; 0: it is not metered."""
         if not self._open:
             self._iterator = iter(loader)
+            self._fetch = self._iterator.__next__
             return
         begin = recorder.clock()
         if self._is_evaluation():
@@ -154,6 +73,7 @@ class WatchedIterator(Iterator[T]):
             self._close()
             raise
         recorder.end_part(recorder.clock())
+        self._fetch = recorder.fetches.looking(self._iterator) if self._training else self._iterator.__next__
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
@@ -172,7 +92,7 @@ class WatchedIterator(Iterator[T]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_iterator":
+        if name in ("_iterator", "_fetch"):
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
@@ -201,7 +121,7 @@ class WatchedIterator(Iterator[T]):
             recorder.samples = UNKNOWN_SAMPLES
         else:
             if recorder.thread != get_ident() or not self._open:
-                batch = next(self._iterator)
+                batch = self._fetch()
                 return batch if self._to is None else move(batch, self._to)
             if recorder.level != self._level:
                 self._settle_level()
@@ -212,7 +132,7 @@ class WatchedIterator(Iterator[T]):
         recorder.activity = DATA_WAIT
         recorder.countdown = countdown = recorder.countdown - 1
         try:
-            batch = next(self._iterator) if countdown else self._fetch_sampled(begin)
+            batch = self._fetch() if countdown else self._fetch_closely(begin)
         except StopIteration:
             self._got_nothing()
             self._close()
@@ -239,27 +159,45 @@ class WatchedIterator(Iterator[T]):
                 self._cannot_count(error)
         if self._to is not None:
             batch = self._moved(batch)
+        if not countdown and self._fetched_ns:
+            self._note_cost()
         return batch
 
-    def _fetch_sampled(self, begin: int) -> T:
-        """Fetch, with a look at the thread's own time and at the device. Where fetches are quick it is done more seldom."""
+    def _fetch_closely(self, begin: int) -> T:
+        """Fetch, and look meanwhile: at the thread's own time, at the device, at what the hook takes itself."""
         recorder = self._recorder
-        recorder.countdown = _CPU_SAMPLED_EVERY
-        if recorder.home is None:
-            self._watch._find_device()
-        else:
-            recorder.poll(begin)
-        if recorder.thread_time is None:
-            return next(self._iterator)
-        began, cpu = recorder.clock(), recorder.thread_time.busy_ns()
-        batch = next(self._iterator)
-        if recorder.thread_time is not None:  # the run may have been closed meanwhile
-            recorder.fetch_cpu_ns += recorder.thread_time.busy_ns() - cpu
-            wall = recorder.clock() - began
-            recorder.fetch_wall_ns += wall
-            if wall < _QUICK_FETCH_NS:
-                recorder.countdown = _CPU_SAMPLED_SELDOM
+        meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
+        self._look_at_device(begin)
+        meter.visits += 1
+        thread_time = fetches.thread_time if meter.visits & 1 else None
+        busy = 0 if thread_time is None else thread_time.busy_ns()
+        asked = clock()
+        batch = self._fetch()
+        fetched = clock()
+        if thread_time is not None:
+            fetches.count(thread_time.busy_ns() - busy, fetched - asked)
+        pace = _LOOKED_AT_SELDOM if fetched - asked < _QUICK_FETCH_NS else _LOOKED_AT_EVERY
+        recorder.countdown = pace * meter.stretch
+        # A first batch is looked at in other ways too, once.
+        self._own_ns, self._fetched_ns = asked - begin, 0 if self._first else fetched
         return batch
+
+    def _look_at_device(self, now_ns: int) -> None:
+        """Find a device that was set up by now; read what it has finished; let it rest where it is measured too dearly."""
+        recorder = self._recorder
+        home, one_in = recorder.home, recorder.meter.device_one_in
+        if home is None or home.is_astray:
+            self._watch._find_device()
+            return
+        recorder.poll(now_ns)
+        if one_in > 1 or recorder.resting:
+            rest_device(recorder, recorder.meter.visits % one_in != 0)
+
+    def _note_cost(self) -> None:
+        """Tell the meter what the hook took of this fetch, beside the fetch and a copy that was asked for."""
+        recorder = self._recorder
+        own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
+        recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.device is not None)
 
     def _moved(self, batch: T) -> T:
         """Return the batch on the device, its copy timed by both clocks."""
@@ -285,7 +223,7 @@ class WatchedIterator(Iterator[T]):
         mine = recorder.step_owner is self._owner
         recorder.begin_part(DATA_WAIT, begin)
         try:
-            batch = next(self._iterator)
+            batch = self._fetch()
         except BaseException as error:
             recorder.end_part(recorder.clock())
             if mine:
@@ -379,90 +317,3 @@ def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, w
         return UNKNOWN_SAMPLES if samples is None else samples(batch)
 
     return count
-
-
-class StepContext:
-    """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
-
-    __slots__ = ("_recorder", "_samples", "_tokens", "_watch")
-
-    def __init__(self, watch: Watch, samples: int, tokens: int | None = None) -> None:
-        self._watch = watch
-        self._tokens = tokens
-        self._recorder = watch._recorder
-        self._samples = samples
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.thread != get_ident():
-            if not recorder.claim_thread():
-                return
-            self._watch._start()
-        if not recorder.in_step:
-            recorder.open(self, recorder.clock())
-        elif recorder.step_owner is LOOSE:
-            recorder.begin_step(self, recorder.clock())
-        else:
-            return
-        recorder.samples = self._samples
-        if self._tokens is not None:
-            recorder.log.append((TOKENS, self._tokens))
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        recorder = self._recorder
-        if recorder.step_owner is self and recorder.thread == get_ident():
-            recorder.end_step(recorder.clock())
-
-
-class PartContext:
-    """`with w.data():` and `with w.transfer():` — the training thread waits for input, or copies a batch."""
-
-    __slots__ = ("_part", "_recorder", "_watch")
-
-    def __init__(self, watch: Watch, part: str) -> None:
-        self._watch = watch
-        self._recorder = watch._recorder
-        self._part = part
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.thread != get_ident():
-            if not recorder.claim_thread(steps=False):
-                return
-            self._watch._start()
-        if recorder.activity is IN_STEP and recorder.device is None:  # a usual case, written out
-            recorder.parts.append(IN_STEP)
-            recorder.activity = self._part
-            recorder.mark_ns = recorder.clock()
-        else:
-            recorder.begin_part(self._part, recorder.clock())
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        recorder = self._recorder
-        if recorder.thread == get_ident():
-            recorder.end_part(recorder.clock())
-
-
-class PhaseContext:
-    """`with w.phase("eval"):` — time that belongs to a declared phase, steps inside it included."""
-
-    __slots__ = ("_levels", "_name", "_recorder", "_watch")
-
-    def __init__(self, watch: Watch, name: str) -> None:
-        self._watch = watch
-        self._recorder = watch._recorder
-        self._name = name
-        self._levels: list[int] = []
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.claim_thread(steps=False):
-            self._watch._start()
-            self._levels.append(recorder.enter(self._name, recorder.clock()))
-        else:
-            self._levels.append(0)
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        level = self._levels.pop()
-        if level and self._recorder.thread == get_ident():
-            self._recorder.exit(level, self._recorder.clock())

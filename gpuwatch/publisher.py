@@ -13,10 +13,11 @@ from collections.abc import Callable
 from gpuwatch import wire
 from gpuwatch.accounts import Accounts, activity
 from gpuwatch.costs import price_told
+from gpuwatch.entries import NOBODY
 from gpuwatch.errors import ConfigError
 from gpuwatch.membership import Membership
 from gpuwatch.outbox import MOST_MESSAGES, Outbox
-from gpuwatch.recorder import NOBODY, Recorder
+from gpuwatch.recorder import Recorder
 from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
@@ -59,7 +60,7 @@ class Publisher:
         self._dropped = 0
         """Steps that were never put into a message, because there was no agent."""
         self._overhead_ns = 0
-        self._sampled_fetch_ns = (0, 0)
+        self._told_fetch_ns = (0, 0)
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._stop = threading.Event()
@@ -67,9 +68,9 @@ class Publisher:
         self.reporting: int | None = None
         """The thread that makes a report now, and so holds the accounts' lock."""
 
-    def look_at_world(self) -> bool:
+    def look_at_world(self, ask: bool = False) -> bool:
         """Look whether torch.distributed tells our rank by now; return whether there is a run to tell of."""
-        speaks = self.membership.look(self._recorder.in_step, self.accounts.timeline.steps > 0)
+        speaks = self.membership.look(self._recorder.in_step, self.accounts.timeline.counts.steps > 0, ask)
         self.accounts.local_world_size = self.membership.identity.local_world_size
         return speaks
 
@@ -116,12 +117,12 @@ class Publisher:
                 window, tail_ns = accounts.window(now)
             finally:
                 self.reporting = None
-            line = accounts.timeline
+            counts = accounts.timeline.counts
             done = Done(
-                seconds=sum(line.phases_ns.values()) / 1e9,
-                steps=line.steps,
-                samples=line.samples if line.samples_known else None,
-                tokens=line.tokens if line.tokens_known else None,
+                seconds=counts.total_ns / 1e9,
+                steps=counts.steps,
+                samples=counts.samples if counts.samples_known else None,
+                tokens=counts.tokens if counts.tokens_known else None,
             )
         return make_report(
             run=self.membership.identity.run,
@@ -130,6 +131,7 @@ class Publisher:
             provisional_s={state: ns / 1e9 for state, ns in tail_ns.items()},
             done=done,
             flops=self._facts.flops,
+            hook_s=self._recorder.meter.cost_s,
             price=self._price(),
         )
 
@@ -171,6 +173,7 @@ class Publisher:
                     self._look_at_host()
                 with self.accounts.lock:
                     self.accounts.fold(self._recorder.clock())
+                    self.accounts.settle_cost()
                 try:
                     self._tell(hello=turn % _HELLO_EVERY == 0)
                 except Exception as error:
@@ -192,7 +195,9 @@ class Publisher:
 
     def _tell(self, hello: bool, bye: bool = False) -> None:
         """Tell the agent what was folded. Step records that wait for it are bounded; the oldest go first, counted."""
-        if not self.look_at_world():
+        if bye:
+            self.membership.stop_asking()
+        if not self.look_at_world(ask=not bye):
             return
         with self.accounts.lock:
             news = self.accounts.take_news()
@@ -233,7 +238,7 @@ class Publisher:
         """Say who we are. At the end of a run that was too short for a connection, that is waited for a moment."""
         with self.accounts.lock:
             loader = self.accounts.loader_with_batch()
-            timeline = "device" if self.accounts.timeline.device_steps else "host"
+            timeline = self.accounts.which_clock
             deaths = self.accounts.worker_deaths
         while tries and not sender.send(speaker.hello(loader, timeline, deaths)):
             tries -= 1
@@ -283,7 +288,7 @@ class Publisher:
             return self.accounts.totals(self._dropped + self.outbox.steps_dropped, self._overhead_ns)
 
     def _fetch_cpu_ratio(self) -> float | None:
-        cpu, wall = self._recorder.fetch_cpu_ns, self._recorder.fetch_wall_ns
-        last_cpu, last_wall = self._sampled_fetch_ns
-        self._sampled_fetch_ns = (cpu, wall)
-        return (cpu - last_cpu) / (wall - last_wall) if wall > last_wall else None
+        busy, wall = self._recorder.fetches.busy_ns, self._recorder.fetches.wall_ns
+        last_busy, last_wall = self._told_fetch_ns
+        self._told_fetch_ns = (busy, wall)
+        return (busy - last_busy) / (wall - last_wall) if wall > last_wall else None

@@ -14,40 +14,31 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.thread_time import ThreadTime
+from gpuwatch.entries import (
+    AWAIT,
+    BETWEEN,
+    COPY_FOLLOWS_NS,
+    DATA_WAIT,
+    DEVICE,
+    ENTER,
+    EXIT,
+    IN_STEP,
+    LOOSE,
+    NOBODY,
+    PART,
+    PHASE,
+    SPAN,
+    STARTUP,
+    STEP,
+    TRANSFERRING,
+    UNKNOWN_SAMPLES,
+    UNVERIFIED,
+)
+from gpuwatch.fetches import FetchEvidence
+from gpuwatch.metering import Meter
 
 if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
-
-STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE, TOKENS, COMM = range(9)
-"""Kinds of log entries; the first field of each tuple. Times in ns.
-
-(STEP, begin, end, data_wait, transfer, samples, epoch_start)   a step, or its last part
-(PART, begin, end, data_wait, transfer, samples, epoch_start)   a part of a step that goes on after something else
-(SPAN, begin, end, state)                                       time of one state outside steps
-(ENTER, at, name)                                               a phase begins; name None: a nested training loop
-(EXIT, at)                                                      the innermost one ends
-(AWAIT,)                                                        the next piece is to be booked by the device's timeline
-(DEVICE, times)                                                 that timeline's word on the oldest such piece, None: none
-(TOKENS, count)                                                 tokens of the open step, beside those it has already
-(COMM, begin, end)                                              the open step waited for other ranks' gradients
-"""
-
-STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "
-"""What the training thread does now; PHASE is followed by the name of a declared phase."""
-
-TRANSFERRING = "transfer"
-"""In a step, copying a batch to the device. Told to others as IN_STEP."""
-
-UNKNOWN_SAMPLES = -1
-NOBODY = -1
-"""The training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more."""
-
-COPY_FOLLOWS_NS = 100_000
-"""A copy that begins this soon after the batch came, or after the copy before it, goes on with it."""
-
-LOOSE = object()
-"""Owner of a wait or a copy outside of any step: it becomes a part of the next one."""
 
 
 class Recorder:
@@ -63,8 +54,7 @@ class Recorder:
         "data_ns",
         "device",
         "epoch_start",
-        "fetch_cpu_ns",
-        "fetch_wall_ns",
+        "fetches",
         "home",
         "idle",
         "in_step",
@@ -72,11 +62,12 @@ class Recorder:
         "levels",
         "log",
         "mark_ns",
+        "meter",
         "parts",
+        "resting",
         "samples",
         "step_owner",
         "thread",
-        "thread_time",
         "transfer_ns",
         "unfed",
     )
@@ -110,15 +101,15 @@ class Recorder:
         forgotten late (a kept iterator, a cycle) cannot close somebody else's phase."""
         self._serial = 0
         self.countdown = 1
-        self.fetch_cpu_ns = 0
-        self.fetch_wall_ns = 0
-        """Time on a CPU or in the queue for one, and wall time, of the training thread in those fetches that were sampled."""
-        self.thread_time: ThreadTime | None = None
-        """The training thread's."""
+        """Fetches until the next one that is looked at closely."""
+        self.fetches = FetchEvidence()
+        self.meter = Meter()
         self.home: DeviceTimeline | None = None
         """The device's timeline, once the user's code has set a device up."""
         self.device: DeviceTimeline | None = None
-        """The same while steps are measured by it: not in declared phases."""
+        """The same while steps are measured by it: not in declared phases, nor while it rests."""
+        self.resting = False
+        """The device's timeline leaves steps out, because measuring all of them costs too much."""
         self.copy: object | None = None
         """The open copy, as the device's timeline knows it."""
 
@@ -144,7 +135,7 @@ class Recorder:
             self.abandon(now, "other")
         self.parts = []
         self.thread = me
-        self.thread_time = ThreadTime()
+        self.fetches.begin_in_this_thread()
         return True
 
     def begin_step(self, owner: object, at_ns: int) -> None:
@@ -221,7 +212,6 @@ class Recorder:
             self.activity,
             self.idle,
             self.parts,
-            self.device,
         )
         if self.device is not None:
             self.device.interrupt()
@@ -243,9 +233,9 @@ class Recorder:
         while self.is_open(level):
             self.end_step(at_ns)
             self.log.append((EXIT, at_ns))
-            _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts, device = self.levels.pop()
+            _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts = self.levels.pop()
             # A device that was found inside the phase is measured after it.
-            self.device = device if self.in_phase else self.home
+            self.device = None if self.in_phase or self.resting else self.home
             if self.device is not None:
                 self.device.interrupt()
             self.level = self.levels[-1][0] if self.levels else 0
@@ -305,29 +295,25 @@ class Recorder:
     def device_ends(self, at_ns: int) -> None:
         """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
         device = self.device
-        if device is not None and device.end():
-            self.log.append((AWAIT,))
+        if device is not None:
+            if device.end():
+                self.log.append((AWAIT,))
+            if device.saw_foreign_work():
+                self.log.append((UNVERIFIED,))
         self.poll(at_ns)
 
     def launched(self) -> None:
         """The step's last known launch has been made."""
         if self.device is not None and self.in_step and self.thread == get_ident():
+            begin = self.clock()
             self.device.launched()
+            self.meter.taps_ns += self.clock() - begin
 
     def poll(self, at_ns: int) -> None:
         """Log what the device's timeline knows by now. Called in the training thread only."""
         if self.home is not None:
             for times in self.home.harvest(at_ns):
                 self.log.append((DEVICE, times))
-
-    def release_device(self, at_ns: int | None) -> None:
-        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not ask it again."""
-        home, self.home, self.device = self.home, None, None
-        if home is not None:
-            for times in home.harvest(at_ns) if at_ns is not None else ():
-                self.log.append((DEVICE, times))
-            for _ in range(home.abandon()):
-                self.log.append((DEVICE, None))
 
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
         """Return when the open step began and its time so far by state; (now, {}) when none is open.

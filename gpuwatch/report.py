@@ -16,6 +16,9 @@ from gpuwatch.verdict import Verdict, give_verdict
 from gpuwatch.window import Window
 from gpuwatch.wire import Flops
 
+_WHOLE = 0.95
+"""Share of the steps that counts as all of them: the last ones are still on the device."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -40,6 +43,12 @@ class Report:
     timeline: str
     """"host" or "device": which clock the states come from."""
     device: str
+    coverage: float
+    """Share of the steps whose time is by the device's own timeline, 0–1; 0 where there is none."""
+    unverified_ratio: float
+    """Share of the steps in which work on another device or stream was seen: there the input wait is not certain."""
+    hook_s: float | None
+    """The training thread's time in gpuwatch itself, as metered on some steps; None where it was not."""
     verdict: Verdict
     findings: tuple[Finding, ...]
     cost: Cost | None = None
@@ -61,6 +70,7 @@ def make_report(
     provisional_s: Mapping[str, float],
     done: Done,
     flops: Flops | None = None,
+    hook_s: float | None = None,
     price: tuple[float, str] | None = None,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
@@ -80,6 +90,9 @@ def make_report(
         step_s=median(totals) if totals else None,
         timeline=window.timeline,
         device=window.device,
+        coverage=window.coverage,
+        unverified_ratio=window.unverified_ratio,
+        hook_s=hook_s,
         verdict=give_verdict(window, findings),
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price and window.device == "cuda" else None,
@@ -92,8 +105,7 @@ def render(report: Report, width: int = 100) -> str:
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
     ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)
-    clock = "" if report.timeline == "device" or report.device == "cpu" else "  (host clock)"
-    lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{clock}"]
+    lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{_clock(report)}"]
     lines += _rates(report)
     lines += _cost(report)
     for finding in [each for each in report.findings if each.root is None][:3]:
@@ -104,6 +116,20 @@ def render(report: Report, width: int = 100) -> str:
             gain = f" (up to {finding.predicted_speedup:.2g}× the throughput)"
         lines += _wrapped("do", finding.advice + gain, width)
     return "\n".join(lines)
+
+
+def _clock(report: Report) -> str:
+    """Return which clock the states come from where that is to be known, and how far it is to be trusted."""
+    notes = []
+    if report.timeline != "device" and report.device != "cpu":
+        notes.append("host clock")
+    if report.timeline == "device" and report.coverage < _WHOLE:
+        notes.append(f"device events on {percent(report.coverage)} of the steps")
+    if report.unverified_ratio >= 1 - _WHOLE:
+        notes.append(
+            f"input wait unverified: {percent(report.unverified_ratio)} of the steps use other streams or devices"
+        )
+    return f"  ({'; '.join(notes)})" if notes else ""
 
 
 def _rates(report: Report) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuwatch import __version__, wire
 from gpuwatch.accounts import device
 from gpuwatch.identity import Identity
-from gpuwatch.timeline import PhaseRecord, StepRecord
+from gpuwatch.records import PhaseRecord, StepRecord
 
 _PHASE_TIME_TO_LIVE_S = 3600.0
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.communication import CommunicationWatch
 from gpuwatch.compiling import CompileWatch
-from gpuwatch.device import DeviceTimeline, Events, torch_events
+from gpuwatch.device import DeviceTimeline, Events
+from gpuwatch.measuring import adopt_device, release_device
 from gpuwatch.recorder import Recorder
+from gpuwatch.torch_events import torch_events
 from gpuwatch.transfers import TransferWatch
+
+if TYPE_CHECKING:
+    from gpuwatch.integrations.patches import Patches
 
 
 class Taps:
@@ -22,9 +28,17 @@ class Taps:
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
         self.communication = CommunicationWatch(recorder)
+        self._accelerate: Patches | None = None
+
+    def loader_made(self) -> None:
+        """A loader is watched, and may be handed to Accelerate before its first pass."""
+        if self._accelerate is None and "accelerate.accelerator" in sys.modules:
+            # By name: the integration is built on the hook, and is loaded where its framework is.
+            self._accelerate = import_module("gpuwatch.integrations.accelerate").watched_loaders_prepared()
 
     def loop_begins(self) -> None:
         """A pass over a loader begins: time copies while it runs, and look whether there is a device by now."""
+        self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.install()
         self._compiling.install()
@@ -36,26 +50,26 @@ class Taps:
             self._transfers.remove()
 
     def find_device(self) -> None:
-        """Begin to measure by the device once the user's code has set one up. Cheap while there is none."""
-        torch = sys.modules.get("torch")
-        if self._recorder.home is None and self._device_events and torch is not None:
+        """Begin to measure by the device once the user's code has set one up. Cheap while there is none.
+
+        One that the training has left for another device or stream is left too.
+        """
+        torch, home = sys.modules.get("torch"), self._recorder.home
+        if (home is None or home.is_astray) and self._device_events and torch is not None:
             events = torch_events(torch)
             if events is not None:
                 self.attach(events)
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
-        recorder = self._recorder
-        timeline = DeviceTimeline(events)
-        recorder.home = timeline
-        if not recorder.in_phase:
-            recorder.device = timeline
+        adopt_device(self._recorder, DeviceTimeline(events))
         optimizer = sys.modules.get("torch.optim.optimizer")
         if optimizer is not None and self._optimizer_hook is None:
             self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Take every tap back. The device is asked a last time in the training thread only."""
+        self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
         self._compiling.remove()
@@ -63,7 +77,12 @@ class Taps:
         hook, self._optimizer_hook = self._optimizer_hook, None
         if hook is not None:
             hook.remove()
-        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
+        release_device(self._recorder, self._recorder.clock() if in_training_thread else None)
+
+    def _leave_accelerate(self) -> None:
+        patches, self._accelerate = self._accelerate, None
+        if patches is not None:
+            patches.restore()
 
     def _launched(self, *_: Any) -> None:
         """An optimizer has stepped: the last launch of a step that is known of."""

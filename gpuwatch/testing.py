@@ -51,6 +51,9 @@ class FakeDevice:
         self.events_made = 0
         self.synchronized = 0
         self.capturing = False
+        self.foreign = 0
+        self.elsewhere = False
+        """Another stream is current: set by tests."""
         self._free: list[FakeEvent] = []
 
     def launch(self, seconds: float) -> None:
@@ -98,7 +101,12 @@ class FakeDevice:
         self._free.append(event)
 
     def usable(self) -> bool:
-        return not self.capturing
+        if self.elsewhere:
+            self.foreign += 1
+        return not self.capturing and not self.elsewhere
+
+    def saw(self, device: object) -> None:
+        pass
 
     def _new(self) -> FakeEvent:
         self.events_made += 1

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.recorder import COPY_FOLLOWS_NS, IN_STEP, Recorder
+from gpuwatch.entries import COPY_FOLLOWS_NS, IN_STEP
+from gpuwatch.recorder import Recorder
 
 _COPIES = ("to", "cuda")
 _READS = ("item", "tolist", "cpu")
@@ -78,6 +79,8 @@ class TransferWatch:
                 or recorder.thread != get_ident()
                 or not (isinstance(args[0], places) if args else always or _names_a_device(kwargs))
             ):
+                if recorder.device is not None and recorder.thread == get_ident() and not is_compiling():
+                    recorder.device.look()  # a prefetcher copies on a stream of its own inside the fetch
                 return original(tensor, *args, **kwargs)
             begin = recorder.clock()
             device = recorder.device
@@ -93,6 +96,8 @@ class TransferWatch:
                     recorder.transfer_ns += last_ns - begin
                 elif device is not None and result.is_cpu and not tensor.is_cpu:
                     device.read_back()
+                elif device is not None:
+                    device.saw(result.device)
             except Exception:  # a subclass with a device of its own making: its copy is not timed
                 pass
             return result

@@ -118,6 +118,10 @@ class Window:
     """Seconds by state over the window: their sum is the time it explains."""
     timeline: str = "host"
     """"host": the states come from the host's clock; "device": from timing events on the device."""
+    coverage: float = 0.0
+    """Share of the steps that the device's own timeline measured."""
+    unverified_ratio: float = 0.0
+    """Share of the steps in which work on another device or stream was seen, so that their input wait is not certain."""
     device: str = "cpu"
     steps: StepColumns = StepColumns()
     drained_ratio: float | None = None
@@ -126,6 +130,10 @@ class Window:
     """Share of steps in which a result was read back from the device (`.item()`, `.cpu()`), for which the host waits."""
     fetch_cpu_ratio: float | None = None
     """Share of a fetch in which the training thread was on a CPU or in the queue for one."""
+    ready_batches: float | None = None
+    """Batches that the workers had ready when one was asked for, on average; None without workers."""
+    empty_fetch_ratio: float | None = None
+    """Share of the fetches at which they had none."""
     loader: Loader | None = None
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""

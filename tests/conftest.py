@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuwatch import hook
+from gpuwatch import this_process
 
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def no_open_watch() -> Iterator[None]:
     yield
-    for watch in list(hook._open_watches):
-        watch._quiet = True
+    for watch in list(this_process.open_watches):
+        watch._verdicts._quiet = True
         watch.close()
-    hook._open_watches.clear()
+    this_process.open_watches.clear()

@@ -51,5 +51,9 @@ class LastMinute:
             return None, None
         return (now.drained_steps - then.drained_steps) / steps, (now.read_back_steps - then.read_back_steps) / steps
 
+    def counts(self) -> tuple[Counts, Counts]:
+        """Return the counts of then and of now."""
+        return (self._then(), self._seen[-1][2]) if self._seen else (Counts(), Counts())
+
     def _then(self) -> Counts:
         return Counts() if self._young else self._seen[0][2]

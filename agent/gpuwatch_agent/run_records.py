@@ -31,6 +31,11 @@ class Counts(msgspec.Struct):
     comm_steps: int = 0
     drained_steps: int = 0
     read_back_steps: int = 0
+    unverified_steps: int = 0
+    fetches_sampled: int = 0
+    worker_fetches: int = 0
+    ready_batches: int = 0
+    empty_fetches: int = 0
 
     def plus(self, totals: wire.Totals | None) -> Counts:
         """Return these counts and a process's own."""
@@ -48,6 +53,11 @@ class Counts(msgspec.Struct):
             comm_steps=self.comm_steps + totals.comm_steps,
             drained_steps=self.drained_steps + totals.drained_steps,
             read_back_steps=self.read_back_steps + totals.read_back_steps,
+            unverified_steps=self.unverified_steps + totals.unverified_steps,
+            fetches_sampled=self.fetches_sampled + totals.fetches_sampled,
+            worker_fetches=self.worker_fetches + totals.worker_fetches,
+            ready_batches=self.ready_batches + totals.ready_batches,
+            empty_fetches=self.empty_fetches + totals.empty_fetches,
         )
 
 
@@ -126,6 +136,7 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.device_steps < old.device_steps
         or new.tokens < old.tokens
         or new.comm_steps < old.comm_steps
+        or new.worker_fetches < old.worker_fetches
         or new.drained_steps < old.drained_steps
         or new.read_back_steps < old.read_back_steps
         or any(map(lt, new.step_histogram, old.step_histogram))

@@ -45,6 +45,14 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     if counts.device_steps:
         yield Sample("gpuwatch_hidden_input_wait_seconds_total", counts.hidden_ns / 1e9, key)
         yield Sample("gpuwatch_device_steps_total", counts.device_steps, key)
+    if counts.unverified_steps:
+        yield Sample("gpuwatch_unverified_steps_total", counts.unverified_steps, key)
+    if counts.fetches_sampled:
+        yield Sample("gpuwatch_fetches_sampled_total", counts.fetches_sampled, key)
+    if counts.worker_fetches:
+        yield Sample("gpuwatch_loader_fetches_total", counts.worker_fetches, key)
+        yield Sample("gpuwatch_loader_empty_fetches_total", counts.empty_fetches, key)
+        yield Sample("gpuwatch_loader_ready_batches_total", counts.ready_batches, key)
     if counts.comm_steps:
         yield Sample("gpuwatch_comm_steps_total", counts.comm_steps, key)
     if run.worker_cpu_s or workers.count(run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuwatch.recorder import BETWEEN, DATA_WAIT, IN_STEP
+from gpuwatch.entries import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.timeline import STALL_FLOOR_NS
 from gpuwatch.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
 from gpuwatch_agent.gpu_ledger import GpuAccount
@@ -32,6 +32,9 @@ def run_window(
     steps = run.steps.columns()
     loader = hello.loader if hello is not None else None
     ends = run.minute.step_ends()
+    then, now = run.minute.counts()
+    by_device = now.device_steps - then.device_steps
+    fetches, new_steps = now.worker_fetches - then.worker_fetches, now.steps - then.steps
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
@@ -46,7 +49,11 @@ def run_window(
         ),
         drained_ratio=ends[0],
         read_back_ratio=ends[1],
+        coverage=by_device / new_steps if new_steps > 0 else 0.0,
+        unverified_ratio=(now.unverified_steps - then.unverified_steps) / new_steps if new_steps > 0 else 0.0,
         fetch_cpu_ratio=run.fetch_cpu_ratio,
+        ready_batches=(now.ready_batches - then.ready_batches) / fetches if fetches > 0 else None,
+        empty_fetch_ratio=(now.empty_fetches - then.empty_fetches) / fetches if fetches > 0 else None,
         loader=loader,
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),

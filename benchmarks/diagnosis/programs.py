@@ -19,7 +19,7 @@ def run(number: int) -> None:
     """Run one program; its last line on stdout is what the hook alone found, as JSON."""
     program = PROGRAMS[number]
     watches = []
-    from gpuwatch import hook
+    from gpuwatch import hook, this_process
 
     close = hook.Watch.close
 
@@ -30,7 +30,7 @@ def run(number: int) -> None:
 
     hook.Watch.close = noted  # type: ignore[method-assign]
     program.main(Clock(program.seconds))
-    for watch in list(hook._open_watches):
+    for watch in list(this_process.open_watches):
         watch.close()
     found = [asdict(finding) for report in watches for finding in report.findings]
     print(json.dumps(found), flush=True)

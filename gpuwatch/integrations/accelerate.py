@@ -3,8 +3,10 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in watch(loader):
 
-`watch` from here also tells Accelerate's own copies to the device apart from the wait for data; `gpuwatch.watch` counts both as
-`input_wait`, because the copy happens inside the fetch. Prepare first, then watch: what Accelerate prepares must be a DataLoader.
+`accelerator.prepare(model, optimizer, watch(loader))` is the same: what is watched stays watched, around what Accelerate made of it.
+
+`watch` from here, and a loader that is prepared while it is watched, also tell Accelerate's own copies to the device apart from the wait for
+data; `gpuwatch.watch` around a prepared loader counts both as `input_wait`, because the copy happens inside the fetch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from gpuwatch.hook import watch as watch_loader
 from gpuwatch.integrations import MissingFramework
 from gpuwatch.integrations.patches import Patches
 from gpuwatch.integrations.training import is_disabled, note_loader, open_watch
+from gpuwatch.watched_loader import WatchedLoader
 
 if find_spec("accelerate") is None:
     raise MissingFramework("accelerate", "accelerate")
@@ -47,6 +50,35 @@ def time_copies(patches: Patches, current: Callable[[], Watch | None]) -> None:
             return original(*args, **kwargs)
 
     patches.wrap(import_module("accelerate.data_loader"), "send_to_device", send)
+
+
+def watched_loaders_prepared() -> Patches:
+    """Return the patches by which `accelerator.prepare` and `skip_first_batches` take a watched loader for the loader it is.
+
+    What they return is watched again. `prepare` itself is looked up before its argument `watch(loader)` is made, so it is what `prepare` calls for each object that is wrapped.
+    """
+    accelerator = import_module("accelerate.accelerator").Accelerator
+
+    def as_loader(original: Any, self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        return _watched_like(given, original(self, _bare(given), *args, **kwargs))
+
+    patches = Patches()
+    patches.wrap(accelerator, "_prepare_one", as_loader)
+    patches.wrap(accelerator, "skip_first_batches", as_loader)
+    return patches
+
+
+def _bare(each: Any) -> Any:
+    """Return the loader inside of what watches it; anything else as it is."""
+    loader = each._gpuwatch_loader if isinstance(each, WatchedLoader) else each
+    return loader._loader if isinstance(loader, _Prepared) else loader
+
+
+def _watched_like(before: Any, after: Any) -> Any:
+    """Return a loader watched as the one that it was made of."""
+    if not isinstance(before, WatchedLoader) or after is _bare(before):
+        return before if isinstance(before, WatchedLoader) else after
+    return before._gpuwatch_around(_Prepared(after))
 
 
 class _Prepared:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuwatch import this_process
 from gpuwatch.batches import sample_count, size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
@@ -213,16 +214,12 @@ def _fail_open(function: Callable[P, None]) -> Callable[P, None]:
 
 def open_watch() -> Watch | None:
     """Return the innermost open Watch of this process."""
-    from gpuwatch import hook
-
-    return hook._open_watches[-1] if hook._open_watches else None
+    return this_process.open_watches[-1] if this_process.open_watches else None
 
 
 def is_disabled(watch: Watch | None = None) -> bool:
     """Whether GPUWATCH_DISABLE is set, so that nothing is to be touched."""
-    from gpuwatch import hook
-
-    return hook._flag("GPUWATCH_DISABLE") if watch is None else watch._disabled
+    return this_process.is_set("GPUWATCH_DISABLE") if watch is None else watch._disabled
 
 
 @_fail_open
@@ -263,13 +260,12 @@ def count_fetch(watch: Watch, busy_ns_before: int | None, wall_ns: int) -> None:
     """Count a fetch by the training thread: evidence for why it waited."""
     after = busy_ns(watch)
     if after is not None and busy_ns_before is not None:
-        watch._recorder.fetch_cpu_ns += after - busy_ns_before
-        watch._recorder.fetch_wall_ns += wall_ns
+        watch._recorder.fetches.count(after - busy_ns_before, wall_ns)
 
 
 def busy_ns(watch: Watch) -> int | None:
     """Return the training thread's time on a CPU or in the queue for one, in ns; None before there is such a thread."""
-    thread_time = watch._recorder.thread_time
+    thread_time = watch._recorder.fetches.thread_time
     return None if thread_time is None else thread_time.busy_ns()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
 from gpuwatch.prediction import free_cores
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence
+from gpuwatch.rules.input_wait import expectation, limited, make_plan, queue_evidence, rounded, wait_evidence
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.window import Window
 
@@ -35,6 +35,7 @@ def input_cpu(window: Window) -> Finding | None:
             wait_evidence(window, wait),
             Evidence("worker CPU", mean, "ratio", f"{busy} of {len(ratios)} loader workers are busy on the CPU ({mean:.0%} of a core on average)"),
             Evidence("idle cores", idle, "cores", f"about {idle} of {host.cpu_cores} cores are idle"),
+            *queue_evidence(window),
         ),
         advice=f"num_workers {loader.num_workers} → {plan.workers}{limited(plan)}{expectation(plan)}",
         predicted_speedup=rounded(plan)[1],

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
-from gpuwatch.rules.input_wait import expectation, limited, make_plan, rounded, wait_evidence, waits_at
+from gpuwatch.rules.input_wait import (
+    expectation,
+    limited,
+    make_plan,
+    queue_evidence,
+    rounded,
+    wait_evidence,
+    waits_at,
+)
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.waits import QUEUE
 from gpuwatch.window import Window
@@ -14,7 +22,7 @@ def input_unexplained(window: Window) -> Finding | None:
     wait = window.input_wait
     if wait is None:
         return None
-    evidence = [wait_evidence(window, wait)]
+    evidence = [wait_evidence(window, wait), *queue_evidence(window)]
     gain = None
     advice = "look at what a fetch does: capture stacks of the loader while it waits (gpuwatch stacks)"
     if window.worker_cpu_ratios:

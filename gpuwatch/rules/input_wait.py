@@ -20,6 +20,15 @@ def wait_evidence(window: Window, wait: InputWait) -> Evidence:
     )
 
 
+def queue_evidence(window: Window) -> tuple[Evidence, ...]:
+    """Return how often no batch was ready when one was asked for; nothing without workers."""
+    empty, ready = window.empty_fetch_ratio, window.ready_batches
+    if empty is None or ready is None:
+        return ()
+    text = f"no batch was ready at {percent(empty)} of the fetches ({ready:.1f} on average)"
+    return (Evidence("empty queue", empty, "ratio", text),)
+
+
 def make_plan(window: Window, wait: InputWait, *, on_cpu: bool) -> Plan:
     """Return the workers that feed the step, and what to expect of them."""
     return plan(window, wait.wait_s, wait.rest_s, on_cpu=on_cpu, hidden_s=wait.hidden_s)

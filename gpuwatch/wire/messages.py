@@ -32,7 +32,7 @@ class Totals(msgspec.Struct, frozen=True):
     records_dropped: int
     """Step records that the hook itself let go because no agent took them."""
     overhead_ns: int
-    """What the hook cost the training process so far: CPU time of its background thread."""
+    """What the hook cost the training process so far: CPU time of its background thread, and what it metered in the training thread."""
     hidden_ns: int = 0
     """Data wait that was hidden behind the device's work, in the `device_steps`."""
     device_steps: int = 0
@@ -45,6 +45,16 @@ class Totals(msgspec.Struct, frozen=True):
     """Of the `device_steps` those at whose end the device had nothing left to do."""
     read_back_steps: int = 0
     """Of the `device_steps` those in which a result was read back from the device, for which the host waits."""
+    unverified_steps: int = 0
+    """Training steps in which work on another device or stream was seen, so that their input wait is not certain."""
+    fetches_sampled: int = 0
+    """Fetches whose CPU time was looked at."""
+    worker_fetches: int = 0
+    """Batches asked for from a loader with workers."""
+    ready_batches: int = 0
+    """Batches that were ready at these, summed."""
+    empty_fetches: int = 0
+    """Those of `worker_fetches` at which no batch was ready."""
 
 
 class Origin(msgspec.Struct, frozen=True):

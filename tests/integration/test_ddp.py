@@ -98,6 +98,21 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert stragglers(agent) == []
 
 
+def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None:
+    """As on two nodes: each launcher knows its own ranks, and nothing but torch's store knows them all."""
+    port = free_port()
+    place = [*TORCHRUN, "--nnodes=2", f"--master-port={port}", "--nproc-per-node=1"]
+    with (
+        training(agent, *place, "--node-rank=0", str(TRAINER), "--steps=60") as one,
+        training(agent, *place, "--node-rank=1", str(TRAINER), "--steps=60") as other,
+    ):
+        told = {**reports(one), **reports(other)}
+    assert sorted(told) == [0, 1] and told[0]["run"] == told[1]["run"]
+    at_agent = wait_for("both have said good-bye", lambda: _ended(agent, 2), 10, 0.2)
+    assert {each["run"] for each in at_agent.values()} == {told[0]["run"]}
+    assert len(agent.get("/api/v1/runs")["runs"]) == 2, "and neither was ever told under another id"
+
+
 def _ended(agent: Agent, count: int) -> dict[int, dict[str, Any]] | None:
     found = runs(agent)
     return found if len(found) == count and all(each["status"] == "ended" for each in found.values()) else None

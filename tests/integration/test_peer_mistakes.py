@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import gpuwatch  # noqa: E402
 from gpuwatch import metrics, wire  # noqa: E402
+from gpuwatch.entries import DEVICE  # noqa: E402
 from gpuwatch.hook import Watch  # noqa: E402
-from gpuwatch.recorder import DEVICE  # noqa: E402
 from gpuwatch.testing import FakeDevice, FakeEvent  # noqa: E402
 from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, turn  # noqa: E402
 
@@ -267,7 +267,7 @@ def test_item_every_step_is_neither_transfer_nor_input_wait(rig: Rig, monkeypatc
     assert states["input_wait"] == pytest.approx(20)
     assert states["compute"] == pytest.approx(200)
     # the host's own clock tells the wait for the loss from the copy too
-    assert rig.watch._publisher.accounts.timeline.phases_ns["transfer"] == pytest.approx(10e6)
+    assert rig.watch._publisher.accounts.timeline.counts.phases_ns["transfer"] == pytest.approx(10e6)
 
 
 def test_a_copy_that_waits_for_queued_work_is_charged_for_the_copy_alone(
@@ -289,7 +289,7 @@ def test_a_copy_that_waits_for_queued_work_is_charged_for_the_copy_alone(
     states = rig.states()
     assert states["transfer"] == pytest.approx(10)
     assert states["compute"] == pytest.approx(200)
-    assert rig.watch._publisher.accounts.timeline.phases_ns["transfer"] > 150e6
+    assert rig.watch._publisher.accounts.timeline.counts.phases_ns["transfer"] > 150e6
 
 
 # The device is never disturbed ---------------------------------------------------------------------------------------
@@ -503,10 +503,10 @@ def test_compute_does_not_grow_when_a_wait_shrinks_behind_a_busy_device(monkeypa
             rig.clock.sleep_ms(step_ms - wait_ms)  # the launch queue is full: the host waits in a call for the device
         states = rig.states()
         timeline = rig.watch._publisher.accounts.timeline
-        host_compute.append(timeline.phases_ns["compute"] / 1e6 / count)
-        totals.append(sum(timeline.phases_ns.values()) / 1e6 / count)
+        host_compute.append(timeline.counts.phases_ns["compute"] / 1e6 / count)
+        totals.append(sum(timeline.counts.phases_ns.values()) / 1e6 / count)
         device_compute.append(states["compute"] / count)
-        hidden.append(timeline.hidden_ns / 1e6 / count)
+        hidden.append(timeline.counts.hidden_ns / 1e6 / count)
         # the first batch alone is felt: nothing was queued before it
         assert states.get("input_wait", 0.0) == pytest.approx(wait_ms)
         rig.watch.close()

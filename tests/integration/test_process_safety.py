@@ -186,8 +186,8 @@ _NOTEBOOK = """
         return said.getvalue()
     said = [run({cell!r}), run({cell!r})]
     alive = [t.name for t in threading.enumerate()].count("gpuwatch")
-    from gpuwatch import hook
-    print(json.dumps([said, alive, len(hook._open_watches)]))
+    from gpuwatch import this_process
+    print(json.dumps([said, alive, len(this_process.open_watches)]))
 """
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gpuwatch.recorder import COMM, ENTER, EXIT, PART, STEP
+from gpuwatch.entries import COMM, ENTER, EXIT, PART, STEP
 from gpuwatch.timeline import Timeline
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 
@@ -19,14 +19,14 @@ def test_the_wait_is_taken_out_of_compute_and_told_with_the_step() -> None:
     line = Timeline(0)
     steps, _ = line.fold([(COMM, 60, 90), (STEP, 0, 100, 20, 10, 1, False)])
     assert totals(line) == {"input_wait": 20, "transfer": 10, "compute": 40, "comm_wait": 30}
-    assert (steps[0].comm_wait_ns, steps[0].compute_ns, line.comm_steps) == (30, 70, 1)
+    assert (steps[0].comm_wait_ns, steps[0].compute_ns, line.counts.comm_steps) == (30, 70, 1)
 
 
 def test_a_step_that_was_not_measured_says_so() -> None:
     line = Timeline(0)
     steps, _ = line.fold([(STEP, 0, 100, 20, 0, 1, False), (COMM, 150, 150), (STEP, 100, 200, 20, 0, 1, False)])
     assert [step.comm_wait_ns for step in steps] == [None, 0]
-    assert line.comm_steps == 1
+    assert line.counts.comm_steps == 1
 
 
 def test_a_step_in_parts_keeps_its_wait_and_a_phase_takes_none() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import gpuwatch
-from gpuwatch import hook, wire
+from gpuwatch import this_process, wire
+from gpuwatch.entries import NOBODY
 from gpuwatch.hook import Watch
-from gpuwatch.recorder import NOBODY
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
 
 
@@ -93,7 +93,7 @@ def test_samples_nobody_knows_are_none(watch: Watch, clock: Clock) -> None:
 
 
 def test_watch_uses_the_open_watch_else_opens_one(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "_open_watches", [])
+    monkeypatch.setattr(this_process, "open_watches", [])
     mine = fake_watch(clock, monkeypatch)
     for _ in gpuwatch.watch([1, 2]):
         clock.sleep_ms(1)
@@ -101,10 +101,10 @@ def test_watch_uses_the_open_watch_else_opens_one(clock: Clock, monkeypatch: pyt
     mine.close()
     monkeypatch.setenv("GPUWATCH_QUIET", "1")
     assert list(gpuwatch.watch([1, 2])) == [1, 2]
-    [opened] = hook._open_watches
+    [opened] = this_process.open_watches
     assert opened is not mine and opened.report().steps == 2
     assert list(gpuwatch.watch([1])) == [1]
-    assert hook._open_watches == [opened]
+    assert this_process.open_watches == [opened]
     opened.close()
 
 
@@ -188,7 +188,7 @@ def test_quiet_prints_nothing(
     monkeypatch.setenv("GPUWATCH_QUIET", "1" if how == "environment" else "0")
     watch = fake_watch(clock, monkeypatch, quiet=True if how == "option" else None)
     loop(watch, clock)
-    assert watch._early_verdict() is True
+    assert watch._verdicts.print_early() is True
     watch.close()
     assert capsys.readouterr() == ("", "")
 
@@ -197,13 +197,15 @@ def test_one_line_is_said_early_in_a_long_first_pass_once_there_are_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
-    assert watch._early_verdict() is False, "asked again while there is nothing to tell"
+    assert watch._verdicts.print_early() is False, "asked again while there is nothing to tell"
     for _ in watch.steps(range(10)):
         clock.sleep_ms(7)
     capsys.readouterr()
-    assert watch._early_verdict() is True and capsys.readouterr().err == "", "the whole verdict was printed before"
-    watch._printed = (0, 0.0)
-    assert watch._early_verdict() is True
+    assert watch._verdicts.print_early() is True and capsys.readouterr().err == "", (
+        "the whole verdict was printed before"
+    )
+    watch._verdicts._last = (0, 0.0)
+    assert watch._verdicts.print_early() is True
     assert capsys.readouterr().err == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
     watch.close()
 
@@ -219,7 +221,7 @@ def test_a_stderr_that_is_gone_harms_nobody(
     monkeypatch.setattr("builtins.print", broken)
     loop(watch, clock)
     loop(watch, clock)
-    assert watch._early_verdict() is True
+    assert watch._verdicts.print_early() is True
     watch.close()
     assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [
         "gpuwatch: printing the verdict"
@@ -347,7 +349,7 @@ def test_a_loop_that_is_collected_during_a_report_does_not_lock_up(
 
 def test_disabled_it_is_the_loader_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWATCH_DISABLE", "1")
-    monkeypatch.setattr(hook, "_open_watches", [])
+    monkeypatch.setattr(this_process, "open_watches", [])
     loader = [1, 2, 3]
     assert gpuwatch.watch(loader) is loader
     with Watch() as watch:
@@ -356,7 +358,7 @@ def test_disabled_it_is_the_loader_itself(clock: Clock, monkeypatch: pytest.Monk
             pass
         assert watch._publisher._thread is None, "no thread"
         assert watch.report().steps == 0
-    assert hook._open_watches == []
+    assert this_process.open_watches == []
 
 
 def test_disabled_it_still_moves_batches_and_is_otherwise_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,15 +400,15 @@ def test_a_forked_child_records_tells_and_prints_nothing(
 ) -> None:
     sender = connect(watch)
     loop(watch, clock)
-    monkeypatch.setattr(hook, "_open_watches", [watch])
+    monkeypatch.setattr(this_process, "open_watches", [watch])
     watch._publisher.accounts.lock.acquire()  # the background thread was at work when the process forked
-    hook._forget_in_child()
+    this_process.forget_in_child()
     loop(watch, clock)
     assert watch.report().steps == 0
     watch.close()
     watch._at_exit()
     assert sender.frames == [] and sender.connected, "the parent's socket is left alone"
-    assert hook._open_watches == []
+    assert this_process.open_watches == []
 
 
 def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

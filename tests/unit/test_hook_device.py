@@ -60,7 +60,7 @@ def test_a_hidden_wait_is_never_called_starvation(rig: Rig) -> None:
     assert states["input_wait"] == pytest.approx(8)  # the first, before anything was launched
     assert states["compute"] == pytest.approx(500)
     accounts = rig.watch._publisher.accounts
-    assert accounts.timeline.hidden_ns == 49 * 8 * MS
+    assert accounts.timeline.counts.hidden_ns == 49 * 8 * MS
     assert rig.watch.report().timeline == "device"
 
 

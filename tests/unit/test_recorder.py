@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.accounts import Accounts
-from gpuwatch.recorder import (
+from gpuwatch.entries import (
     BETWEEN,
     DATA_WAIT,
     IN_STEP,
@@ -18,8 +18,8 @@ from gpuwatch.recorder import (
     STARTUP,
     STEP,
     TRANSFERRING,
-    Recorder,
 )
+from gpuwatch.recorder import Recorder
 from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
 
 OPERATIONS = (
@@ -108,9 +108,9 @@ def test_the_ledger_closes_after_any_sequence_of_operations(script: list[tuple[s
     bench.check()
     line = bench.accounts.timeline
     assert line.ledger.watermark_ns == bench.clock() and line.ledger.sum_ns == bench.clock()
-    assert sum(line.phases_ns.values()) <= bench.clock(), "no moment is in two steps"
-    assert min(line.phases_ns.values()) >= 0
-    assert sum(line.histogram) == line.steps
+    assert sum(line.counts.phases_ns.values()) <= bench.clock(), "no moment is in two steps"
+    assert min(line.counts.phases_ns.values()) >= 0
+    assert sum(line.counts.histogram) == line.counts.steps
 
 
 @settings(max_examples=200, deadline=None)
@@ -129,7 +129,11 @@ def test_when_the_log_is_folded_changes_no_total(script: list[tuple[str, int]], 
         bench.accounts.finish(bench.clock())
     often, once = benches[1].accounts.timeline, benches[0].accounts.timeline
     assert often.ledger.totals_ns == once.ledger.totals_ns
-    assert (often.steps, often.phases_ns, often.histogram) == (once.steps, once.phases_ns, once.histogram)
+    assert (often.counts.steps, often.counts.phases_ns, often.counts.histogram) == (
+        once.counts.steps,
+        once.counts.phases_ns,
+        once.counts.histogram,
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -150,8 +154,8 @@ def test_each_step_is_counted_once_with_its_own_times(steps: list[tuple[int, int
         clock.sleep_ms(pause)
     bench.accounts.finish(clock())
     line = bench.accounts.timeline
-    assert line.steps == len(steps)
-    assert line.phases_ns == {
+    assert line.counts.steps == len(steps)
+    assert line.counts.phases_ns == {
         "data_wait": sum(s[0] for s in steps) * MS,
         "transfer": sum(s[1] for s in steps) * MS,
         "compute": sum(s[2] for s in steps) * MS,
@@ -173,7 +177,7 @@ def test_a_copy_inside_a_wait_is_a_copy_and_counted_once() -> None:
     clock.sleep_ms(4)
     recorder.end_step(clock())
     bench.accounts.finish(clock())
-    assert bench.accounts.timeline.phases_ns == {"data_wait": 4 * MS, "transfer": 2 * MS, "compute": 4 * MS}
+    assert bench.accounts.timeline.counts.phases_ns == {"data_wait": 4 * MS, "transfer": 2 * MS, "compute": 4 * MS}
 
 
 def test_a_phase_inside_a_wait_pauses_the_wait() -> None:
@@ -192,7 +196,7 @@ def test_a_phase_inside_a_wait_pauses_the_wait() -> None:
     bench.accounts.finish(clock())
     totals = bench.accounts.timeline.ledger.totals_ns
     assert (totals["input_wait"], totals["checkpoint"], totals["compute"]) == (5 * MS, 10 * MS, 5 * MS)
-    assert bench.accounts.timeline.steps == 1
+    assert bench.accounts.timeline.counts.steps == 1
 
 
 def test_a_wait_outside_of_any_step_belongs_to_the_next_step() -> None:
@@ -210,7 +214,7 @@ def test_a_wait_outside_of_any_step_belongs_to_the_next_step() -> None:
     bench.accounts.finish(clock())
     line = bench.accounts.timeline
     assert (line.ledger.totals_ns["input_wait"], line.ledger.totals_ns["startup"]) == (8 * MS, 0)
-    assert line.phases_ns["data_wait"] == 8 * MS and line.steps == 1
+    assert line.counts.phases_ns["data_wait"] == 8 * MS and line.counts.steps == 1
 
 
 def test_a_level_that_is_closed_late_closes_nobody_elses() -> None:

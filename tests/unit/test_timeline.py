@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.accounts import Accounts
-from gpuwatch.recorder import DATA_WAIT, PART, STEP, Recorder
+from gpuwatch.entries import DATA_WAIT, PART, STEP
+from gpuwatch.recorder import Recorder
 from gpuwatch.rules.epoch_start_pause import epoch_start_pause
 from gpuwatch.timeline import Timeline
 from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
@@ -26,7 +27,7 @@ def test_a_run_is_stalled_after_30_s_without_a_step_and_not_before() -> None:
 def test_slow_steps_stall_only_after_ten_of_their_medians() -> None:
     line = Timeline(0)
     line.fold([step(0, 20 * S), step(20 * S, 40 * S), step(40 * S, 45 * S)])
-    assert line.median_step_ns == 20 * S
+    assert line.counts.median_ns == 20 * S
     assert not line.book_stall(45 * S + 200 * S)
     assert line.book_stall(45 * S + 200 * S + 1)
 
@@ -86,7 +87,7 @@ def test_an_interrupted_step_is_one_record_without_the_pause() -> None:
     steps, phases = line.fold(log)
     [record] = steps
     assert (record.start_ns, record.data_wait_ns, record.transfer_ns, record.compute_ns) == (0, 4, 1, 25)
-    assert (record.samples, record.epoch_start, line.samples) == (8, True, 8)
+    assert (record.samples, record.epoch_start, line.counts.samples) == (8, True, 8)
     assert [(p.name, p.start_ns, p.end_ns) for p in phases] == [("eval", 10, None), ("eval", 10, 60)]
 
 
@@ -94,7 +95,7 @@ def test_overlapping_claims_are_counted_once() -> None:
     line = Timeline(0)
     steps, _ = line.fold([step(0, 10), step(5, 20, data=12), step(18, 15)])
     assert [record.total_ns for record in steps] == [10, 10, 0]
-    assert line.ledger.sum_ns == 20 and sum(line.phases_ns.values()) == 20
+    assert line.ledger.sum_ns == 20 and sum(line.counts.phases_ns.values()) == 20
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_overlapping_claims_are_counted_once() -> None:
 def test_steps_fall_into_the_bucket_whose_bound_they_do_not_pass(ms: float, bucket: int) -> None:
     line = Timeline(0)
     line.fold([step(0, int(ms * MS))])
-    assert line.histogram.index(1) == bucket
+    assert line.counts.histogram.index(1) == bucket
 
 
 def long_run(passes: int, length: int, pause_ms: float, wait_ms: float = 0.0, compute_ms: float = 5) -> Accounts:
@@ -150,5 +151,5 @@ def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     accounts = long_run(3, 20_000, pause_ms=1)
     accounts.take_news()
     assert len(accounts._recent) == 2048 and len(accounts.recorder.log) == 0
-    assert accounts.timeline.steps == 60_000
+    assert accounts.timeline.counts.steps == 60_000
     assert len(accounts.window(accounts.recorder.clock())[0].steps) <= 20_002

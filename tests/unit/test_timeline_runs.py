@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.recorder import ENTER, EXIT, PART, SPAN, STEP, TOKENS
-from gpuwatch.timeline import StepRecord, Timeline
+from gpuwatch.entries import ENTER, EXIT, PART, SPAN, STEP, TOKENS
+from gpuwatch.records import StepRecord
+from gpuwatch.timeline import Timeline
 
 
 class OneByOne(Timeline):
@@ -60,7 +61,11 @@ def test_any_log_is_booked_alike_in_runs_and_one_by_one(told: list[tuple[Any, ..
         quick, slow = lines
         assert quick.ledger.totals_ns == slow.ledger.totals_ns
         assert quick.ledger.watermark_ns == slow.ledger.watermark_ns
-        assert (quick.steps, quick.samples, quick.samples_known) == (slow.steps, slow.samples, slow.samples_known)
-        assert quick.phases_ns == slow.phases_ns and quick.histogram == slow.histogram
-        assert quick.median_step_ns == slow.median_step_ns and quick.last_progress_ns == slow.last_progress_ns
+        assert (quick.counts.steps, quick.counts.samples, quick.counts.samples_known) == (
+            slow.counts.steps,
+            slow.counts.samples,
+            slow.counts.samples_known,
+        )
+        assert quick.counts.phases_ns == slow.counts.phases_ns and quick.counts.histogram == slow.counts.histogram
+        assert quick.counts.median_ns == slow.counts.median_ns and quick.last_progress_ns == slow.last_progress_ns
         assert quick.ledger.sum_ns == quick.ledger.watermark_ns

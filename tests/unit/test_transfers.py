@@ -35,7 +35,7 @@ def slow_copies(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def transferred_ms(watch: Watch) -> float:
     turn(watch)
-    return watch._publisher.accounts.timeline.phases_ns["transfer"] / MS
+    return watch._publisher.accounts.timeline.counts.phases_ns["transfer"] / MS
 
 
 def batches(count: int) -> list[Any]:

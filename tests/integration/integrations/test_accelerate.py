@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import time
 from typing import Any
 
 import pytest
@@ -106,3 +108,43 @@ def test_workers_are_known_to_the_integration(accelerator: Any) -> None:
         for _ in integration.watch(loader):
             known = watch._publisher.loader
             assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
+
+
+@WATCHES
+def test_a_watched_loader_may_be_prepared(watched: Any, accelerator: Any, truth: w.Truth) -> None:
+    before = accelerate.Accelerator._prepare_one, accelerate.Accelerator.skip_first_batches
+    with gpuwatch.Watch(quiet=True) as watch:
+        model = torch.nn.Linear(8, 1)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters()), watched(w.train_loader(truth, 6 * w.BATCH_SIZE))
+        )
+        assert loader.total_batch_size == w.BATCH_SIZE, "it is Accelerate's loader that is watched"
+        assert accelerator._dataloaders[0].dataset is loader.dataset
+        synced = []
+        for batch in accelerator.skip_first_batches(loader, 2):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["x"]).sum())
+                optimizer.step()
+                synced.append(accelerator.sync_gradients)
+        report = watch.report()
+    assert (report.steps, report.samples) == (4, 4 * w.BATCH_SIZE)
+    assert synced == [False, True, False, True]
+    assert (accelerate.Accelerator._prepare_one, accelerate.Accelerator.skip_first_batches) == before
+
+
+def test_copies_of_a_loader_that_was_prepared_while_watched_are_transfer(
+    accelerator: Any, truth: w.Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("accelerate.data_loader")
+
+    def slow(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.01)
+        return batch
+
+    monkeypatch.setattr(module, "send_to_device", slow)
+    with gpuwatch.Watch(quiet=True) as watch:
+        for _ in accelerator.prepare(gpuwatch.watch(w.train_loader(truth, 6 * w.BATCH_SIZE))):
+            pass
+        report = watch.report()
+    assert report.steps == 6
+    assert report.states["transfer"] >= 0.05

@@ -1,0 +1,112 @@
+"""Timing events of torch's accelerator: CUDA's own, or those of `torch.Event` on any other device that has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def device_in_use(torch: Any) -> str | None:
+    """Return the kind of device that the user's code has set up by now: "cuda", "xpu" …; None before it has.
+
+    Never sets one up: it asks `is_initialized()` alone. A kind that cannot tell (mps) is never in use by this.
+    """
+    try:
+        if torch.cuda.is_initialized():
+            return "cuda" if torch.cuda.is_available() else None
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None or accelerator.type == "cuda":
+            return None
+        return str(accelerator.type) if getattr(torch, accelerator.type).is_initialized() else None
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def torch_events(torch: Any) -> TorchEvents | None:
+    """Return events of the current device; None where the user's code has not set it up, or where it has no timing events."""
+    kind = device_in_use(torch)
+    if kind is None:
+        return None
+    try:
+        events = CudaEvents(torch) if kind == "cuda" else TorchEvents(torch, kind)
+        return events if events.can_time() else None
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+class TorchEvents:
+    """Events on the device and stream of `torch.accelerator` that were current at first."""
+
+    def __init__(self, torch: Any, kind: str) -> None:
+        self._torch = torch
+        self._kind = kind
+        self._free: list[Any] = []
+        self._device = self._current_device()
+        self._stream = self._current_stream()
+        self.foreign = 0
+        """How often another device or stream was seen at work: what is there is not measured, so waits are not verified."""
+
+    def can_time(self) -> bool:
+        """Return whether this device has events that tell the time. Nothing is recorded for that."""
+        self._free.append(self._new())
+        return True
+
+    def record(self, event: Any | None) -> Any:
+        if event is None:
+            event = self._free.pop() if self._free else self._new()
+        event.record()
+        return event
+
+    def ready(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def elapsed_ns(self, first: Any, second: Any) -> int:
+        return int(first.elapsed_time(second) * 1e6)
+
+    def release(self, event: Any) -> None:
+        self._free.append(event)
+
+    def usable(self) -> bool:
+        if self._current_device() == self._device and self._current_stream() == self._stream:
+            return True
+        self.foreign += 1
+        return False
+
+    def saw(self, device: Any) -> None:
+        if device.type == self._kind and device.index not in (None, self._device):
+            self.foreign += 1
+
+    def _new(self) -> Any:
+        return self._torch.Event(device=self._kind, enable_timing=True)
+
+    def _current_device(self) -> int:
+        return int(self._torch.accelerator.current_device_index())
+
+    def _current_stream(self) -> Any:
+        return self._torch.accelerator.current_stream(self._device).stream_id
+
+
+class CudaEvents(TorchEvents):
+    """CUDA's: the same by quicker ways, and none while a graph is captured."""
+
+    def __init__(self, torch: Any) -> None:
+        self._capturing = torch.cuda.is_current_stream_capturing
+        super().__init__(torch, "cuda")
+
+    def can_time(self) -> bool:
+        """Return whether the current device has a context: an event on one that has none would make one there.
+
+        It has none where the user works on "cuda:1" and never called `set_device`.
+        """
+        return bool(self._torch._C._cuda_hasPrimaryContext(self._device))
+
+    def usable(self) -> bool:
+        return not self._capturing() and super().usable()
+
+    def _new(self) -> Any:
+        return self._torch.cuda.Event(enable_timing=True)
+
+    def _current_device(self) -> int:
+        return int(self._torch.cuda.current_device())
+
+    def _current_stream(self) -> Any:
+        return self._torch._C._cuda_getCurrentRawStream(self._device)
