@@ -1,0 +1,302 @@
+"""Training loops with a known injury. Each switches the truth's sections itself and is watched as a user would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accuracy_lab import AFTER, BETWEEN, DATA, LAUNCH, OTHER, TRANSFER, Lab
+from torch.utils.data import DataLoader, Dataset
+
+MANY = 1_000_000
+
+
+class Waits(Dataset[Any]):
+    """Items that take so long to read: `every`-th ones `slow_s`, the others `item_s`. Pickling it takes `pickling_s`."""
+
+    def __init__(
+        self, item_s: float, every: int = 0, slow_s: float = 0.0, items: int = MANY, pickling_s: float = 0.0
+    ) -> None:
+        self.item_s, self.every, self.slow_s, self.items, self.pickling_s = item_s, every, slow_s, items, pickling_s
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.slow_s if self.every and index % self.every == 0 else self.item_s)
+        return torch.full((8,), float(index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        time.sleep(self.pickling_s)
+        return self.__dict__
+
+
+def loader(item_s: float, every: int = 0, slow_s: float = 0.0, items: int = MANY, **options: Any) -> Any:
+    return DataLoader(Waits(item_s, every, slow_s, items), batch_size=1, **options)
+
+
+def constant_wait(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.020)):
+        lab.train(0.010)
+        if lab.over():
+            break
+
+
+def hidden_wait(lab: Lab) -> None:
+    for number, _ in enumerate(lab.loop(loader(0.008))):
+        lab.train(0.010)
+        if number % 50 == 49:
+            lab.keep_near()
+        if lab.over():
+            break
+
+
+def partly_hidden_wait(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.025)):
+        lab.train(0.015, host_s=0.003)
+        if lab.over():
+            break
+
+
+def hidden_without_optimizer(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.015)):
+        lab.train(0.010, optimizer=False)
+        if lab.over():
+            break
+
+
+def bursts(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.001, every=4, slow_s=0.060)):
+        lab.train(0.010)
+        if lab.over():
+            break
+
+
+def bursts_of_workers(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.050, num_workers=2)):
+        lab.train(0.010, host_s=0.005)
+        if lab.over():
+            break
+
+
+def slow_first_batch(lab: Lab) -> None:
+    while not lab.time_is_up:
+        for _ in lab.loop(loader(0.001, every=20, slow_s=0.200, items=20)):
+            lab.train(0.010, host_s=0.005)
+        lab.truth.now(OTHER)
+
+
+def declared_evaluation(lab: Lab) -> None:
+    for number, _ in enumerate(lab.loop(loader(0.004))):
+        lab.train(0.008)
+        if number % 10 == 9:
+            with lab.truth.during("eval"), lab.watch.phase("eval"):
+                for _ in lab.watch.steps(loader(0.020, items=5)):
+                    lab.device.launch(0.002, "eval")
+        if lab.over():
+            break
+
+
+def undeclared_evaluation(lab: Lab) -> None:
+    for number, _ in enumerate(lab.loop(loader(0.004))):
+        lab.train(0.008)
+        if number % 10 == 9:
+            with lab.truth.during("eval"), torch.no_grad():
+                for _ in lab.watch.steps(loader(0.020, items=5)):
+                    lab.device.launch(0.002, "eval")
+        if lab.over():
+            break
+
+
+def host_work_in_the_loop(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.001)):
+        lab.train(0.007, host_s=0.007, after_s=0.030)
+        if lab.over():
+            break
+
+
+def host_work_between_steps(lab: Lab) -> None:
+    while True:
+        with lab.watch.step():
+            lab.train(0.007, host_s=0.007)
+            lab.truth.now(BETWEEN)
+        if lab.over():
+            break
+        time.sleep(0.030)
+
+
+def spawned_workers(lab: Lab) -> None:
+    dataset = Waits(0.001, pickling_s=0.3)
+    spawned: Any = DataLoader(dataset, batch_size=1, num_workers=2, multiprocessing_context="spawn")
+    for number, _ in enumerate(lab.loop(spawned)):
+        lab.train(0.010, host_s=0.005)
+        if number > 40 and lab.over():
+            break
+
+
+def pageable_copies(lab: Lab) -> None:
+    with lab.copies_are_work():
+        for batch in lab.loop(loader(0.003)):
+            lab.copy(batch, 0.004, blocking=True)
+            lab.train(0.010)
+            if lab.over():
+                break
+
+
+def pinned_copies(lab: Lab) -> None:
+    with lab.copies_are_work():
+        for number, batch in enumerate(lab.loop(loader(0.012))):
+            lab.copy(batch, 0.004, blocking=False)
+            lab.train(0.010)
+            if number % 50 == 49:
+                lab.keep_near()
+            if lab.over():
+                break
+
+
+class PrefetchedAside:
+    """Copies the next batch on a stream of its own while the device computes: the usual side-stream prefetcher.
+
+    The main stream has nothing to do with the copy, and this one is done long before the batch is asked for.
+    """
+
+    def __init__(self, batches: Any, target: str) -> None:
+        self._batches, self._target = batches, target
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = torch.cuda.Stream() if self._target == "cuda" else None
+        for batch in self._batches:
+            if stream is None:
+                yield batch
+                continue
+            with torch.cuda.stream(stream):
+                moved = batch.pin_memory().to(self._target, non_blocking=True)
+            torch.cuda.current_stream().wait_stream(stream)
+            yield moved
+
+
+def pinned_copies_aside(lab: Lab) -> None:
+    for number, _ in enumerate(lab.loop(PrefetchedAside(loader(0.006), lab.device.target))):
+        lab.train(0.010)
+        if number % 50 == 49:
+            lab.keep_near()
+        if lab.over():
+            break
+
+
+def copies_by_the_watch(lab: Lab) -> None:
+    with lab.copies_are_work():
+        lab._copy_s = 0.004
+        for _ in lab.loop(CopiedByWatch(lab), to=lab.device.target):
+            lab.train(0.010)
+            if lab.over():
+                break
+
+
+class CopiedByWatch:
+    """Hands out batches and tells the truth that they are copied next."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = torch.zeros(8)
+        while True:
+            time.sleep(0.003)
+            self._lab.truth.now(TRANSFER)
+            yield batch
+
+
+def item_every_step(lab: Lab) -> None:
+    with lab.copies_are_work():
+        for batch in lab.loop(loader(0.005)):
+            lab.copy(batch, 0.002, blocking=True)
+            lab.truth.now(LAUNCH)
+            lab.device.launch(0.012)
+            lab.optimizer.step()
+            lab.truth.now(AFTER)
+            lab.device.synchronize()
+            lab.truth.now(DATA)
+            if lab.over():
+                break
+
+
+def accumulation(lab: Lab) -> None:
+    for number, _ in enumerate(lab.loop(loader(0.012))):
+        lab.train(0.008, optimizer=number % 4 == 3)
+        if lab.over():
+            break
+
+
+def early_break(lab: Lab) -> None:
+    while not lab.time_is_up:
+        for number, _ in enumerate(lab.loop(loader(0.010))):
+            lab.train(0.010, host_s=0.006)
+            if number == 7:
+                lab.truth.now(OTHER)
+                break
+        time.sleep(0.050)
+
+
+def nested_loops(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.010)):
+        lab.truth.now(DATA)
+        for _ in lab.watch.steps(loader(0.004, items=3)):
+            lab.train(0.006, host_s=0.006)
+        lab.train(0.005, host_s=0.005)
+        if lab.over():
+            break
+
+
+def mixture(lab: Lab) -> None:
+    time.sleep(0.3)
+    while not lab.time_is_up:
+        for _ in lab.loop(loader(0.008, items=10)):
+            lab.train(0.010, host_s=0.010)
+        with lab.truth.during("checkpoint"), lab.watch.phase("checkpoint"):
+            time.sleep(0.060)
+        with lab.truth.during(OTHER), lab.watch.phase("logging"):
+            time.sleep(0.040)
+        lab.truth.now(OTHER)
+        time.sleep(0.030)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    injected: str
+    """In words, for people."""
+    run: Callable[[Lab], None]
+
+
+SCENARIOS = (
+    Scenario("constant wait", "20 ms a batch, 10 ms of work", constant_wait),
+    Scenario("hidden wait", "8 ms a batch behind 10 ms of work", hidden_wait),
+    Scenario("partly hidden wait", "25 ms a batch, 15 ms of work launched over 3 ms", partly_hidden_wait),
+    Scenario("no optimizer seen", "15 ms a batch, 10 ms of work, no optimizer", hidden_without_optimizer),
+    Scenario("burst every 4th", "60 ms every 4th batch, else 1 ms; 10 ms of work", bursts),
+    Scenario("bursts of 2 workers", "50 ms a batch in each of 2 workers, 10 ms of work", bursts_of_workers),
+    Scenario("slow first batch", "200 ms at the start of each 20 batches, else 1 ms", slow_first_batch),
+    Scenario("evaluation, declared", "5 × 20 ms of a slow loader every 10 steps", declared_evaluation),
+    Scenario("evaluation, undeclared", "the same under no_grad, undeclared", undeclared_evaluation),
+    Scenario("host work in the loop", "30 ms of Python after each step of 7 ms", host_work_in_the_loop),
+    Scenario("host work between steps", "30 ms between `with w.step()` of 7 ms", host_work_between_steps),
+    Scenario("spawned workers", "0.3 s of pickling for each of 2 workers, and their start", spawned_workers),
+    Scenario("pageable copies", "4 ms a copy, blocking, behind 10 ms of work", pageable_copies),
+    Scenario("pinned copies", "4 ms a copy, not blocking, on the same stream", pinned_copies),
+    Scenario("pinned copies, overlapped", "copied on a side stream while the device computes", pinned_copies_aside),
+    Scenario("copies by `to=`", "4 ms a copy, made by gpuwatch itself", copies_by_the_watch),
+    Scenario("`.item()` every step", "12 ms of work waited for each step; 2 ms a copy", item_every_step),
+    Scenario("gradient accumulation", "12 ms a batch, 8 ms of work, optimizer every 4th", accumulation),
+    Scenario("early break", "break after 8 of many batches, 50 ms of other work", early_break),
+    Scenario("two nested loops", "3 inner steps of 4 + 6 ms in each outer step of 10 + 5 ms", nested_loops),
+    Scenario("checkpoint and other", "start-up, checkpoints, a phase of another name, pauses", mixture),
+)
+
+
+def named(name: str) -> Scenario:
+    """Return a scenario by its name. Raises: KeyError."""
+    return {scenario.name: scenario for scenario in SCENARIOS}[name]
