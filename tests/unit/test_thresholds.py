@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import this_process
+from gpuwatch import hook, this_process
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules.eval_share import eval_share
 from gpuwatch.thresholds import THRESHOLDS, Thresholds, use
