@@ -210,7 +210,7 @@ class Watch:
     def _read_config(self) -> None:
         """Compare with the thresholds of the file that GPUWATCH_CONFIG names, if it names one."""
         path = os.environ.get("GPUWATCH_CONFIG")
-        if path and not this_process.open_watches:
+        if path and this_process.made <= 1:
             try:
                 from gpuwatch.config import use_thresholds_of
 

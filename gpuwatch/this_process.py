@@ -16,14 +16,15 @@ opening = threading.Lock()
 """Held while the Watch that ends with the process is opened."""
 parent_trained = False
 """This process was forked by one that had a Watch."""
-_made = 0
+made = 0
+"""Watches that were made in this process so far."""
 
 
 def next_suffix() -> str:
     """Return what gives a second Watch of the same process a run id of its own."""
-    global _made
-    _made += 1
-    return "" if _made == 1 else f"-{_made}"
+    global made
+    made += 1
+    return "" if made == 1 else f"-{made}"
 
 
 def is_set(name: str) -> bool:
@@ -39,10 +40,10 @@ def is_loader_worker() -> bool:
 
 def forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
-    global opening, parent_trained, _made
+    global opening, parent_trained, made
     opening = threading.Lock()
-    parent_trained = parent_trained or _made > 0
-    _made = 0
+    parent_trained = parent_trained or made > 0
+    made = 0
     for each in list(open_watches):
         each._abandon()
     open_watches.clear()

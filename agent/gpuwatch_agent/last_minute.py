@@ -52,7 +52,7 @@ class LastMinute:
         return (now.drained_steps - then.drained_steps) / steps, (now.read_back_steps - then.read_back_steps) / steps
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return the counts of a minute ago and of now."""
+        """Return the counts of then and of now."""
         return (self._then(), self._seen[-1][2]) if self._seen else (Counts(), Counts())
 
     def _then(self) -> Counts:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 from torch.utils.data import DataLoader
 
-from gpuwatch import hook
+from gpuwatch import hook, this_process
 
 from .gpu_programs import GPU, HEALTHY_GPU
 from .input_programs import INPUT
@@ -41,7 +41,7 @@ def run(number: int, stretch: float) -> None:
 
     hook.Watch.close = noted  # type: ignore[method-assign]
     program.main(Clock(stretch * program.seconds))
-    for watch in list(hook._open_watches):
+    for watch in list(this_process.open_watches):
         watch.close()
     found = [asdict(finding) for report in watches for finding in report.findings]
     print(json.dumps(found), flush=True)

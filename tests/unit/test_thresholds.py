@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import hook
+from gpuwatch import hook, this_process
 from gpuwatch.errors import ConfigError
 from gpuwatch.rules.eval_share import eval_share
 from gpuwatch.thresholds import THRESHOLDS, Thresholds, use
@@ -54,6 +54,7 @@ def test_a_training_s_own_verdict_compares_with_the_file_that_the_environment_na
     file = tmp_path / "gpuwatch.toml"
     file.write_text("[thresholds]\ninput_share = 0.33\n")
     monkeypatch.setenv("GPUWATCH_CONFIG", str(file))
+    monkeypatch.setattr(this_process, "made", 0)
     hook.Watch(quiet=True).close()
     assert THRESHOLDS.input_share == 0.33
 
@@ -62,5 +63,6 @@ def test_a_file_that_cannot_be_read_hurts_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GPUWATCH_CONFIG", str(tmp_path / "absent.toml"))
+    monkeypatch.setattr(this_process, "made", 0)
     hook.Watch(quiet=True).close()
     assert "absent.toml" in caplog.text and asdict(THRESHOLDS) == PLAIN
