@@ -137,7 +137,7 @@ class Agent:
         found: list[dict[str, Any]] = self.get("/api/v1/runs")["runs"]
         return next((each for each in found if each["run"] == run), None)
 
-    def wait_run(self, run: str, timeout_s: float = 10, **fields: object) -> dict[str, Any]:
+    def wait_run(self, run: str, timeout_s: float = 45, **fields: object) -> dict[str, Any]:
         """Return the run once it is there with these values."""
 
         def look() -> dict[str, Any] | None:
