@@ -133,8 +133,11 @@ def flood_part(directory: Path, count: int, rate: int, seconds: int) -> list[str
         told = json.loads(load.stdout.readline())
         share = (cpu_s(pid) - begin) / (time.monotonic() - begin_s)
         last_mb = resident_mb(pid)
-        time.sleep(4)
-        series = series_on(f"{url}/metrics")
+        for _ in range(30):  # on a busy machine the last messages take a while
+            time.sleep(2)
+            series = series_on(f"{url}/metrics")
+            if round(sum(value for name, value in series if name.startswith("gpuwatch_steps_total{"))) == told["steps"]:
+                break
         size_mb = (directory / "history.db").stat().st_size / 1e6
 
     def total(metric: str) -> int:

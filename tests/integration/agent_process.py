@@ -30,8 +30,11 @@ Series = dict[tuple[str, ...], float]
 """Values by (name, label values …) in the catalogue's order of labels, a bucket's bound last."""
 
 _TRAINER = """
-import json, sys, time
+import json, signal, sys, time
 import gpuwatch
+
+asked_to_end = []
+signal.signal(signal.SIGUSR1, lambda number, frame: asked_to_end.append(number))
 
 data_s, compute_s, seconds = map(float, sys.argv[1:])
 
@@ -40,7 +43,7 @@ class Batch:
 
 def batches():
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not asked_to_end and time.monotonic() < end:
         time.sleep(data_s)
         yield Batch()
 
@@ -134,7 +137,7 @@ class Agent:
         found: list[dict[str, Any]] = self.get("/api/v1/runs")["runs"]
         return next((each for each in found if each["run"] == run), None)
 
-    def wait_run(self, run: str, timeout_s: float = 10, **fields: object) -> dict[str, Any]:
+    def wait_run(self, run: str, timeout_s: float = 45, **fields: object) -> dict[str, Any]:
         """Return the run once it is there with these values."""
 
         def look() -> dict[str, Any] | None:
@@ -165,6 +168,10 @@ class Trainer:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def finish(self) -> None:
+        """Let it end after the step under way."""
+        self.process.send_signal(signal.SIGUSR1)
 
     def report(self, timeout_s: float = 30) -> dict[str, Any]:
         """Return the run's own final report, once it has ended."""

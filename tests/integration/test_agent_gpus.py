@@ -14,8 +14,8 @@ from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import wait_for
 
-POLLED_S = 12
-"""The agent asks for process lists every 10 s."""
+POLLED_S = 45
+"""The agent asks for process lists every 10 s; on a busy machine a new process takes a while to be there at all."""
 
 
 def gpu(number: int, *pids: int, busy: int = 0, **more: object) -> FakeGpu:

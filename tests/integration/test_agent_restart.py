@@ -24,19 +24,18 @@ def increase(pages: list[Series], key: tuple[str, ...]) -> float:
 
 def test_no_second_and_no_step_is_lost_or_counted_twice(tmp_path: Path) -> None:
     pages: list[Series] = []
-    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.012, compute_s=0.004, seconds=11, run=RUN) as trainer:
+    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.012, compute_s=0.004, run=RUN) as trainer:
         agent.wait_run(RUN)
         watch_counters(agent, 3, pages)
         for away_s in (0.0, 1.5):
             agent.kill()
             time.sleep(away_s)
             agent.start()
-            began = time.monotonic()
-            wait_for("the run is back", lambda: agent.run(RUN), 3, 0.05)
-            wait_for("it is heard", lambda: agent.metrics()["gpuwatch_messages_received_total",] > 0, 3, 0.05)
-            assert time.monotonic() - began < 3
+            wait_for("the run is back", lambda: agent.run(RUN), 30, 0.05)
+            wait_for("it is heard", lambda: agent.metrics()["gpuwatch_messages_received_total",] > 0, 30, 0.05)
             watch_counters(agent, 1.5, pages)
-        report = trainer.report()
+        trainer.finish()
+        report = trainer.report(60)
         run = agent.wait_run(RUN, status="ended")
         watch_counters(agent, 0.5, pages)
         last = agent.metrics()
