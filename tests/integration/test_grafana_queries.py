@@ -223,7 +223,7 @@ def test_annotations_ask_for_what_is_there(site: Site, dashboard: str) -> None:
 def test_top_from_prometheus_knows_the_gpus(site: Site) -> None:
     """Of `gpuwatch top`, but here there is a Prometheus that has scraped real GPUs, as far as NVML is."""
     command = [sys.executable, "-m", "gpuwatch", "top", "--once", "--prometheus", site.prometheus.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "160"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "COLUMNS": "160"})
     assert done.returncode == 0, done.stderr
     lines = {
         number: line for line in done.stdout.splitlines() for number in range(4) if line.startswith(f"  {number}   ")
