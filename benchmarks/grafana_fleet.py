@@ -41,7 +41,12 @@ def seconds(url: str, asked: Asked, hours: float) -> tuple[float, int]:
     path = "query"
     if not asked.instant:
         path = "query_range"
-        query = {"query": asked.expr, "start": str(now - 3600 * hours), "end": str(now), "step": str(hours * 3600 / 1000)}
+        query = {
+            "query": asked.expr,
+            "start": str(now - 3600 * hours),
+            "end": str(now),
+            "step": str(hours * 3600 / 1000),
+        }
     took, series = [], 0
     for _ in range(TIMES):
         begin = time.perf_counter()
