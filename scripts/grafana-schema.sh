@@ -18,7 +18,7 @@ one() { # our name, the file, the type
 }
 
 one dashboard dashboard/x/dashboard_types.gen Dashboard
-for panel in timeseries:TimeSeries stat:Stat table:Table text:Text bargauge:BarGauge; do
+for panel in timeseries:TimeSeries stat:Stat table:Table text:Text; do
   one "${panel%%:*}.options" "composable/${panel%%:*}/panelcfg/x/${panel##*:}PanelCfg_types.gen" Options
 done
 for panel in timeseries:TimeSeries table:Table; do

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,7 @@ def push(
     from gpuwatch_dashboards.grafana.push_marks import marks_of, push_marks
 
     def tell(pushed: Pushed) -> None:
-        where = f"  {url.rstrip('/')}{pushed.url}" if pushed.url else ""
+        where = f"  {_link(url, pushed.url)}" if pushed.url else ""
         typer.echo(f"{pushed.outcome:<9} {pushed.what}{where}")
 
     dashboards = files.load(_read(config))
@@ -105,6 +106,13 @@ def print_one(
         names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)
         raise ConfigError(f"{dashboard}: no such dashboard; there are {names}")
     typer.echo(files.text(found[name]), nl=False)
+
+
+def _link(url: str, path: str) -> str:
+    """Return the address of a page that Grafana names by its path, with or without the path that is in front of Grafana."""
+    parts = urllib.parse.urlsplit(url)
+    front = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path if front and path.startswith(front + '/') else front + path}"
 
 
 def _read(path: Path | None) -> Settings:

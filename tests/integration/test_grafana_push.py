@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpuwatch.commands.grafana import _link
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.connection import GrafanaError, connect, explained
 from gpuwatch_dashboards.grafana.push import Pushed, push_dashboards, push_folder
@@ -159,6 +160,18 @@ def test_grafana_under_a_path(tmp_path: Path) -> None:
         bare = server.url.removesuffix("/grafana")
         with pytest.raises(GrafanaError, match="answers, but not as Grafana does"):
             connect(bare, EDITOR)
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "link"),
+    [
+        ("http://h:3000", "/d/x", "http://h:3000/d/x"),
+        ("https://h/grafana/", "/d/x", "https://h/grafana/d/x"),
+        ("https://h/grafana", "/grafana/d/x", "https://h/grafana/d/x"),
+    ],
+)
+def test_links_that_are_told_have_the_path_in_front_once(url: str, path: str, link: str) -> None:
+    assert _link(url, path) == link
 
 
 def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:

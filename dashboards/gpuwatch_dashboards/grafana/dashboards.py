@@ -32,8 +32,8 @@ from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels import BY_KEY, GPU_PANELS, NODE_PANELS, RUN_PANELS, Panel
 from gpuwatch_dashboards.panels.alerts import FLEET_ALERTS, NODE_ALERTS, RUN_ALERTS
 from gpuwatch_dashboards.panels.fleet import FLEET_NOW, FLEET_OVER_TIME, FLEET_WHO, FLEET_WORST
+from gpuwatch_dashboards.panels.site_agent import AGENT
 from gpuwatch_dashboards.panels.site_node import (
-    AGENT,
     NODE_GPUS,
     NODE_HARDWARE,
     NODE_LEDGER,

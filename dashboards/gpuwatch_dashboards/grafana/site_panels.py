@@ -1,11 +1,11 @@
-"""Panels over a site as Grafana's: numbers, tables, bars, charts."""
+"""Panels over a site as Grafana's: numbers, tables, charts."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, table
+from grafana_foundation_sdk.builders import common, prometheus, stat, table
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
@@ -33,7 +33,7 @@ def site_panel(panel: SitePanel) -> Any:
             maximum=panel.maximum,
             limits=panel.thresholds,
         )
-    built = {"number": _number, "bars": _bars, "table": _table}[panel.shape](panel)
+    built = _number(panel) if panel.shape == "number" else _table(panel)
     built = built.title(panel.title).description(panel.question).datasource(source()).no_value(panel.empty)
     return built.unit(UNITS[panel.unit])
 
@@ -50,15 +50,6 @@ def _number(panel: SitePanel) -> stat.Panel:
     if panel.unit in DECIMALS:
         built = built.decimals(DECIMALS[panel.unit])
     return built.with_target(_instant(panel.curves[0], 0, prometheus_models.PromQueryFormat.TIME_SERIES))
-
-
-def _bars(panel: SitePanel) -> bargauge.Panel:
-    built = (
-        bargauge.Panel().orientation(common_models.VizOrientation.HORIZONTAL).thresholds(thresholds(panel.thresholds))
-    )
-    for number, curve in enumerate(panel.curves):
-        built = built.with_target(_instant(curve, number, prometheus_models.PromQueryFormat.TIME_SERIES))
-    return built
 
 
 def _table(panel: SitePanel) -> table.Panel:

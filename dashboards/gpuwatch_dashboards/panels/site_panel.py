@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuwatch_dashboards.panels.panel import Threshold
 
-Shape = Literal["lines", "stack", "number", "bars", "table"]
+Shape = Literal["lines", "stack", "number", "table"]
 SiteUnit = Literal[
     "1", "ratio", "s", "1/s", "bytes", "bytes/s", "watts", "celsius", "hertz", "hours", "money", "money/h", "up"
 ]

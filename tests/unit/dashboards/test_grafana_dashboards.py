@@ -20,7 +20,7 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.layout import Line, in_lines, widths
 from gpuwatch_dashboards.grafana.uids import PAGES, page_id
-from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_node, site_run
+from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_agent, site_node, site_run
 from gpuwatch_dashboards.panels.site_panel import SitePanel
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +53,7 @@ def expressions(name: str) -> Iterator[str]:
 def site_panels() -> list[SitePanel]:
     """Return every panel over a site that a list of panels holds."""
     found: list[SitePanel] = []
-    for module in (alerts, fleet, site_node, site_run):
+    for module in (alerts, fleet, site_agent, site_node, site_run):
         for value in vars(module).values():
             several = value if isinstance(value, tuple) else (value,)
             found += [each for each in several if isinstance(each, SitePanel)]
