@@ -106,8 +106,8 @@ def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
     )
     if all(each.speedup is None for each in found):
         return text_card("speeds", head, "One of the runs has no steps to compare.")
-    predicted = [None if each.prediction is None else round(each.prediction.predicted, 3) for each in found]
-    achieved = [None if each.speedup is None else round(each.speedup, 3) for each in found]
+    predicted = [None if each.prediction is None else round(each.prediction.predicted, 2) for each in found]
+    achieved = [None if each.speedup is None else round(each.speedup, 2) for each in found]
     label = {"show": True, "position": "right", "formatter": "{c}×"}
     series = [
         {"type": "bar", "name": "predicted, at most", "data": predicted, "color": ORANGE, "itemStyle": decal("/"), "label": label},
@@ -166,7 +166,11 @@ def _steps(reports: Sequence[RunReport]) -> Card:
         "animation": False,
         "grid": GRID,
         "tooltip": tooltip(scale),
-        "xAxis": {"type": "value", "min": 0, "axisLabel": {"formatter": f"{{value}}{since.suffix}"}},
+        "xAxis": {
+            "type": "value",
+            "min": 0,
+            "axisLabel": {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"},
+        },
         "yAxis": value_axis(scale, 1.15 * peak),
         "series": series,
     }
