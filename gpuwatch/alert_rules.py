@@ -61,7 +61,9 @@ def groups(
     if prices.gpu_hour is not None:
         costs = cost_rules(dict(prices.models), prices.gpu_hour)
         more = {"gpuwatch-levels": costs, "gpuwatch-hours": money_rules(LEVELS)}
-    intervals_s = {**INTERVALS_S, "gpuwatch-hours": thresholds.ledger_window_s}
+    # A group need not wait longer than the window that it reads.
+    intervals_s = {name: min(interval_s, thresholds.ledger_window_s) for name, interval_s in INTERVALS_S.items()}
+    intervals_s["gpuwatch-hours"] = thresholds.ledger_window_s
     recorded: list[dict[str, Any]] = []
     for name, rules in RECORDING_GROUPS.items():
         interval = {"interval": _duration(intervals_s[name])} if name in intervals_s else {}

@@ -58,6 +58,10 @@ class Page:
         """Return the value of a metric without labels; None when it was not measured."""
         return next((s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)), None)
 
+    def values(self, metric: str) -> dict[tuple[str, ...], float]:
+        """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
+        return {s.labels: s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)}
+
     def _render(self, open_metrics: bool) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(SampleCollector(self._samples))

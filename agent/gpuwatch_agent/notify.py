@@ -19,6 +19,7 @@ from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.notify_book import NotifyBook
 from gpuwatch_agent.notify_conditions import conditions
+from gpuwatch_agent.notify_hardware import hardware_conditions
 from gpuwatch_agent.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -87,9 +88,9 @@ class Notifier:
         """Look once, and try what is due once."""
         snapshot = self._snapshot()
         if snapshot is not None and now_s - snapshot.time_s < STALE_S:
-            self._book.update(
-                conditions(snapshot.runs, snapshot.findings, _gpus_lost(snapshot), now_s, self._thresholds), now_s
-            )
+            found = conditions(snapshot.runs, snapshot.findings, self._thresholds)
+            found += hardware_conditions(snapshot.page, now_s, self._thresholds)
+            self._book.update(found, now_s)
             self._book.save()  # before it is sent: a kill between the two sends twice rather than never
         for letter in self._book.due(now_s):
             if self._stop.is_set():
@@ -148,8 +149,3 @@ def _apprise_sender(apprise: Any, url: str) -> Sender:
 
 def _target(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()[:16]
-
-
-def _gpus_lost(snapshot: Snapshot) -> float | None:
-    seen, expected = snapshot.page.value("gpuwatch_gpus_seen"), snapshot.page.value("gpuwatch_gpus_expected")
-    return None if seen is None or expected is None else max(0.0, expected - seen)

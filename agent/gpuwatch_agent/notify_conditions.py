@@ -40,20 +40,11 @@ class Condition:
 def conditions(
     runs: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
-    gpus_lost: float | None,
-    now_s: float,
     thresholds: AlertThresholds,
 ) -> list[Condition]:
-    """Return what is wrong now. `runs` and `findings` are as in docs/api.md; `gpus_lost` is None where there is no driver."""
+    """Return what is wrong now. `runs` and `findings` are as in docs/api.md."""
     found = [each for finding in findings if (each := _of_finding(finding, thresholds)) is not None]
     found += _lost_runs(runs, thresholds)
-    if gpus_lost:
-        one = gpus_lost == 1
-        title = f"{gpus_lost:g} GPU{'' if one else 's'} fell off the bus"
-        body = "Do: drain the node; dmesg -T | grep -i xid says why; reset the GPU or reboot"
-        found.append(
-            Condition("GpuLost", "GpuLost", SEVERITY["GpuLost"], thresholds.gpu_lost_for_s, now_s, title, body)
-        )
     return list({condition.key: condition for condition in found}.values())
 
 

@@ -1,7 +1,7 @@
 """Prometheus rules, as data: `ALERT_RULES` and the groups of recording rules. `gpuwatch.alert_rules` renders them."""
 
 from gpuwatch.alerting.gpu_alerts import GPU_ALERTS
-from gpuwatch.alerting.hours import hour_rules
+from gpuwatch.alerting.hours import STATE_GROUPS, hour_rules
 from gpuwatch.alerting.node_alerts import NODE_ALERTS
 from gpuwatch.alerting.rank_rules import RANK_RULES
 from gpuwatch.alerting.recording import (
@@ -31,6 +31,7 @@ RECORDING_GROUPS: dict[str, tuple[RecordingRule, ...]] = {
     "gpuwatch-training": TRAINING_RULES,
     "gpuwatch-progress": PROGRESS_RULES,
     "gpuwatch-hours": hour_rules(LEVELS),
+    **{f"gpuwatch-states-{number}": rules for number, rules in enumerate(STATE_GROUPS)},
     "gpuwatch-runs": RUN_RULES,
     "gpuwatch-ranks": RANK_RULES,
     "gpuwatch-health": HEALTH_RULES,
@@ -39,7 +40,11 @@ RECORDING_GROUPS: dict[str, tuple[RecordingRule, ...]] = {
 """By the group's name. Prometheus evaluates groups side by side and a group's rules in their order."""
 INTERVALS_S: dict[str, float] = {
     **{name: LEDGER_INTERVAL_S for name in RECORDING_GROUPS if name.startswith(("gpuwatch-gpus", "gpuwatch-levels"))},
-    "gpuwatch-baselines": BASELINE_INTERVAL_S,
+    **{
+        name: BASELINE_INTERVAL_S
+        for name in RECORDING_GROUPS
+        if name.startswith(("gpuwatch-states", "gpuwatch-baselines"))
+    },
 }
 """Of the groups that need not be evaluated as often as the alerts."""
 ALERT_GROUPS: dict[str, tuple[AlertRule, ...]] = {

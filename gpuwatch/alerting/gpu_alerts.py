@@ -17,17 +17,15 @@ def _with_owner(expr: str, known: str) -> str:
     )
 
 
-_XIDS = {
+XIDS = {
     48: "double-bit ECC error", 63: "row remapping pending", 64: "row remapping failed", 74: "NVLink error",
     79: "GPU fell off the bus", 94: "contained memory error", 95: "uncontained memory error", 119: "GSP timeout",
 }  # fmt: skip
 """https://docs.nvidia.com/deploy/xid-errors/"""
-_XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)
+XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)
 """What a faulty or killed program causes: its owner's matter, and in its own log."""
 _XID_TEXT = (
-    "".join(
-        f"{{{{ {'else ' if n else ''}if eq $value {xid}.0 }}}}{text}" for n, (xid, text) in enumerate(_XIDS.items())
-    )
+    "".join(f"{{{{ {'else ' if n else ''}if eq $value {xid}.0 }}}}{text}" for n, (xid, text) in enumerate(XIDS.items()))
     + "{{ else }}see NVIDIA's list of XIDs{{ end }}"
 )
 
@@ -147,7 +145,7 @@ or
   gpuwatch_gpu_last_xid
   and on ({GPU_KEY}) time() - gpuwatch_gpu_last_xid_timestamp_seconds < <xid_window_seconds>
   unless on ({GPU_KEY}) ("""
-            + " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in _XIDS_OF_PROGRAMS)
+            + " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
             + ")\n",
             "gpuwatch_gpu_last_xid",
         ),

@@ -20,9 +20,9 @@ RUN_ALERTS: tuple[AlertRule, ...] = (
 )
 * on (job, instance, run, rank) group_left (name, user, job_id)
 (
-  topk by (job, instance, run, rank) (1, last_over_time(gpuwatch_run_info[<starved_window_s>]))
+  topk by (job, instance, run, rank) (1, gpuwatch_run_info)
   or on (job, instance, run, rank)
-  run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> * 0 + 1
+  gpuwatch_ledger_watermark_timestamp_seconds * 0 + 1
 )""",
         for_field="starved_for_s",
         summary="Run " + NAMED_RUN + " waits for input {{ $value | humanizePercentage }} of its training time",

@@ -40,6 +40,7 @@ class Post:
         self.findings: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
         self.gpus = (8.0, 8.0)
+        self.samples: list[Sample] = []
         self.now_s = START_S
         self.notifier = Notifier(
             self._snapshot, NotifySettings(("json://x",), **settings), THRESHOLDS, "n1", path, {"json://x": self._send}
@@ -52,7 +53,8 @@ class Post:
 
     def _snapshot(self) -> Snapshot:
         seen, expected = self.gpus
-        page = Page([Sample("gpuwatch_gpus_seen", seen), Sample("gpuwatch_gpus_expected", expected)])
+        own = [Sample("gpuwatch_gpus_seen", seen), Sample("gpuwatch_gpus_expected", expected)]
+        page = Page([*own, *self.samples])
         return Snapshot(self.now_s, 0.0, page, self.runs, self.findings)
 
     def look(self, after_s: float, findings: Sequence[dict[str, Any]] | None = None) -> list[str]:
@@ -222,13 +224,35 @@ def test_a_sender_that_raises_and_an_old_snapshot_stop_nothing() -> None:
     assert [title for title, _ in post.got] == ["[warning] GpuStarved on n1"]
 
 
+def test_an_xid_is_told_at_once_and_once_but_not_an_old_one_or_a_program_s() -> None:
+    post = Post()
+    gpu, other, third = ("0", "GPU-a"), ("1", "GPU-b"), ("2", "GPU-c")
+    post.samples = [
+        Sample("gpuwatch_gpu_last_xid", 79, gpu), Sample("gpuwatch_gpu_last_xid_timestamp_seconds", START_S, gpu),
+        Sample("gpuwatch_gpu_last_xid", 79, other), Sample("gpuwatch_gpu_last_xid_timestamp_seconds", START_S - 301, other),
+        Sample("gpuwatch_gpu_last_xid", 43, third), Sample("gpuwatch_gpu_last_xid_timestamp_seconds", START_S, third),
+    ]  # fmt: skip
+    assert post.look(1) == ["[critical] GpuXid on n1"]
+    assert post.got[0][1].startswith("GPU 0 (GPU-a) reported XID 79: GPU fell off the bus\nDo: ")
+    assert post.look(200) == ["[critical] GpuXid on n1"]
+
+
+def test_a_shm_that_is_nearly_full_is_told_after_a_minute_of_it() -> None:
+    post = Post()
+    post.samples = [
+        Sample("gpuwatch_shm_size_bytes", 100, ("host",)), Sample("gpuwatch_shm_used_bytes", 94, ("host",)),
+        Sample("gpuwatch_shm_size_bytes", 0, ("run:r1",)), Sample("gpuwatch_shm_used_bytes", 0, ("run:r1",)),
+    ]  # fmt: skip
+    assert [post.look(0), post.look(59)] == [[], []]
+    assert post.look(61) == ["[warning] ShmNearlyFull on n1"]
+    assert post.got[0][1].startswith("/dev/shm (host) is 94% full\n")
+
+
 def test_each_gpu_and_rank_is_an_alert_of_its_own() -> None:
     found = conditions(
         [],
         [finding("held_idle", run=None, rank=None, gpu=uuid) for uuid in ("GPU-a", "GPU-b")]
         + [finding("stalled", rank=rank) for rank in (0, 1)],
-        None,
-        START_S,
         THRESHOLDS,
     )
     assert sorted(each.key for each in found) == [
