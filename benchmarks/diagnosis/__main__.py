@@ -61,7 +61,7 @@ def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> lis
             try:
                 judged = Judged(stage(PROGRAMS[number], number, stretch=1 + attempt))
             except (OSError, RuntimeError) as error:
-                judged = Judged(replace(judged.said, skipped=str(error)))
+                judged = Judged(replace(judged.said, skipped=None, failed=str(error)))
             again = "" if judged.ok or attempt + 1 == tries else " (once more)"
             print(judged.row() + again, file=sys.stderr, flush=True)
             if not again:
