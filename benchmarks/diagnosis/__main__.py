@@ -25,7 +25,7 @@ from pathlib import Path
 from .judge import Judged
 from .page import page
 from .program import Program
-from .programs import PROGRAMS
+from .programs import PROGRAMS, REALTIME
 from .stage import ROOT, Said, stage
 
 PAGE = ROOT / "docs" / "diagnosis.md"
@@ -112,7 +112,7 @@ def main() -> int:
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     load = (
         f"{when}, {len(judged)} programs in {(time.monotonic() - begin) / 60:.0f} minutes on {cores} cores, of which {busy:.1f} were in use on average "
-        f"(these programs and others', load average {os.getloadavg()[0]:.0f}), {arguments.tries} tries at most"
+        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}), {arguments.tries} tries at most"
     )
     text = page(judged, load)
     if arguments.write:
