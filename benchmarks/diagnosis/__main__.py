@@ -25,7 +25,7 @@ from pathlib import Path
 from .judge import Judged
 from .page import page
 from .program import Program
-from .programs import PROGRAMS
+from .programs import PROGRAMS, REALTIME
 from .stage import ROOT, Said, stage
 
 PAGE = ROOT / "docs" / "diagnosis.md"
@@ -61,7 +61,7 @@ def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> lis
             try:
                 judged = Judged(stage(PROGRAMS[number], number, stretch=1 + attempt))
             except (OSError, RuntimeError) as error:
-                judged = Judged(replace(judged.said, skipped=str(error)))
+                judged = Judged(replace(judged.said, skipped=None, failed=str(error)))
             again = "" if judged.ok or attempt + 1 == tries else " (once more)"
             print(judged.row() + again, file=sys.stderr, flush=True)
             if not again:
@@ -112,7 +112,7 @@ def main() -> int:
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     load = (
         f"{when}, {len(judged)} programs in {(time.monotonic() - begin) / 60:.0f} minutes on {cores} cores, of which {busy:.1f} were in use on average "
-        f"(these programs and others', load average {os.getloadavg()[0]:.0f}), {arguments.tries} tries at most"
+        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}), {arguments.tries} tries at most"
     )
     text = page(judged, load)
     if arguments.write:

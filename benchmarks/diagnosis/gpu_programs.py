@@ -93,8 +93,8 @@ def kept_graphs(clock: Clock) -> None:
     kept: list[int] = []
     with gpu.measures(gpuwatch.Watch()) as watch:
         for _ in watch.steps(_batches()):
-            gpu.compute(0.03)
-            time.sleep(0.03)
+            gpu.compute(0.04)
+            time.sleep(0.02)
             kept.append(40_000_000)
             gpu.base = replace(gpu.base, memory_used_bytes=(20 << 30) + sum(kept))
             if clock.over:

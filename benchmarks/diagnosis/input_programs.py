@@ -188,7 +188,7 @@ INPUT = (
     Program("2 workers decode, cores are free", too_few_workers, ("input_cpu",), node="alone", cpu_bound=True, hook_sees=False),
     Program("a worker on every core", no_cores_left, ("input_cpu_saturated",), cpu_bound=True, also=("burst_every_n",)),
     Program("four workers on every core", far_too_many_workers, ("input_cpu_saturated", "too_many_workers"), cpu_bound=True, also=("burst_every_n",)),
-    Program("reads past the page cache", disk, ("input_disk",), cpu_bound=True, also=("burst_every_n",)),
+    Program("reads past the page cache", disk, ("input_disk",), also=("burst_every_n",)),
     Program("an object store, 2 requests at a time", network, ("input_network",), also=("burst_every_n",)),
     Program("one connection for 4 workers", one_connection, ("artificial_limit",), node="alone", hook_sees=False),
     Program("workers asleep", sleeping_store, ("input_unexplained",), also=("burst_every_n",)),

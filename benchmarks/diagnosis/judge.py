@@ -36,6 +36,8 @@ class Judged:
     def faults(self) -> list[str]:
         """What is wrong with what was said, empty when nothing is."""
         program, said = self.said.program, self.said
+        if said.failed is not None:
+            return [said.failed]
         allowed = {*program.causes, *program.also}
         faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
         if not faults and program.causes and self.first != program.causes[0]:

@@ -40,6 +40,9 @@ class Said:
     hook: list[dict[str, Any]] = field(default_factory=list)
     """In the hook's own report at the end."""
     skipped: str | None = None
+    """Why it cannot be run on this machine."""
+    failed: str | None = None
+    """Why it did not run to its end."""
     busy_cores: float = 0.0
     """Cores of the machine that were in use meanwhile, by whatever process."""
 
@@ -93,7 +96,7 @@ def _run(
             out.seek(0)
             lines = out.read().splitlines()
             if process.returncode != 0 or not lines:
-                said.skipped = f"the program failed with status {process.returncode}"
+                said.failed = f"the program failed with status {process.returncode}"
                 continue
             said.hook += json.loads(lines[-1])
     finally:
@@ -110,7 +113,7 @@ def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, sai
     deadline = begin + 3 * said.program.seconds + 180
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:
-            said.skipped = "the program did not end in time"
+            said.failed = "the program did not end in time"
             return
         with contextlib.suppress(OSError):
             found = _get(f"{url}/api/v1/findings")["findings"]
@@ -152,7 +155,7 @@ def _agent(folder: Path, program: Program, environment: dict[str, str], alone: A
     with (folder / "agent.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not _ready(url):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the agent did not start:\n{(folder / 'agent.log').read_text()[-3000:]}")

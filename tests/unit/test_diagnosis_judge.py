@@ -56,3 +56,8 @@ def test_a_miss_is_off_the_diagonal_of_the_matrix() -> None:
     text = page([judged(("input_cpu",), finding("input_disk")), judged(())], "today")
     assert "**0 of 1 programs with something wrong were understood" in text and "0 of 1 healthy ones alarmed" in text
     assert "| 1 | `input_cpu` |  | 1 |  |" in text and "| 3 | nothing |  |  | 1 |" in text
+
+
+def test_a_program_that_did_not_end_well_is_no_success() -> None:
+    broken = Judged(Said(Program("a", nothing, ()), failed="the agent did not start"))
+    assert not broken.ok and broken.faults == ["the agent did not start"]
