@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import sys
-from typing import NoReturn
 
 from gpuwatch import thresholds
 from gpuwatch.errors import ConfigError, GpuwatchError
@@ -17,17 +16,32 @@ from gpuwatch.thresholds import Thresholds
 from gpuwatch_agent.options import Options
 
 
-def go_on_as_agent(options: Options, chosen: Thresholds) -> NoReturn:
-    """Replace this program by the agent. The options go through memory that no other process sees: they may hold a password."""
+def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
+    """Replace this program by the agent; where that cannot be done, run the agent in it.
+
+    The options go through memory that no other process sees: they may hold a password.
+    """
     level = logging.getLogger().getEffectiveLevel()
-    memory = os.memfd_create("gpuwatch-agent-options")
-    with os.fdopen(os.dup(memory), "wb") as file:
-        pickle.dump((options, chosen, level), file)
-    os.lseek(memory, 0, os.SEEK_SET)
-    os.set_inheritable(memory, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
+    try:
+        memory = os.memfd_create("gpuwatch-agent-options")
+        with os.fdopen(os.dup(memory), "wb") as file:
+            pickle.dump((options, chosen, level), file)
+        os.lseek(memory, 0, os.SEEK_SET)
+        os.set_inheritable(memory, True)
+        os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
+    except OSError as error:  # forbidden here
+        logging.getLogger(__name__).debug("the agent goes on in the same interpreter: %s", error)
+    serve(options, chosen)
+
+
+def serve(options: Options, chosen: Thresholds) -> None:
+    """Run the agent until it is told to end. Raises: ConfigError."""
+    thresholds.use(chosen)
+    from gpuwatch_agent.main import run_agent
+
+    run_agent(options, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
 
 
 def main() -> None:
@@ -38,11 +52,8 @@ def main() -> None:
     with os.fdopen(int(sys.argv[2]), "rb") as file:
         options, chosen, level = pickle.load(file)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    thresholds.use(chosen)
-    from gpuwatch_agent.main import run_agent
-
     try:
-        run_agent(options, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
+        serve(options, chosen)
     except ConfigError as error:
         print(f"gpuwatch: {error}", file=sys.stderr)
         sys.exit(2)

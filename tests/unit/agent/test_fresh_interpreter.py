@@ -1,0 +1,56 @@
+"""`gpuwatch agent` goes on in a fresh interpreter: what it hands over, and what happens where it may not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.config import NotifySettings
+from gpuwatch.thresholds import THRESHOLDS, Thresholds
+from gpuwatch_agent import __main__ as fresh
+from gpuwatch_agent.options import Options
+
+OPTIONS = Options(http="127.0.0.1:1", history=Path("/x/history.db"), notify=NotifySettings(("json://secret@host",)))
+
+
+def test_options_thresholds_and_log_level_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[object] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        assert program == sys.executable and arguments[1:4] == ["-m", "gpuwatch_agent", "--options-from"]
+        assert "secret" not in " ".join(arguments)
+        descriptor = int(arguments[4])
+        assert os.get_inheritable(descriptor)
+        with os.fdopen(descriptor, "rb") as file:
+            handed.extend(pickle.load(file))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    chosen = Thresholds(input_share=0.42)
+    with pytest.raises(SystemExit):
+        fresh.go_on_as_agent(OPTIONS, chosen)
+    assert handed == [OPTIONS, chosen, logging.getLogger().getEffectiveLevel()]
+
+
+def test_where_it_is_forbidden_the_agent_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[object] = []
+
+    def forbidden(*_: object) -> int:
+        raise PermissionError("seccomp")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    monkeypatch.setattr(fresh, "serve", lambda *given: served.extend(given))
+    fresh.go_on_as_agent(OPTIONS, THRESHOLDS)
+    assert served == [OPTIONS, THRESHOLDS]
+
+
+def test_by_hand_it_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpuwatch_agent"])
+    with pytest.raises(SystemExit, match="2"):
+        fresh.main()
+    assert "start it as `gpuwatch agent`" in capsys.readouterr().err
