@@ -49,6 +49,7 @@ def _fleet(site: Site) -> None:
             "Lost time by",
             list(LEVELS),
             key=_LEVEL,
+            required=True,
             format_func=lambda name: f"By {name}",
             label_visibility="collapsed",
             on_change=lambda: remember(by=st.session_state[_LEVEL]),
@@ -69,6 +70,7 @@ def _choices() -> tuple[str, str]:
             "Time range",
             list(TIMES_S),
             key=_TIME,
+            required=True,
             label_visibility="collapsed",
             on_change=lambda: remember(window=st.session_state[_TIME]),
         )

@@ -75,11 +75,16 @@ def _choices(runs: Sequence[Run], run: Run | None, selection: Chosen) -> str:
         if _WINDOW not in st.session_state:
             st.session_state[_WINDOW] = selection.window or DEFAULT_WINDOW
         window = st.segmented_control(
-            "Time range", list(WINDOWS_S), key=_WINDOW, label_visibility="collapsed", on_change=_remember_window
+            "Time range",
+            list(WINDOWS_S),
+            key=_WINDOW,
+            required=True,
+            label_visibility="collapsed",
+            on_change=_remember_window,
         )
         if selection.range is not None:
             st.button("Back to now", on_click=lambda: remember(**{"from": None, "to": None}))
-    return window or DEFAULT_WINDOW
+    return window or selection.window or DEFAULT_WINDOW
 
 
 def _remember_window() -> None:
@@ -132,6 +137,7 @@ def _gpu_choice(gpus: Sequence[str], gpu: str | None) -> None:
         "GPUs in the charts below",
         [ALL_GPUS, *gpus],
         key=_GPU,
+        required=True,
         format_func=lambda name: "All GPUs" if name == ALL_GPUS else f"GPU {name}",
         label_visibility="collapsed",
         on_change=lambda: remember(gpu=None if st.session_state[_GPU] in (None, ALL_GPUS) else st.session_state[_GPU]),
