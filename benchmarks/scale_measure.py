@@ -133,9 +133,10 @@ def _stop_scraping(prometheus: Server, directory: Path) -> None:
 
 
 def _watch(seen: Measured, prometheus: Server, fleet_pid: int) -> None:
-    time.sleep(min(WARM_UP_S, 30 * seen.setup.minutes))
+    warm_up_s = min(WARM_UP_S, 30 * seen.setup.minutes)
+    time.sleep(warm_up_s)
     pid = prometheus.process.pid
-    end_s = time.monotonic() + max(60.0, 60 * seen.setup.minutes - WARM_UP_S)
+    end_s = time.monotonic() + 60 * seen.setup.minutes - warm_up_s
     begin_s, begin = time.monotonic(), (_cpu_s(pid), _cpu_s(fleet_pid), _own(prometheus))
     loads, sizes, durations = [], [], dict[str, list[float]]()
     while time.monotonic() < end_s:
