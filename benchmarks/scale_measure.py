@@ -55,6 +55,8 @@ class Measured:
     day: str
     prometheus: str
     cpu_count: int
+    note: str = ""
+    """What was out of the ordinary, for the page; written by hand into the file."""
     load: float = 0.0
     """Median of the machine's one-minute load while it ran: everything on it counts."""
     targets_up: float = 0.0
@@ -143,7 +145,8 @@ def _watch(seen: Measured, prometheus: Server, fleet_pid: int) -> None:
         loads.append(os.getloadavg()[0])
         sizes.append(_rss_bytes(pid))
         for name, value in _by_group(prometheus, "prometheus_rule_group_last_duration_seconds").items():
-            durations.setdefault(name, []).append(value)
+            if value > 0:  # else it has not been evaluated yet
+                durations.setdefault(name, []).append(value)
         time.sleep(LOOK_EVERY_S)
     wall_s, own = time.monotonic() - begin_s, _own(prometheus)
     seen.load = statistics.median(loads)

@@ -39,6 +39,9 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         "[prometheus.yml](../deploy/prometheus/prometheus.yml)."
     )
     yield ""
+    for run in runs:
+        if run.get("note"):
+            yield from (f"*At {run['setup']['nodes']:,} nodes: {run['note']}*", "")
 
 
 def _costs(runs: Sequence[Run]) -> Iterator[str]:
@@ -76,15 +79,14 @@ def rules_cores(run: Run) -> float:
 def _groups(run: Run) -> Iterator[str]:
     groups = {name: group for name, group in sorted(run["groups"].items()) if "cpu_s" in group}
     yield from (f"## Rule groups at {run['setup']['nodes']:,} nodes", "")
-    yield "| group | every | CPU seconds of an evaluation: least, mean of seven | wall as Prometheus told it: least, median |"
+    yield "| group | every | CPU seconds of an evaluation: least, mean of seven | wall as Prometheus told it: median, most |"
     yield "|---|---|---|---|"
     for name, group in groups.items():
-        known = "last_s_min" in group
-        wall = f"{group['last_s_min']:.2f}, {group['last_s_median']:.2f}" if known else "not run"
+        wall = f"{group['last_s_median']:.2f}, {group['last_s_max']:.2f}" if "last_s_median" in group else "not run"
         cpu = f"{group['least_cpu_s']:.2f}, {group['cpu_s']:.2f}"
         yield f"| {name} | {group['interval_s']:.0f} s | {cpu} | {wall} |"
     over = [name for name, group in groups.items() if group["least_cpu_s"] >= 1]
-    slow = [name for name, group in groups.items() if group.get("last_s_min", 0) >= 1]
+    slow = [name for name, group in groups.items() if group.get("last_s_median", 0) >= 1]
     yield ""
     yield (
         "CPU seconds are of a group's expressions, asked for one after another with scraping stopped and the results counted. The "
@@ -92,12 +94,11 @@ def _groups(run: Run) -> Iterator[str]:
         "whenever it comes. Writing the results and an alert's texts come on top, and are in the wall times."
     )
     yield ""
-    yield f"**Under a second?** By least CPU seconds: {'all of them' if not over else 'all but ' + ', '.join(over)}."
-    if slow:
-        yield (
-            f"By wall time at a load of {run['load']:.0f}, where most of it is waiting for a core: "
-            f"{len(slow)} of {len(groups)} were never under a second. On a quiet machine this is untried."
-        )
+    by_wall = "all of them" if not slow else f"all but {', '.join(slow)}"
+    yield (
+        f"**Under a second?** By their own CPU seconds: {'all of them' if not over else 'all but ' + ', '.join(over)}. By the median "
+        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. On a quiet machine this is untried."
+    )
     yield ""
 
 
