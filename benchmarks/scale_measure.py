@@ -55,6 +55,8 @@ class Measured:
     day: str
     prometheus: str
     cpu_count: int
+    note: str = ""
+    """What was out of the ordinary, for the page; written by hand into the file."""
     load: float = 0.0
     """Median of the machine's one-minute load while it ran: everything on it counts."""
     targets_up: float = 0.0
@@ -133,16 +135,18 @@ def _stop_scraping(prometheus: Server, directory: Path) -> None:
 
 
 def _watch(seen: Measured, prometheus: Server, fleet_pid: int) -> None:
-    time.sleep(min(WARM_UP_S, 30 * seen.setup.minutes))
+    warm_up_s = min(WARM_UP_S, 30 * seen.setup.minutes)
+    time.sleep(warm_up_s)
     pid = prometheus.process.pid
-    end_s = time.monotonic() + max(60.0, 60 * seen.setup.minutes - WARM_UP_S)
+    end_s = time.monotonic() + 60 * seen.setup.minutes - warm_up_s
     begin_s, begin = time.monotonic(), (_cpu_s(pid), _cpu_s(fleet_pid), _own(prometheus))
     loads, sizes, durations = [], [], dict[str, list[float]]()
     while time.monotonic() < end_s:
         loads.append(os.getloadavg()[0])
         sizes.append(_rss_bytes(pid))
         for name, value in _by_group(prometheus, "prometheus_rule_group_last_duration_seconds").items():
-            durations.setdefault(name, []).append(value)
+            if value > 0:  # else it has not been evaluated yet
+                durations.setdefault(name, []).append(value)
         time.sleep(LOOK_EVERY_S)
     wall_s, own = time.monotonic() - begin_s, _own(prometheus)
     seen.load = statistics.median(loads)

@@ -48,7 +48,8 @@ INTERVALS_S: dict[str, float] = {
 }
 """Of the groups that need not be evaluated as often as the alerts."""
 ALERT_GROUPS: dict[str, tuple[AlertRule, ...]] = {
-    "gpuwatch-alerts-runs": RUN_ALERTS,
+    "gpuwatch-alerts-starved": tuple(rule for rule in RUN_ALERTS if rule.name == "GpuStarved"),
+    "gpuwatch-alerts-runs": tuple(rule for rule in RUN_ALERTS if rule.name != "GpuStarved"),
     "gpuwatch-alerts-gpus": GPU_ALERTS,
     "gpuwatch-alerts-nodes": NODE_ALERTS,
 }

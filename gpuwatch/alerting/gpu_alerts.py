@@ -81,9 +81,7 @@ or
   )
   or
   (
-    min_over_time(gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s>[<busy_window_s>]) > <busy_ratio>
-    and on ({GPU_KEY})
-    gpu:gpuwatch_gpu_power_watts:avg<busy_window_s> < <low_power_ratio> * gpu:gpuwatch_gpu_power_watts:max6h
+    gpu:gpuwatch_gpu_utilization_ratio:busy_at_low_power
     unless on ({GPU_KEY})
     gpu_kind:gpuwatch_gpu_seconds:share<ledger_window_s>{{kind="useful"}} > 0
   )

@@ -187,6 +187,13 @@ BASELINE_RULES: tuple[RecordingRule, ...] = (
     RecordingRule(
         "gpu:gpuwatch_gpu_power_watts:max6h", "max_over_time(gpu:gpuwatch_gpu_power_watts:avg<busy_window_s>[6h])"
     ),
+    RecordingRule(
+        "gpu:gpuwatch_gpu_utilization_ratio:busy_at_low_power",
+        f"""\
+min_over_time(gpu:gpuwatch_gpu_utilization_ratio:avg<stalled_window_s>[<busy_window_s>]) > <busy_ratio>
+and on ({GPU_KEY})
+gpu:gpuwatch_gpu_power_watts:avg<busy_window_s> < <low_power_ratio> * gpu:gpuwatch_gpu_power_watts:max6h""",
+    ),
 )
 """Slow to change and long to read."""
 LEDGER_INTERVAL_S = 60
