@@ -93,7 +93,7 @@ def main() -> int:
         type=int,
         default=1,
         metavar="N",
-        help="a program that fails is run again for twice as long, N times in all [1]",
+        help="a program that fails is run again for twice as long, N times in all [1]; 0: none is run, what --go-on kept is judged",
     )
     arguments = parser.parse_args()
     chosen = [number for number, program in enumerate(PROGRAMS) if _is_chosen(program, arguments.only)]
@@ -110,9 +110,10 @@ def main() -> int:
     cores = os.cpu_count() or 1
     busy = sum(each.said.busy_cores for each in judged) / len(judged)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    took = f"in {(time.monotonic() - begin) / 60:.0f} minutes" if arguments.tries else "in several goes"
     load = (
-        f"{when}, {len(judged)} programs in {(time.monotonic() - begin) / 60:.0f} minutes on {cores} cores, of which {busy:.1f} were in use on average "
-        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}), {arguments.tries} tries at most"
+        f"{when}, {len(judged)} programs {took} on {cores} cores, of which {busy:.1f} were in use on average "
+        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', some programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}), {arguments.tries} tries at most"
     )
     text = page(judged, load)
     if arguments.write:

@@ -30,7 +30,7 @@ def test_causes_are_named_and_a_healthy_program_does_not_alarm() -> None:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
