@@ -113,7 +113,7 @@ def main() -> int:
     took = f"in {(time.monotonic() - begin) / 60:.0f} minutes" if arguments.tries else "in several goes"
     load = (
         f"{when}, {len(judged)} programs {took} on {cores} cores, of which {busy:.1f} were in use on average "
-        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', some programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}), {arguments.tries} tries at most"
+        f"(these programs and others', load average {os.getloadavg()[0]:.0f}{', some programs that hardly compute scheduled first' if os.environ.get(REALTIME) == '1' else ''}){f', {arguments.tries} tries at most' if arguments.tries else ''}"
     )
     text = page(judged, load)
     if arguments.write:
