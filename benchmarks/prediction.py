@@ -54,7 +54,7 @@ class Cell:
 GRID = (
     *(Cell("sleep", fetch, workers, 20) for fetch, workers in ((40, 0), (120, 0), (120, 1), (120, 3), (300, 0), (300, 1), (300, 4))),
     *(Cell("sleep", fetch, workers, 50) for fetch, workers in ((40, 0), (120, 0), (120, 1), (300, 0), (300, 2), (300, 4))),
-    *(Cell("cpu", fetch, 0, compute) for fetch, compute in ((10, 30), (15, 30), (20, 60))),
+    *(Cell("cpu", fetch, 0, compute) for fetch, compute in ((10, 30), (25, 30), (40, 60))),
 )  # fmt: skip
 QUICK = (GRID[1], GRID[3], GRID[-2])
 
@@ -177,9 +177,10 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     text = (ROOT / "benchmarks" / "prediction_page.md").read_text()
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     loads = [row["load"] for row in rows]
+    first = ", these trainings scheduled first" if os.environ.get(REALTIME) == "1" else ""
     summary = (
-        f"**{hits(rows)} of {len(rows)} cells within {WITHIN:.0%}** ({when}, {os.cpu_count()} cores whose load was {min(loads):.1f} to {max(loads):.1f}, "
-        "other people's programs among it, {'these trainings scheduled first' if os.environ.get(REALTIME) == '1' else 'nothing scheduled first'}: *load* is the machine's one-minute load average between a cell's two trainings)."
+        f"**{hits(rows)} of {len(rows)} cells within {WITHIN:.0%}** ({when}, {os.cpu_count()} cores{first}; *load* is the machine's "
+        f"one-minute load average between a cell's two trainings, {min(loads):.1f} to {max(loads):.1f})."
     )
     return text.replace("SUMMARY", summary).replace("TABLE", "\n".join((_HEADER, *map(show, rows))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,14 +118,18 @@ def remember(**params: str | None) -> None:
             st.query_params[name] = text
 
 
+_CHART = inspect.signature(st.echarts_chart).parameters
+"""What this Streamlit's charts can do. The last one for Python 3.10 neither reads a chart aloud nor tells of a click: the buttons look closer."""
+
+
 def draw_card(card: Card) -> None:
     """Draw a card; where it has a stretch, a click on its chart looks closer at the moment under the pointer."""
     with st.container(key=card.key):
         st.html(card.head)
         if card.option is None:
             return
-        draw: dict[str, Any] = {"height": card.height_px, "alt": card.spoken}
-        if card.stretch is None:
+        draw: dict[str, Any] = {"height": card.height_px, **({"alt": card.spoken} if "alt" in _CHART else {})}
+        if card.stretch is None or "on_select" not in _CHART:
             st.echarts_chart(card.option, key=f"chart-{card.key}", **draw)
             return
         start_s, end_s = card.stretch
