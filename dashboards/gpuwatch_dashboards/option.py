@@ -86,7 +86,12 @@ def time_axis(span: Span) -> Option:
         "splitNumber": 4,
         "splitLine": {"show": False},
         "axisTick": {"show": True},
-        "axisLabel": {"alignMinLabel": "left", "alignMaxLabel": "right", "formatter": {"day": "{MMM} {d}"}},
+        "axisLabel": {
+            "hideOverlap": True,
+            "alignMinLabel": "left",
+            "alignMaxLabel": "right",
+            "formatter": {"day": "{MMM} {d}"},
+        },
     }
 
 

@@ -87,7 +87,11 @@ def step_rows(steps: Steps) -> Card:
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "grid": [{**GRID, "bottom": None, "top": 8 + n * (ROW_PX + GAP_PX), "height": ROW_PX} for n in rows],
         "xAxis": [
-            {**time_axis(span), "gridIndex": n, "axisLabel": {"show": n == rows[-1], "alignMaxLabel": "right"}}
+            {
+                **time_axis(span),
+                "gridIndex": n,
+                "axisLabel": {"show": n == rows[-1], "hideOverlap": True, "alignMaxLabel": "right"},
+            }
             for n in rows
         ],
         "yAxis": [_row_axis(n) for n in rows],
