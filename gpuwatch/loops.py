@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
-_LOOKED_AT_EVERY = 4
-_LOOKED_AT_SELDOM = 32
-_QUICK_FETCH_NS = 1_000_000
+LOOKED_AT_EVERY = 4
+LOOKED_AT_SELDOM = 32
+QUICK_FETCH_NS = 1_000_000
 """A look at the CPU time costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck. Every other visit only meters the hook."""
 
 
@@ -176,7 +176,7 @@ class WatchedIterator(Iterator[T]):
         fetched = clock()
         if thread_time is not None:
             fetches.count(thread_time.busy_ns() - busy, fetched - asked)
-        pace = _LOOKED_AT_SELDOM if fetched - asked < _QUICK_FETCH_NS else _LOOKED_AT_EVERY
+        pace = LOOKED_AT_SELDOM if fetched - asked < QUICK_FETCH_NS else LOOKED_AT_EVERY
         recorder.countdown = pace * meter.stretch
         # A first batch is looked at in other ways too, once.
         self._own_ns, self._fetched_ns = asked - begin, 0 if self._first else fetched

@@ -15,10 +15,11 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch import this_process
-from gpuwatch.batches import sample_count, size_bytes
+from gpuwatch.batches import sample_count, sample_counter, size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
+from gpuwatch.loops import LOOKED_AT_EVERY, LOOKED_AT_SELDOM, QUICK_FETCH_NS
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 
 T = TypeVar("T")
+_FIRST_LOOKS = 4
+"""The device is set up by the first steps, so that those are looked at more often."""
 _active: list[Training] = []
 
 
@@ -54,6 +57,10 @@ class Training:
         self._trained = False
         self._phases = 0
         self._fresh = True
+        self._countdown = 1
+        """Fetches until the next one that is looked at closely."""
+        self._looks = 0
+        self._count: Callable[[Any], int] | None = None
         self._ended = False
         _active.append(self)
         torch_data = sys.modules.get("torch.utils.data")
@@ -70,17 +77,28 @@ class Training:
             self.end_step()
         fed = self._step is not None
         self._begin_step()
-        begin, busy = time.monotonic_ns(), busy_ns(self.watch)
-        look_at_device(self.watch, begin)
+        self._countdown -= 1
         try:
             with self.watch.data():
-                batch = next(iterator)
+                batch = next(iterator) if self._countdown else self._fetch_closely(iterator)
         except BaseException:
             if not fed:  # no batch at all: this was a wait, and no step
                 self._step = None
                 drop_step(self.watch)
             raise
-        count_fetch(self.watch, busy, time.monotonic_ns() - begin)
+        return batch
+
+    def _fetch_closely(self, iterator: Iterator[T]) -> T:
+        """Fetch, and look meanwhile: at the thread's own time, and at the device. That takes several times what a fetch's clocks take."""
+        self._countdown = LOOKED_AT_EVERY  # also if there is none
+        begin, busy = time.monotonic_ns(), busy_ns(self.watch)
+        look_at_device(self.watch, begin)
+        batch = next(iterator)
+        wall_ns = time.monotonic_ns() - begin
+        count_fetch(self.watch, busy, wall_ns)
+        self._looks += 1
+        if wall_ns < QUICK_FETCH_NS and self._looks >= _FIRST_LOOKS:
+            self._countdown = LOOKED_AT_SELDOM
         return batch
 
     def fetched(self, batches: Sequence[Any]) -> None:
@@ -93,7 +111,9 @@ class Training:
         if self._step is None:
             return
         try:
-            counts = [sample_count(batch) for batch in batches]
+            if self._count is None and batches:
+                self._count = sample_counter(batches[0]) or sample_count
+            counts = [self._count(batch) for batch in batches] if self._count is not None else []
             if counts and min(counts) >= 0:
                 count_samples(self.watch, sum(counts))
             if self._fresh and batches:
