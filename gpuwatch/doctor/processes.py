@@ -41,6 +41,8 @@ def gpuwatch_part(pid: int, procfs: Path) -> str:
         return ""
     if any("gpuwatch_dashboards" in word for word in words):
         return "dashboard"
+    if "gpuwatch_agent" in words:  # what `gpuwatch agent` goes on as, see gpuwatch_agent/__main__.py
+        return "agent"
     for before, word in pairwise(words):
         if Path(before).name == "gpuwatch" and word.isalpha():
             return word

@@ -233,7 +233,14 @@ def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tm
         before = {each["id"]: dict(each) for each in grafana.annotations.values()}
         trainer.report()
         ended = agent.wait_run("a run & co", status="ended")
-        wait_for("both are extended", lambda: "2 updated" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout, 10)
+
+        def extended() -> bool:
+            command(*arguments, GRAFANA_TOKEN=EDITOR)
+            marks = [each for each in grafana.annotations.values() if "run" in each["tags"]]
+            return all(each["timeEnd"] > before[each["id"]]["timeEnd"] for each in marks)
+
+        wait_for("the run's mark is extended", extended, 40)
+        wait_for("nothing is new", lambda: "2 unchanged" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout, 40)
         grafana.writes.clear()
         assert "0 created, 0 updated, 2 unchanged" in command(*arguments, GRAFANA_TOKEN=EDITOR).stdout
         assert grafana.writes == []
@@ -246,11 +253,6 @@ def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tm
     assert "ended, 1 rank here" in run["text"]
     assert "cause:input_unexplained" in finding["tags"] and "rank:0" in finding["tags"]
     assert len(finding["text"].split("<br>")) == 2  # what, and what to do
-    assert all(
-        each["timeEnd"] > before[each["id"]]["timeEnd"]
-        for each in grafana.annotations.values()
-        if "run" in each["tags"]
-    )
 
 
 class Runs:

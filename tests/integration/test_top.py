@@ -191,8 +191,14 @@ def test_from_prometheus(agent: NodeWithGpus, tmp_path: Path) -> None:
         done = piped("--prometheus", prometheus.url)
         assert done.returncode == 0, done.stderr
         assert "resnet50-a" in done.stdout and "alice, job 17" in done.stdout
-        [idle] = [line for line in done.stdout.splitlines() if line.startswith("  7   ")]
-        assert "─ held idle" in idle and "─" * 14 in idle
+
+        def idle() -> str:
+            [line] = [
+                each for each in piped("--prometheus", prometheus.url).stdout.splitlines() if each[:6] == "  7   "
+            ]
+            return line if "─" * 14 in line else ""
+
+        assert "─ held idle" in wait_for("GPU 7 was idle for as long as it is known", idle, 90, 1)
     done = piped("--prometheus", prometheus.url)
     assert done.returncode == 1 and "Prometheus at" in done.stderr
 
