@@ -33,7 +33,7 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
     yield from ("```", "")
     yield (
         f"Measured on {last['day']} with Prometheus {last['prometheus'].partition(',')[0]} on {last['cpu_count']} cores that it "
-        f"shared with the fleet and with much else: the one-minute load was {loads} (medians).{preferred} CPU seconds are those "
+        f"shared with the fleet and whatever else ran: the one-minute load was {loads} (medians).{preferred} CPU seconds are those "
         "of Prometheus alone; on crowded cores they are too high rather than too low, and wall times much more so. Scraped every "
         f"{last['setup']['scrape_s']} s and evaluated every {last['setup']['evaluate_s']} s, as in "
         "[prometheus.yml](../deploy/prometheus/prometheus.yml)."
@@ -97,7 +97,7 @@ def _groups(run: Run) -> Iterator[str]:
     by_wall = "all of them" if not slow else f"all but {', '.join(slow)}"
     yield (
         f"**Under a second?** By their own CPU seconds: {'all of them' if not over else 'all but ' + ', '.join(over)}. By the median "
-        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. On a quiet machine this is untried."
+        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. The most is an evaluation that Prometheus's garbage collection met."
     )
     yield ""
 
