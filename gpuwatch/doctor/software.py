@@ -9,6 +9,7 @@ from gpuwatch.doctor.surroundings import DISTRIBUTION, Surroundings
 
 _OLDEST_PYTHON = (3, 10)
 _REQUIREMENT = re.compile(r"^([\w.-]+)\s*(?:>=\s*([\d.]+))?\s*(?:;\s*(.*))?$")
+_PYTHON = re.compile(r"^python_version (>=|<) '([\d.]+)'$")
 
 
 def python(around: Surroundings) -> Outcome:
@@ -71,22 +72,32 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def required(requirements: list[str], extra: str | None) -> list[tuple[str, str]]:
-    """Return (distribution, least version or "") of an extra, or of the base for None.
+def required(requirements: list[str], extra: str | None, python: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Return (distribution, least version or "") of an extra, or of the base for None, for this Python.
 
-    Those under another condition, such as an older Python, are left out. Source: Requires-Dist, packaging.python.org.
+    Those under another condition, such as a platform, are left out. Source: Requires-Dist, packaging.python.org.
     """
+    wanted = set() if extra is None else {f"extra == '{extra}'"}
     found = []
     for requirement in requirements:
         parts = _REQUIREMENT.match(requirement)
-        condition = (parts[3] or "").replace('"', "'") if parts else None
-        if parts and condition == ("" if extra is None else f"extra == '{extra}'"):
+        if parts is None:
+            continue
+        conditions = {part.strip(" ()") for part in (parts[3] or "").replace('"', "'").split(" and ")} - {""}
+        about_python = {each for each in conditions if _PYTHON.match(each)}
+        if conditions - about_python == wanted and all(_holds(each, python) for each in about_python):
             found.append((parts[1], parts[2] or ""))
     return found
 
 
+def _holds(condition: str, python: tuple[int, ...]) -> bool:
+    parts = _PYTHON.match(condition)
+    assert parts is not None
+    return (python[:2] >= numbers(parts[2])) == (parts[1] == ">=")
+
+
 def _installed(around: Surroundings, extra: str | None) -> Outcome:
-    wanted = required(around.requirements(), extra)
+    wanted = required(around.requirements(), extra, numbers(around.python[0]))
     if not wanted:
         return skipped("what it requires is not known: gpuwatch is not installed", f"pip install {DISTRIBUTION}")
     missing, old, present = [], [], []

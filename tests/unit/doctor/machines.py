@@ -35,7 +35,8 @@ REQUIREMENTS = [
     "nvidia-ml-py; extra == 'agent'",
     'psutil>=5.9; extra == "agent"',
     "tomli; (python_version < '3.11') and extra == 'agent'",
-    "streamlit>=1.50; extra == 'dashboard'",
+    "streamlit>=1.50; (python_version >= '3.11') and extra == 'dashboard'",
+    "streamlit>=1.40; (python_version < '3.11') and extra == 'dashboard'",
 ]
 UNLIMITED = -1
 

@@ -38,9 +38,13 @@ def test_gpuwatch(machine: Machine, versions: dict[str, str], status: str, words
 
 
 def test_requirements_of_an_extra_are_read_from_the_metadata() -> None:
-    assert required(REQUIREMENTS, None) == [("msgspec", "0.18"), ("pyzmq", "25")]
-    assert required(REQUIREMENTS, "agent") == [("nvidia-ml-py", ""), ("psutil", "5.9")]
-    assert required(REQUIREMENTS, "dashboard") == [("streamlit", "1.50")]
+    new, old = (3, 12, 1), (3, 10)
+    assert required(REQUIREMENTS, None, new) == [("msgspec", "0.18"), ("pyzmq", "25")]
+    assert required(REQUIREMENTS, "agent", new) == [("nvidia-ml-py", ""), ("psutil", "5.9")]
+    assert required(REQUIREMENTS, "agent", old) == [("nvidia-ml-py", ""), ("psutil", "5.9"), ("tomli", "")]
+    assert required(REQUIREMENTS, "dashboard", new) == [("streamlit", "1.50")]
+    assert required(REQUIREMENTS, "dashboard", old) == [("streamlit", "1.40")]
+    assert required(["uvloop; sys_platform != 'win32'"], None, new) == []
     assert numbers("2.5.1+cu124") == (2, 5, 1) and numbers("rc") == ()
 
 
