@@ -243,7 +243,8 @@ class Accounts:
 
 def activity(recorder: Recorder) -> str:
     """Return what the training thread does, in the words of the wire: a copy is a part of the step."""
-    return IN_STEP if recorder.activity is TRANSFERRING else recorder.activity
+    doing = recorder.doing()
+    return IN_STEP if doing is TRANSFERRING else doing
 
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:

@@ -77,7 +77,7 @@ class CommunicationWatch:
     def _trains(self) -> bool:
         """Whether the training thread is in a step's own work, so that what it waits for is a part of that."""
         recorder = self._recorder
-        return recorder.activity is IN_STEP and recorder.thread == get_ident() and recorder.device is None
+        return recorder.doing() is IN_STEP and recorder.thread == get_ident() and recorder.device is None
 
 
 def _engine() -> Any:

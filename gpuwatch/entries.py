@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE, TOKENS, COMM, REST, UNVERIFIED = range(11)
+STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE, TOKENS, COMM, REST, UNVERIFIED, USUAL = range(12)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
 (STEP, begin, end, data_wait, transfer, samples, epoch_start)   a step, or its last part
+(USUAL, begin, end, fed, transfer, samples)                     a step too; its batch had come at `fed`
 (PART, begin, end, data_wait, transfer, samples, epoch_start)   a part of a step that goes on after something else
 (SPAN, begin, end, state)                                       time of one state outside steps
 (ENTER, at, name)                                               a phase begins; name None: a nested training loop

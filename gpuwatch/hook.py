@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from gpuwatch.entries import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, script_name
 from gpuwatch.loader_health import LoaderHealth
-from gpuwatch.loops import WatchedIterator
+from gpuwatch.loops import Loop
 from gpuwatch.membership import Membership
 from gpuwatch.metering import BUDGET
 from gpuwatch.publisher import Publisher
@@ -36,6 +36,7 @@ from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
 from gpuwatch.verdict_printer import VerdictPrinter
+from gpuwatch.watched_iterator import WatchedIterator
 from gpuwatch.watched_loader import WatchedLoader
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Watch:
         self._recorder.meter.budget = budget
         self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False
-        self._loops: weakref.WeakSet[WatchedIterator[Any]] = weakref.WeakSet()
+        self._loops: weakref.WeakSet[Loop[Any]] = weakref.WeakSet()
         self._closed = False
         self._said: set[str] = set()
         membership = Membership(this_process.next_suffix(), forked=this_process.parent_trained)
@@ -187,7 +188,7 @@ class Watch:
             owner, self._recorder.thread = self._recorder.thread, NOBODY
             now = self._recorder.clock()  # the run ends here: what closing takes is not training's
             for loop in list(self._loops):
-                loop._open = False
+                loop.is_open = False
             if owner not in (None, NOBODY):
                 self._recorder.exit_all(now)
                 self._recorder.end_step(now)
@@ -226,20 +227,20 @@ class Watch:
         to: Any,
         samples: Callable[[Any], int] | None,
         tokens: Callable[[Any], int] | None = None,
-    ) -> WatchedIterator[T]:
+    ) -> Iterator[T]:
         """Return a new pass over the loader."""
         self._start()
-        iterator = WatchedIterator(self, loader, to, samples, tokens)
-        if iterator._open:
-            self._loops.add(iterator)
+        loop = Loop(self, loader, to, samples, tokens)
+        if loop.is_open:
+            self._loops.add(loop)
             self._tap(self._taps.loop_begins)
-        if iterator._training:  # the loader of an evaluation says nothing of what feeds the training
+        if loop.training:  # the loader of an evaluation says nothing of what feeds the training
             try:
-                self._publisher.loader = loader_facts(loader, iterator._iterator)
-                self._health.pass_begins(loader, iterator._iterator)
+                self._publisher.loader = loader_facts(loader, loop.iterator)
+                self._health.pass_begins(loader, loop.iterator)
             except Exception as error:
                 self._failed("reading the loader's settings", error)
-        return iterator
+        return WatchedIterator(loop)
 
     def _first_batch(self, batch: Any) -> None:
         """Note what only a training batch can tell, once a pass."""
@@ -255,9 +256,9 @@ class Watch:
     def _fetch_failed(self, error: BaseException) -> None:
         self._tap(lambda: self._health.fetch_failed(error))
 
-    def _loop_ended(self, iterator: WatchedIterator[Any]) -> None:
+    def _loop_ended(self, loop: Loop[Any]) -> None:
         """Print the verdict after the first pass; later ones wait for the end, so that nobody's log is flooded."""
-        self._loops.discard(iterator)
+        self._loops.discard(loop)
         self._tap(self._taps.loop_ends)
         recorder = self._recorder
         if self._verdicts.printed or recorder.levels or recorder.in_step or sys.is_finalizing():

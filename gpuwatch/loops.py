@@ -1,14 +1,15 @@
-"""One pass over a watched loader: each batch asked for ends the step before it. This is the hot path.
+"""One pass over a watched loader: each batch asked for ends the step before it.
 
-A thread that is not the training thread is not measured.
+The usual step of a loop is written out in `watched_iterator`. Here is every step: the first of a pass, one with a device's timeline, one that
+is looked at closely, one in which something else began or ended. A thread that is not the training thread is not measured.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuwatch.batches import move, sample_counter
 from gpuwatch.entries import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
@@ -27,8 +28,8 @@ QUICK_FETCH_NS = 1_000_000
 """A look at the CPU time costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck. Every other visit only meters the hook."""
 
 
-class WatchedIterator(Iterator[T]):
-    """One pass over a loader. Each batch asked for ends the step before it."""
+class Loop(Generic[T]):
+    """One pass over a loader."""
 
     def __init__(
         self,
@@ -39,22 +40,22 @@ class WatchedIterator(Iterator[T]):
         tokens: Samples | None = None,
     ) -> None:
         self._watch = watch
-        self._recorder = recorder = watch._recorder
+        self.recorder = recorder = watch._recorder
         self._to = to
-        self._samples = samples
+        self.samples = samples
         self._tokens = tokens
-        self._owner = object()
+        self.owner = object()
         """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
-        self._first = True
+        self._first = self._is_quick = True
         self._nested = False
-        self._training = False
+        self.training = False
         # A loader that is iterated inside another one's fetch is a part of that wait.
-        self._open = recorder.claim_thread() and (recorder.activity is not DATA_WAIT or bool(recorder.parts))
+        self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
         self._own_ns = self._fetched_ns = 0
         """What the hook took before the fetch that is metered, and when that ended; 0: it is not metered."""
-        if not self._open:
-            self._iterator = iter(loader)
-            self._fetch = self._iterator.__next__
+        if not self.is_open:
+            self.iterator = iter(loader)
+            self.fetch = self.iterator.__next__
             return
         begin = recorder.clock()
         if self._is_evaluation():
@@ -64,43 +65,40 @@ class WatchedIterator(Iterator[T]):
             recorder.enter(None, begin)
             self._nested = True
         self._level = recorder.level
-        self._training = not recorder.in_phase
+        self.training = not recorder.in_phase
         recorder.begin_part(DATA_WAIT, begin)
         try:
-            self._iterator = iter(loader)
+            self.iterator = iter(loader)
         except BaseException:
             recorder.end_part(recorder.clock())
             self._close()
             raise
         recorder.end_part(recorder.clock())
-        self._fetch = recorder.fetches.looking(self._iterator) if self._training else self._iterator.__next__
+        self.fetch = recorder.fetches.looking(self.iterator) if self.training else self.iterator.__next__
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
         torch = sys.modules.get("torch")
-        if torch is None or not self._watch._trained_with_gradients or self._recorder.in_phase:
+        if torch is None or not self._watch._trained_with_gradients or self.recorder.in_phase:
             return False
         return not torch.is_grad_enabled()
 
-    def __iter__(self) -> WatchedIterator[T]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._iterator)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_iterator", "_fetch"):
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-    def __next__(self) -> T:
-        recorder = self._recorder
-        # The usual case is written out, with few attributes: beside a real step all of this runs from cold caches, and a
-        # call costs as much as all that it does here. While a `data()` or `transfer()` is open the activity is another one.
-        if recorder.step_owner is self._owner and recorder.activity is IN_STEP and recorder.thread == get_ident():
+    def ask(self, usual: Callable[[Loop[T]], Callable[[bool], T]]) -> T:
+        """End the open step and return the next one's batch, whatever else is going on. `usual` makes what takes the usual step."""
+        recorder = self.recorder
+        if recorder.thread != get_ident() or not self.is_open:
+            batch = self.fetch()
+            return batch if self._to is None else move(batch, self._to)
+        if recorder.steady is self.owner:
+            recorder.countdown -= LOOKED_AT_SELDOM
+            if recorder.countdown > 0:
+                return usual(self)(False)
+            recorder.countdown = 1
+            if recorder.meter.visits & 1:
+                return self._ask_metered(usual)
+        recorder.leave_steady()
+        # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
+        if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
             begin = recorder.clock()
             if recorder.device is not None:
                 recorder.device_ends(begin)
@@ -120,71 +118,98 @@ class WatchedIterator(Iterator[T]):
             recorder.data_ns = recorder.transfer_ns = 0
             recorder.samples = UNKNOWN_SAMPLES
         else:
-            if recorder.thread != get_ident() or not self._open:
-                batch = self._fetch()
-                return batch if self._to is None else move(batch, self._to)
             if recorder.level != self._level:
                 self._settle_level()
             begin = recorder.clock()
-            if recorder.parts or (recorder.in_step and recorder.step_owner is not self._owner):
+            if recorder.parts or (recorder.in_step and recorder.step_owner is not self.owner):
                 return self._fetch_slowly(begin)
-            recorder.begin_step(self._owner, begin)
+            recorder.begin_step(self.owner, begin)
         recorder.activity = DATA_WAIT
         recorder.countdown = countdown = recorder.countdown - 1
         try:
-            batch = self._fetch() if countdown else self._fetch_closely(begin)
-        except StopIteration:
-            self._got_nothing()
-            self._close()
+            batch = self.fetch() if countdown else self._fetch_closely(begin)
+        except BaseException as error:
+            self.nothing_came(error)
             raise
-        except BaseException as error:  # the loop may go on to ask for the next batch: it stays open
-            self._got_nothing()
-            self._watch._fetch_failed(error)
-            raise
-        end = recorder.clock()
-        if (
-            recorder.step_owner is not self._owner
-        ):  # the main thread has taken over, or the run was closed, during the fetch
+        batch = self.came(batch, recorder.clock())
+        if not countdown and self._fetched_ns:
+            self._note_cost()
+        return batch
+
+    def came(self, batch: T, at_ns: int) -> T:
+        """The batch that was asked for has come: return it, on the device if it is to be moved there."""
+        recorder = self.recorder
+        if recorder.step_owner is not self.owner:  # the main thread has taken over, or the run was closed, in the fetch
             return batch if self._to is None else move(batch, self._to)
-        recorder.data_ns += end - recorder.mark_ns
+        recorder.data_ns += at_ns - recorder.mark_ns
         recorder.activity = IN_STEP
         if recorder.device is not None:
             recorder.device.begin()
         if self._first:
             self._note_first(batch)
-        if self._samples is not None:
+        if self.samples is not None:
             try:
-                recorder.samples = self._samples(batch)
+                recorder.samples = self.samples(batch)
             except Exception as error:
-                self._cannot_count(error)
+                self.cannot_count(error)
         if self._to is not None:
-            batch = self._moved(batch)
-        if not countdown and self._fetched_ns:
-            self._note_cost()
+            return self._moved(batch)
+        if recorder.device is None and self._is_quick and not recorder.epoch_start:
+            recorder.fed_ns = recorder.begin_ns + recorder.data_ns
+            recorder.steady = self.owner
         return batch
+
+    def nothing_came(self, error: BaseException) -> None:
+        """The loader has come to its end, or raised: then the loop may go on to ask for the next batch, and stays open."""
+        self._got_nothing()
+        if isinstance(error, StopIteration):
+            self._close()
+        else:
+            self._watch._fetch_failed(error)
+
+    def _ask_metered(self, usual: Callable[[Loop[T]], Callable[[bool], T]]) -> T:
+        """Take the usual step, and tell the meter what it took beside the fetch."""
+        recorder = self.recorder
+        meter, clock = recorder.meter, recorder.clock
+        meter.visits += 1
+        begin = clock()
+        self._look_at_device(begin)
+        ask = usual(self)
+        asked = clock()
+        batch = ask(False)
+        answered = clock()
+        wait_ns = recorder.fed_ns - recorder.begin_ns
+        recorder.countdown = self._pace(wait_ns) * meter.stretch
+        if recorder.steady is self.owner:
+            meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
+        return batch
+
+    def _pace(self, fetch_ns: int) -> int:
+        """Return after how many fetches the next one is looked at closely, given what one takes. Beside a slow one nothing has to be quick."""
+        self._is_quick = fetch_ns < QUICK_FETCH_NS
+        return LOOKED_AT_SELDOM if self._is_quick else LOOKED_AT_EVERY
 
     def _fetch_closely(self, begin: int) -> T:
         """Fetch, and look meanwhile: at the thread's own time, at the device, at what the hook takes itself."""
-        recorder = self._recorder
+        recorder = self.recorder
         meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
         self._look_at_device(begin)
         meter.visits += 1
         thread_time = fetches.thread_time if meter.visits & 1 else None
         busy = 0 if thread_time is None else thread_time.busy_ns()
         asked = clock()
-        batch = self._fetch()
+        batch = self.fetch()
         fetched = clock()
         if thread_time is not None:
             fetches.count(thread_time.busy_ns() - busy, fetched - asked)
-        pace = LOOKED_AT_SELDOM if fetched - asked < QUICK_FETCH_NS else LOOKED_AT_EVERY
-        recorder.countdown = pace * meter.stretch
+        recorder.countdown = self._pace(fetched - asked) * meter.stretch
         # A first batch is looked at in other ways too, once.
         self._own_ns, self._fetched_ns = asked - begin, 0 if self._first else fetched
         return batch
 
     def _look_at_device(self, now_ns: int) -> None:
         """Find a device that was set up by now; read what it has finished; let it rest where it is measured too dearly."""
-        recorder = self._recorder
+        recorder = self.recorder
         home, one_in = recorder.home, recorder.meter.device_one_in
         if home is None or home.is_astray:
             self._watch._find_device()
@@ -195,13 +220,13 @@ class WatchedIterator(Iterator[T]):
 
     def _note_cost(self) -> None:
         """Tell the meter what the hook took of this fetch, beside the fetch and a copy that was asked for."""
-        recorder = self._recorder
+        recorder = self.recorder
         own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
         recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.device is not None)
 
     def _moved(self, batch: T) -> T:
         """Return the batch on the device, its copy timed by both clocks."""
-        recorder = self._recorder
+        recorder = self.recorder
         recorder.activity = TRANSFERRING  # not timed once more by the watch on Tensor.to
         recorder.mark_ns = begin = recorder.clock()
         device = recorder.device
@@ -217,13 +242,13 @@ class WatchedIterator(Iterator[T]):
 
     def _fetch_slowly(self, begin: int) -> T:
         """Fetch inside an open `step()`, `data()` or `transfer()`, or for a step that another loader feeds too (zip)."""
-        recorder = self._recorder
-        if not recorder.in_step or recorder.step_owner is LOOSE or recorder.step_owner is self._owner:
-            recorder.begin_step(self._owner, begin)
-        mine = recorder.step_owner is self._owner
+        recorder = self.recorder
+        if not recorder.in_step or recorder.step_owner is LOOSE or recorder.step_owner is self.owner:
+            recorder.begin_step(self.owner, begin)
+        mine = recorder.step_owner is self.owner
         recorder.begin_part(DATA_WAIT, begin)
         try:
-            batch = self._fetch()
+            batch = self.fetch()
         except BaseException as error:
             recorder.end_part(recorder.clock())
             if mine:
@@ -238,11 +263,11 @@ class WatchedIterator(Iterator[T]):
         recorder.unfed = False
         if self._first:
             self._note_first(batch)
-        if self._samples is not None and recorder.samples == UNKNOWN_SAMPLES:
+        if self.samples is not None and recorder.samples == UNKNOWN_SAMPLES:
             try:
-                recorder.samples = self._samples(batch)
+                recorder.samples = self.samples(batch)
             except Exception as error:
-                self._cannot_count(error)
+                self.cannot_count(error)
         if self._to is not None:
             recorder.begin_part(TRANSFERRING, recorder.clock())
             try:
@@ -253,27 +278,28 @@ class WatchedIterator(Iterator[T]):
 
     def _got_nothing(self) -> None:
         """The loader raised, or has come to its end: this step was none."""
-        if self._recorder.step_owner is self._owner:
-            self._recorder.abandon(self._recorder.clock())
+        if self.recorder.step_owner is self.owner:
+            self.recorder.abandon(self.recorder.clock())
 
     def _note_first(self, batch: Any) -> None:
         """Note what only a batch can tell, once a pass."""
         self._first = False
-        self._recorder.epoch_start = True
-        if self._samples is None:
-            self._samples = sample_counter(batch)
+        self.recorder.epoch_start = True
+        if self.samples is None:
+            self.samples = sample_counter(batch)
         if self._tokens is not None:
-            self._samples = _with_tokens(self._tokens, self._samples, self._recorder, self._watch)
-        if self._training:
+            self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._watch)
+        if self.training:
             self._watch._first_batch(batch)
 
-    def _cannot_count(self, error: Exception) -> None:
-        self._samples = None
+    def cannot_count(self, error: Exception) -> None:
+        """Counting this batch's samples has failed: count none any more."""
+        self.samples, self.recorder.samples = None, UNKNOWN_SAMPLES
         self._watch._failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:
         """Leave what was entered inside this loop's last step and not left, such as a nested loop that was broken off."""
-        recorder = self._recorder
+        recorder = self.recorder
         if self._level == 0 or recorder.is_open(self._level):
             inner = next(entry[0] for entry in recorder.levels if entry[0] > self._level)
             recorder.exit(inner, recorder.clock())
@@ -282,24 +308,21 @@ class WatchedIterator(Iterator[T]):
 
     def _close(self) -> None:
         """End this loop's open step and, for a nested loop, go on with what it interrupted."""
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
-        recorder = self._recorder
+        self.is_open = False
+        recorder = self.recorder
         now = recorder.clock()
         if self._nested:
             recorder.exit(self._level, now)
-        elif recorder.step_owner is self._owner:
+        elif recorder.step_owner is self.owner:
             recorder.end_step(now)
         self._watch._loop_ended(self)
 
-    def __del__(self) -> None:
-        # `break` and an exception in the loop's body drop the iterator: CPython calls this at once.
-        try:
-            if self._open and self._recorder.thread == get_ident():
-                self._close()
-        except Exception:  # the interpreter may be going down: there is nobody left to tell
-            pass
+    def dropped(self) -> None:
+        """The loop has let go of its iterator: at its end, by a `break`, or by an exception in its body."""
+        if self.is_open and self.recorder.thread == get_ident():
+            self._close()
 
 
 def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, watch: Watch) -> Samples:

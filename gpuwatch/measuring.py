@@ -9,6 +9,7 @@ from gpuwatch.recorder import Recorder
 
 def adopt_device(recorder: Recorder, timeline: DeviceTimeline) -> None:
     """Measure by this timeline from the next batch on."""
+    recorder.leave_steady()
     if recorder.home is not None:
         release_device(recorder, recorder.clock())
     recorder.home = timeline
@@ -34,6 +35,7 @@ def rest_device(recorder: Recorder, resting: bool) -> None:
     home = recorder.home
     if home is None or resting == recorder.resting or recorder.in_phase:
         return
+    recorder.leave_steady()
     recorder.resting = resting
     recorder.log.append((REST, resting))
     if resting:

@@ -54,6 +54,7 @@ class Recorder:
         "data_ns",
         "device",
         "epoch_start",
+        "fed_ns",
         "fetches",
         "home",
         "idle",
@@ -66,6 +67,7 @@ class Recorder:
         "parts",
         "resting",
         "samples",
+        "steady",
         "step_owner",
         "thread",
         "transfer_ns",
@@ -92,6 +94,10 @@ class Recorder:
         """When `activity` last changed: a wait or a copy that is open is counted from here."""
         self.parts: list[str] = []
         """The activities that each open `data()` or `transfer()` interrupted."""
+        self.steady: object | None = None
+        """The owner of the open step, while that is one of many alike with nothing out of the ordinary in it: see `leave_steady`."""
+        self.fed_ns = 0
+        """When the open step's batch had come, 0 while it is waited for. Kept in place of `data_ns` while steps are steady."""
         self.step_owner: object | None = None
         """The loop whose next batch ends the open step, or the context whose exit does."""
         self.levels: list[tuple[Any, ...]] = []
@@ -138,6 +144,24 @@ class Recorder:
         self.fetches.begin_in_this_thread()
         return True
 
+    def leave_steady(self) -> None:
+        """Bring up to date what is not kept while steps are steady: `activity`, `data_ns` and `mark_ns`.
+
+        Most steps of most loops are alike: a batch is waited for, then worked on. Of these the hot path keeps `begin_ns`, `fed_ns`,
+        `transfer_ns` and `samples` alone. Whatever else happens calls this first.
+        """
+        if self.steady is not None:
+            self.steady = None
+            self.activity = IN_STEP if self.fed_ns else DATA_WAIT
+            self.mark_ns = self.fed_ns or self.begin_ns
+            self.data_ns = self.mark_ns - self.begin_ns
+
+    def doing(self) -> str:
+        """Return what the training thread does now. Any thread may ask."""
+        if self.steady is None:
+            return self.activity
+        return IN_STEP if self.fed_ns else DATA_WAIT
+
     def begin_step(self, owner: object, at_ns: int) -> None:
         """Begin a step, ending the one that is open. A `data()` or `transfer()` that is open goes on in it."""
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
@@ -148,6 +172,7 @@ class Recorder:
 
     def end_step(self, at_ns: int) -> None:
         """End the open step, if there is one."""
+        self.leave_steady()
         if self.unfed:
             self.abandon(at_ns)
         if self.in_step:
@@ -163,6 +188,7 @@ class Recorder:
 
     def abandon(self, at_ns: int, state: str = "input_wait") -> None:
         """The open step got no batch: its time was a wait for data, and it was no step."""
+        self.leave_steady()
         if self.in_step:
             self.log.append((SPAN, self.begin_ns, at_ns, state))
         if self.device is not None:
@@ -171,6 +197,7 @@ class Recorder:
 
     def begin_part(self, part: str, at_ns: int) -> None:
         """A wait for data or a copy begins, inside the open step or outside of any, inside another part or not."""
+        self.leave_steady()
         if not self.in_step:
             self.open(LOOSE, at_ns)
         self._credit(at_ns)
@@ -202,6 +229,7 @@ class Recorder:
 
     def enter(self, name: str | None, at_ns: int) -> int:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
+        self.leave_steady()
         if self.in_step:
             self._log_piece(PART, at_ns)
         interrupted = (
@@ -320,12 +348,15 @@ class Recorder:
 
         Any thread may ask: the training thread may go on meanwhile, so a step may have begun after `now_ns`.
         """
+        steady, fed = self.steady is not None, self.fed_ns
         begin, data, transfer = self.begin_ns, self.data_ns, self.transfer_ns
         if not self.in_step or begin >= now_ns:
             return now_ns, {}
         open_ns = now_ns - begin
         part_ns = max(0, now_ns - self.mark_ns)
-        if self.activity is DATA_WAIT:
+        if steady:
+            data = max(0, fed - begin) if fed else open_ns
+        elif self.activity is DATA_WAIT:
             data += part_ns
         elif self.activity is TRANSFERRING:
             transfer += part_ns

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuwatch.device import DeviceTimes
 from gpuwatch.device_booking import DeviceBooking
-from gpuwatch.entries import COMM, ENTER, EXIT, REST, SPAN, STEP, TOKENS, UNVERIFIED
+from gpuwatch.entries import COMM, ENTER, EXIT, REST, SPAN, STEP, TOKENS, UNVERIFIED, USUAL
 from gpuwatch.holding import HeldEntries
 from gpuwatch.ledger import COMM_WAIT, COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, Ledger, phase_state
 from gpuwatch.records import Carry, Level, PhaseRecord, StepRecord
@@ -50,10 +50,13 @@ class Timeline:
         at = 0
         while at < len(entries):
             entry = entries[at]
-            if entry[0] == STEP and (whole := self._book_whole_steps(entries, at, steps)):
+            if entry[0] in (STEP, USUAL) and (whole := self._book_whole_steps(entries, at, steps)):
                 at += whole
                 continue
             at += 1
+            if entry[0] == USUAL:
+                _, begin, end, fed, transfer, samples = entry
+                entry = (STEP, begin, end, fed - begin, transfer, samples, False)
             if not held.takes(entry):
                 self._book(entry, None, steps, phases)
         for entry, times in held.told():
@@ -83,9 +86,13 @@ class Timeline:
         between = waited = copied = computed = samples_seen = 0
         for index in range(at, len(entries)):
             entry = entries[index]
-            if entry[0] != STEP:
+            if entry[0] == USUAL:
+                _, begin, end, fed, transfer, samples = entry
+                data, epoch_start = fed - begin, False
+            elif entry[0] == STEP:
+                _, begin, end, data, transfer, samples, epoch_start = entry
+            else:
                 break
-            _, begin, end, data, transfer, samples, epoch_start = entry
             compute = end - begin - data - transfer
             if begin < watermark or data < 0 or transfer < 0 or compute < 0:
                 break

@@ -20,6 +20,7 @@ from gpuwatch.recorder import Recorder
 
 _COPIES = ("to", "cuda")
 _READS = ("item", "tolist", "cpu")
+_NOT_GIVEN = object()
 
 
 class TransferWatch:
@@ -71,29 +72,39 @@ class TransferWatch:
         last_ns = 0
 
         @functools.wraps(original)
-        def timed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def timed(tensor: Any, place: Any = _NOT_GIVEN, *args: Any, **kwargs: Any) -> Any:
             nonlocal last_ns
+            # In the order of what torch may trace, then of what tells most.
             if (
                 is_compiling()
-                or recorder.activity is not IN_STEP
+                or not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns)
                 or recorder.thread != get_ident()
-                or not (isinstance(args[0], places) if args else always or _names_a_device(kwargs))
+                or not (isinstance(place, places) if place is not _NOT_GIVEN else always or _names_a_device(kwargs))
             ):
                 if recorder.device is not None and recorder.thread == get_ident() and not is_compiling():
                     recorder.device.look()  # a prefetcher copies on a stream of its own inside the fetch
-                return original(tensor, *args, **kwargs)
-            begin = recorder.clock()
-            device = recorder.device
+                return original(tensor, *(() if place is _NOT_GIVEN else (place,)), *args, **kwargs)
+            device, clock = recorder.device, recorder.clock
+            begin = clock()
             if device is not None:
                 batch_ns = recorder.begin_ns + recorder.data_ns
                 token = device.copy_begins(follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
-            result = original(tensor, *args, **kwargs)
+            if place is _NOT_GIVEN:
+                result = original(tensor, *args, **kwargs)
+            elif args or kwargs:
+                result = original(tensor, place, *args, **kwargs)
+            else:
+                result = original(tensor, place)  # without packing and unpacking: the usual call
+            if result is tensor and device is None:  # it was there already
+                return result
             try:
                 if tensor.is_cpu and not result.is_cpu:  # reading a result back is no input
-                    if device is not None:
+                    if device is None:
+                        recorder.transfer_ns += clock() - begin
+                    else:
                         device.copy_ends(token)
-                    last_ns = recorder.clock()
-                    recorder.transfer_ns += last_ns - begin
+                        last_ns = clock()
+                        recorder.transfer_ns += last_ns - begin
                 elif device is not None and result.is_cpu and not tensor.is_cpu:
                     device.read_back()
                 elif device is not None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from gpuwatch.hook import Watch
-    from gpuwatch.loops import WatchedIterator
 
 T = TypeVar("T")
 Samples = Callable[[Any], int]
@@ -33,12 +32,12 @@ class WatchedLoader(Generic[T]):
         self._gpuwatch_to = to
         self._gpuwatch_samples = samples
         self._gpuwatch_tokens = tokens
-        self._gpuwatch_pass: WatchedIterator[T] | None = None
+        self._gpuwatch_pass: Iterator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
         return self._gpuwatch_begin()
 
-    def _gpuwatch_begin(self) -> WatchedIterator[T]:
+    def _gpuwatch_begin(self) -> Iterator[T]:
         return self._gpuwatch_watch._loop(
             self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
         )

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.hook import Watch
-from gpuwatch.loops import WatchedIterator
+from gpuwatch.loops import Loop
 from tests.unit.hook_fakes import Clock, fake_watch, states_ms
 
 
@@ -279,9 +279,7 @@ def test_a_nested_loop_that_is_broken_off_and_kept(watch: Watch, clock: Clock) -
 def test_a_kept_iterator_that_is_dropped_late_closes_nothing_of_its_successor(
     watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        WatchedIterator, "_is_evaluation", lambda self: self._to is not None and not watch._recorder.in_phase
-    )
+    monkeypatch.setattr(Loop, "_is_evaluation", lambda self: self._to is not None and not watch._recorder.in_phase)
     monkeypatch.setattr("gpuwatch.loops.move", lambda batch, device: batch)
     evaluation: Any = None
     for _ in watch.steps(Loader(clock, 3, 1)):

@@ -106,7 +106,7 @@ def test_a_dear_hook_thins_its_device_events_and_its_looks_but_never_its_account
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch)
-    rig.clock.reading_ns = 4 * US
+    rig.clock.reading_ns = 6 * US
     rig.train(40_000)
     rig.watch.close()
     line, meter = rig.watch._publisher.accounts.timeline, rig.watch._recorder.meter
@@ -135,7 +135,7 @@ def test_a_cheap_hook_measures_every_step(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_budget_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, budget=0.5)
-    rig.clock.reading_ns = 4 * US
+    rig.clock.reading_ns = 6 * US
     rig.train(4_000)
     assert rig.watch._recorder.meter.device_one_in == 1
     rig.watch.close()
