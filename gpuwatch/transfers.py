@@ -1,7 +1,7 @@
 """Copies to the device without a line of code: `Tensor.to` and `Tensor.cuda` are timed while a watched loop runs.
 
-What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, and `print`, which uses them) is noted too where the device's
-timeline measures: the host waits for it.
+What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, `float(loss)`, `if loss > 1:`, and `print`, which uses them) is noted too
+where the device's timeline measures: the host waits for it.
 
 The replacement lives for as long as a loop is open and is taken back on any exit. It acts in the training thread alone, inside a step, and
 steps aside while torch compiles, so it breaks no graph. It is no TorchFunctionMode: those change how every operation is dispatched.
@@ -19,7 +19,7 @@ from gpuwatch.entries import COPY_FOLLOWS_NS, IN_STEP
 from gpuwatch.recorder import Recorder
 
 _COPIES = ("to", "cuda")
-_READS = ("item", "tolist", "cpu")
+_READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
 _NOT_GIVEN = object()
 
 

@@ -263,7 +263,10 @@ def ends(rig: Rig) -> tuple[float | None, float | None]:
     return window.drained_ratio, window.read_back_ratio
 
 
-def test_how_often_the_device_has_drained_and_results_are_read_back_is_told(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    "read", [lambda loss: loss.item(), float, int, bool, lambda loss: loss.tolist(), lambda loss: loss.cpu()]
+)
+def test_how_often_the_device_has_drained_and_results_are_read_back_is_told(rig: Rig, read: Any) -> None:
     class OnDevice(torch.Tensor):
         is_cpu = False  # type: ignore[assignment]
 
@@ -272,9 +275,9 @@ def test_how_often_the_device_has_drained_and_results_are_read_back_is_told(rig:
         rig.train(host_ms=1, launch_ms=10)
         if number % 2:
             rig.device.synchronize()
-            loss.item()
+            read(loss)
     assert ends(rig) == (0.5, 0.5)
-    assert "item" not in torch.Tensor.__dict__
+    assert not {"item", "__float__", "__bool__"} & set(torch.Tensor.__dict__)
 
 
 def test_a_host_that_works_on_after_its_last_launch_reads_nothing_back(rig: Rig) -> None:
