@@ -121,4 +121,4 @@ class _Fetched:
         return self
 
     def __next__(self) -> Any:
-        return self._training.fetch(self.iterator)
+        return self._training.fetch(self.iterator.__next__)

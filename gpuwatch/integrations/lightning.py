@@ -100,30 +100,11 @@ def _follow_fetcher(training: Training, trainer: Any) -> None:
         say_once(f"{package} has no _DataFetcher: waits for data are counted as other, and no steps")
         return
 
-    def fetch(original: Any, self: Any) -> Any:
-        return training.fetch(_Next(original, self))
-
     def start(original: Any, self: Any) -> Any:
         if training.is_input():
             with training.starting_workers():
                 return original(self)
         return original(self)
 
-    training.patches.wrap(fetcher, "__next__", fetch)
+    training.patches.wrap(fetcher, "__next__", training.fetch)
     training.patches.wrap(fetcher, "__iter__", start)
-
-
-class _Next:
-    """A fetcher's own `__next__`, as an iterator."""
-
-    __slots__ = ("_fetcher", "_original")
-
-    def __init__(self, original: Any, fetcher: Any) -> None:
-        self._original = original
-        self._fetcher = fetcher
-
-    def __iter__(self) -> _Next:
-        return self
-
-    def __next__(self) -> Any:
-        return self._original(self._fetcher)

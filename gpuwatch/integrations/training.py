@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,14 +53,14 @@ class Training:
             self.watch.__enter__()
             tap_torch(self.watch)
         self._thread = get_ident()
-        self._step: AbstractContextManager[None] | None = None
-        self._trained = False
+        self._step, self._data, self._transfer = self.watch.step(), self.watch.data(), self.watch.transfer()
+        self._stepping = self._trained = False
         self._phases = 0
         self._fresh = True
         self._countdown = 1
         """Fetches until the next one that is looked at closely."""
         self._looks = 0
-        self._count: Callable[[Any], int] | None = None
+        self._count: Callable[[Any], int] = sample_count
         self._ended = False
         _active.append(self)
         torch_data = sys.modules.get("torch.utils.data")
@@ -69,31 +69,32 @@ class Training:
 
     # The wait for data --------------------------------------------------------------------------------------------
 
-    def fetch(self, iterator: Iterator[T]) -> T:
-        """Return the iterator's next batch. The time is a wait for data; a step that has trained ends here."""
+    def fetch(self, ask: Callable[..., T], *args: Any) -> T:
+        """Return `ask(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
         if not self.is_input():
-            return next(iterator)
+            return ask(*args)
         if self._trained:
             self.end_step()
-        fed = self._step is not None
-        self._begin_step()
+        fed = self._stepping
+        if not fed:
+            self._begin_step()
         self._countdown -= 1
         try:
-            with self.watch.data():
-                batch = next(iterator) if self._countdown else self._fetch_closely(iterator)
+            with self._data:
+                batch = ask(*args) if self._countdown else self._fetch_closely(ask, *args)
         except BaseException:
             if not fed:  # no batch at all: this was a wait, and no step
-                self._step = None
+                self._stepping = False
                 drop_step(self.watch)
             raise
         return batch
 
-    def _fetch_closely(self, iterator: Iterator[T]) -> T:
+    def _fetch_closely(self, ask: Callable[..., T], *args: Any) -> T:
         """Fetch, and look meanwhile: at the thread's own time, and at the device. That takes several times what a fetch's clocks take."""
         self._countdown = LOOKED_AT_EVERY  # also if there is none
         begin, busy = time.monotonic_ns(), busy_ns(self.watch)
         look_at_device(self.watch, begin)
-        batch = next(iterator)
+        batch = ask(*args)
         wall_ns = time.monotonic_ns() - begin
         count_fetch(self.watch, busy, wall_ns)
         self._looks += 1
@@ -106,37 +107,35 @@ class Training:
         self._trained = True
         if not self.is_input():
             return
-        if any(batch is not None for batch in batches):
+        if not self._stepping:
+            if all(batch is None for batch in batches):
+                return
             self._begin_step()  # the last batch, fetched before the one that there was not
-        if self._step is None:
-            return
         try:
-            if self._count is None and batches:
-                self._count = sample_counter(batches[0]) or sample_count
-            counts = [self._count(batch) for batch in batches] if self._count is not None else []
-            if counts and min(counts) >= 0:
-                count_samples(self.watch, sum(counts))
-            if self._fresh and batches:
+            if not batches:
+                return
+            if self._fresh:
                 self._fresh = False
+                self._count = sample_counter(batches[0]) or sample_count
                 note_batch(self.watch, batches[0])
+            count_samples(self.watch, *map(self._count, batches))
         except Exception as error:  # a batch of a kind that nobody thought of
             say_once(f"samples are not counted: {error!r}")
 
     def _begin_step(self) -> None:
-        if self._step is None:
-            self._step = self.watch.step()
-            self._step.__enter__()
+        self._stepping = True
+        self._step.__enter__()
 
     def starting_workers(self) -> AbstractContextManager[None]:
         """Return the context of making an iterator: a wait for data, for the step that comes."""
-        return self.watch.data()
+        return self._data
 
     def end_step(self) -> None:
         """End the open step: the next batch is asked for, or the epoch has ended."""
         self._trained = False
-        step, self._step = self._step, None
-        if step is not None:
-            step.__exit__(None, None, None)
+        if self._stepping:
+            self._stepping = False
+            self._step.__exit__(None, None, None)
 
     # What is no training input ------------------------------------------------------------------------------------
 
@@ -155,7 +154,7 @@ class Training:
         """Call `original`, which copies a batch to the device."""
         if not self.is_input():
             return original(*args, **kwargs)
-        with self.watch.transfer():
+        with self._transfer:
             return original(*args, **kwargs)
 
     def close(self) -> None:
@@ -269,10 +268,10 @@ def drop_step(watch: Watch) -> None:
     watch._recorder.abandon(watch._recorder.clock())
 
 
-@_fail_open
-def count_samples(watch: Watch, samples: int) -> None:
-    """Set the number of samples of the open step."""
-    watch._recorder.samples = samples
+def count_samples(watch: Watch, *samples: int) -> None:
+    """Set the number of samples of the open step, which these batches have together; none where one of them is not known (-1)."""
+    if min(samples) >= 0:
+        watch._recorder.samples = sum(samples)
 
 
 @_fail_open

@@ -119,7 +119,7 @@ class _Fetched:
         return self
 
     def __next__(self) -> Any:
-        return self._training.fetch(self._iterator)
+        return self._training.fetch(self._iterator.__next__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
