@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gpuwatch.batches import move, sample_counter
 from gpuwatch.entries import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger import EVAL
-from gpuwatch.measuring import rest_device
+from gpuwatch.looks import Looks
 from gpuwatch.recorder import Recorder
 from gpuwatch.watched_loader import Samples
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
-LOOKED_AT_EVERY = 4
-LOOKED_AT_SELDOM = 32
-QUICK_FETCH_NS = 1_000_000
-"""A look at the CPU time costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck. Every other visit only meters the hook."""
 
 
 class Loop(Generic[T]):
@@ -46,13 +42,12 @@ class Loop(Generic[T]):
         self._tokens = tokens
         self.owner = object()
         """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
-        self._first = self._is_quick = True
+        self._first = True
+        self._looks = Looks(recorder, watch._find_device)
         self._nested = False
         self.training = False
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
-        self._own_ns = self._fetched_ns = 0
-        """What the hook took before the fetch that is metered, and when that ended; 0: it is not metered."""
         if not self.is_open:
             self.iterator = iter(loader)
             self.fetch = self.iterator.__next__
@@ -90,12 +85,10 @@ class Loop(Generic[T]):
             batch = self.fetch()
             return batch if self._to is None else move(batch, self._to)
         if recorder.steady is self.owner:
-            recorder.countdown -= LOOKED_AT_SELDOM
-            if recorder.countdown > 0:
+            if not self._looks.is_due_for_usual():
                 return usual(self)(False)
-            recorder.countdown = 1
-            if recorder.meter.visits & 1:
-                return self._ask_metered(usual)
+            if self._looks.meters_next:
+                return self._looks.meter_usual(usual(self))
         recorder.leave_steady()
         # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
         if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
@@ -127,13 +120,13 @@ class Loop(Generic[T]):
         recorder.activity = DATA_WAIT
         recorder.countdown = countdown = recorder.countdown - 1
         try:
-            batch = self.fetch() if countdown else self._fetch_closely(begin)
+            batch = self.fetch() if countdown else self._looks.fetch(self.fetch, begin, self._first)
         except BaseException as error:
             self.nothing_came(error)
             raise
         batch = self.came(batch, recorder.clock())
-        if not countdown and self._fetched_ns:
-            self._note_cost()
+        if not countdown:
+            self._looks.note_cost()
         return batch
 
     def came(self, batch: T, at_ns: int) -> T:
@@ -154,7 +147,7 @@ class Loop(Generic[T]):
                 self.cannot_count(error)
         if self._to is not None:
             return self._moved(batch)
-        if recorder.device is None and self._is_quick and not recorder.epoch_start:
+        if recorder.device is None and self._looks.is_quick and not recorder.epoch_start:
             recorder.fed_ns = recorder.begin_ns + recorder.data_ns
             recorder.steady = self.owner
         return batch
@@ -166,63 +159,6 @@ class Loop(Generic[T]):
             self._close()
         else:
             self._watch._fetch_failed(error)
-
-    def _ask_metered(self, usual: Callable[[Loop[T]], Callable[[bool], T]]) -> T:
-        """Take the usual step, and tell the meter what it took beside the fetch."""
-        recorder = self.recorder
-        meter, clock = recorder.meter, recorder.clock
-        meter.visits += 1
-        begin = clock()
-        self._look_at_device(begin)
-        ask = usual(self)
-        asked = clock()
-        batch = ask(False)
-        answered = clock()
-        wait_ns = recorder.fed_ns - recorder.begin_ns
-        recorder.countdown = self._pace(wait_ns) * meter.stretch
-        if recorder.steady is self.owner:
-            meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
-        return batch
-
-    def _pace(self, fetch_ns: int) -> int:
-        """Return after how many fetches the next one is looked at closely, given what one takes. Beside a slow one nothing has to be quick."""
-        self._is_quick = fetch_ns < QUICK_FETCH_NS
-        return LOOKED_AT_SELDOM if self._is_quick else LOOKED_AT_EVERY
-
-    def _fetch_closely(self, begin: int) -> T:
-        """Fetch, and look meanwhile: at the thread's own time, at the device, at what the hook takes itself."""
-        recorder = self.recorder
-        meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
-        self._look_at_device(begin)
-        meter.visits += 1
-        thread_time = fetches.thread_time if meter.visits & 1 else None
-        busy = 0 if thread_time is None else thread_time.busy_ns()
-        asked = clock()
-        batch = self.fetch()
-        fetched = clock()
-        if thread_time is not None:
-            fetches.count(thread_time.busy_ns() - busy, fetched - asked)
-        recorder.countdown = self._pace(fetched - asked) * meter.stretch
-        # A first batch is looked at in other ways too, once.
-        self._own_ns, self._fetched_ns = asked - begin, 0 if self._first else fetched
-        return batch
-
-    def _look_at_device(self, now_ns: int) -> None:
-        """Find a device that was set up by now; read what it has finished; let it rest where it is measured too dearly."""
-        recorder = self.recorder
-        home, one_in = recorder.home, recorder.meter.device_one_in
-        if home is None or home.is_astray:
-            self._watch._find_device()
-            return
-        recorder.poll(now_ns)
-        if one_in > 1 or recorder.resting:
-            rest_device(recorder, recorder.meter.visits % one_in != 0)
-
-    def _note_cost(self) -> None:
-        """Tell the meter what the hook took of this fetch, beside the fetch and a copy that was asked for."""
-        recorder = self.recorder
-        own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
-        recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.device is not None)
 
     def _moved(self, batch: T) -> T:
         """Return the batch on the device, its copy timed by both clocks."""

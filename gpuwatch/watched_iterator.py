@@ -12,7 +12,8 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from gpuwatch.entries import USUAL
-from gpuwatch.loops import LOOKED_AT_SELDOM, Loop
+from gpuwatch.looks import LOOKED_AT_SELDOM
+from gpuwatch.loops import Loop
 
 T = TypeVar("T")
 _TURNS = (*(False,) * (LOOKED_AT_SELDOM - 1), True)

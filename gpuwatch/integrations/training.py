@@ -19,7 +19,7 @@ from gpuwatch.batches import sample_count, sample_counter, size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
-from gpuwatch.loops import LOOKED_AT_EVERY, LOOKED_AT_SELDOM, QUICK_FETCH_NS
+from gpuwatch.looks import LOOKED_AT_EVERY, LOOKED_AT_SELDOM, QUICK_FETCH_NS
 
 if TYPE_CHECKING:
     from typing import ParamSpec

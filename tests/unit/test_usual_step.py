@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.hook import Watch
-from gpuwatch.loops import LOOKED_AT_SELDOM, Loop
+from gpuwatch.looks import LOOKED_AT_SELDOM, Looks
+from gpuwatch.loops import Loop
 from gpuwatch.testing import FakeDevice
 from gpuwatch.watched_iterator import WatchedIterator
 from tests.unit.hook_fakes import Clock, fake_watch, turn
@@ -148,7 +149,7 @@ def test_any_loop_is_told_alike_by_the_hot_path_and_without_it(
     with pytest.MonkeyPatch.context() as monkeypatch:
         usual = told(script, monkeypatch)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Loop, "_is_quick", property(lambda self: False, lambda self, value: None), raising=False)
+        monkeypatch.setattr(Looks, "is_quick", property(lambda self: False, lambda self, value: None), raising=False)
         assert told(script, monkeypatch) == usual
 
 
