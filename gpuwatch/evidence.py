@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpuwatch import node_io, waits
+from gpuwatch import control_group, node_io, waits
 from gpuwatch import procfs as proc
 from gpuwatch.errors import NoData
 from gpuwatch.window import HostFacts
@@ -50,24 +50,21 @@ def usable_cores() -> int | None:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
-    quota = _cgroup_quota(Path("/sys/fs/cgroup/cpu.max"))
-    return cores if quota is None else max(1, min(cores, quota))
-
-
-def _cgroup_quota(path: Path) -> int | None:
-    """Return the cores that cgroup v2 grants, rounded up. Source: cpu.max, the kernel's cgroup-v2 documentation."""
-    try:
-        quota, _, period = path.read_text().strip().partition(" ")
-        return None if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    return control_group.within_quota(cores)
 
 
 class HostWatcher:
     """The node over the last minutes, as one process sees it."""
 
-    def __init__(self, procfs: Path = Path("/proc"), shm: Path = Path("/dev/shm"), keep: int = 150) -> None:
+    def __init__(
+        self,
+        procfs: Path = Path("/proc"),
+        shm: Path = Path("/dev/shm"),
+        keep: int = 150,
+        sysfs: Path = Path("/sys"),
+    ) -> None:
         self._procfs = procfs
+        self._sysfs = sysfs
         self._shm = shm
         self._samples: deque[HostSample] = deque(maxlen=keep)
         self._first: HostSample | None = None
@@ -102,7 +99,8 @@ class HostWatcher:
         self._first = self._first or sample
 
     def _look_at_memory(self, worker_pids: Sequence[int]) -> None:
-        self._memory_available = _optional(lambda: proc.memory_available_bytes(self._procfs))
+        available = _optional(lambda: proc.memory_available_bytes(self._procfs))
+        self._memory_available = control_group.within_limit(available, self._procfs, self._sysfs)
         if worker_pids:
             found = _optional(lambda: proc.private_bytes(worker_pids[0], self._procfs))
             self.worker_private_bytes = self.worker_private_bytes if found is None else found

@@ -1,8 +1,8 @@
 """How a loader's workers died: by which signal, and whether for lack of memory. torch itself says "exited unexpectedly".
 
 Asked in the training thread alone: two threads that ask after one child may lose its answer (multiprocessing's poll is not locked).
-Sources: `Process.exitcode`; memory.events of the control group (cgroup-v2.rst), memory.oom_control (cgroup-v1/memory.rst); `oom_kill` in
-/proc/vmstat, proc_vmstat(5), which counts the whole node.
+Sources: `Process.exitcode`; the control group's count of kills for lack of memory; `oom_kill` in /proc/vmstat, proc_vmstat(5), which counts
+the whole node.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gpuwatch.control_group import memory_room, oom_kills
+from gpuwatch.errors import NoData
+from gpuwatch.procfs import shm_bytes
 from gpuwatch.wire import WorkerDeath
 
 _DEADLY = frozenset(
@@ -25,55 +28,63 @@ _MOST = 64
 
 
 class OomKills:
-    """How many processes the kernel has killed for lack of memory: in this control group, and on the node."""
+    """How many processes the kernel has killed for lack of memory: of this control group, else on the node."""
 
-    def __init__(self, procfs: Path = Path("/proc"), cgroupfs: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
         self._procfs = procfs
-        self._cgroupfs = cgroupfs
+        self._sysfs = sysfs
         self._before = self._counts()
 
-    def grown(self) -> bool | None:
-        """Return whether there was one since this was made; None where no count can be read."""
-        known = [(now, then) for now, then in zip(self._counts(), self._before, strict=True) if now is not None]
-        return any(now > (then or 0) for now, then in known) if known else None
+    def grown(self) -> int | None:
+        """Return how many there were since this was made; None where no count can be read.
 
-    def _counts(self) -> tuple[int | None, int | None]:
-        return self._of_group(), _named(self._procfs / "vmstat", "oom_kill")
-
-    def _of_group(self) -> int | None:
-        try:
-            lines = (self._procfs / "self/cgroup").read_text().splitlines()
-        except OSError:
-            return None
-        for line in lines:
-            _, controllers, path = (*line.split(":", 2), "", "")[:3]
-            place = path.lstrip("/")
-            if not controllers:
-                count = _named(self._cgroupfs / place / "memory.events", "oom_kill")
-            elif "memory" in controllers.split(","):
-                count = _named(self._cgroupfs / "memory" / place / "memory.oom_control", "oom_kill")
-            else:
-                continue
-            if count is not None:
-                return count
+        The group's own count is believed where there is one: workers are in it, and another job's kills are none of it.
+        """
+        for now, then in zip(self._counts(), self._before, strict=True):
+            if now is not None:
+                return max(0, now - (then or 0))
         return None
 
+    def limit_bytes(self) -> int | None:
+        """Return the memory limit of the control group; None where it has none."""
+        room = memory_room(self._procfs, self._sysfs)
+        return None if room is None else room.limit_bytes
 
-def deaths(workers: Iterable[Any], kills: OomKills) -> tuple[WorkerDeath, ...]:
+    def _counts(self) -> tuple[int | None, int | None]:
+        return oom_kills(self._procfs, self._sysfs), _on_node(self._procfs / "vmstat")
+
+
+def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:
     """Return those of a loader's worker processes that a signal has killed. Call it in the thread that owns them."""
     found = []
     for worker in workers:
         code = getattr(worker, "exitcode", None)
-        if isinstance(code, int) and -code in _DEADLY:
-            oom = kills.grown() if -code == signal.SIGKILL else None
-            found.append(WorkerDeath(int(getattr(worker, "pid", 0) or 0), -code, oom))
+        if not isinstance(code, int) or -code not in _DEADLY:
+            continue
+        pid = int(getattr(worker, "pid", 0) or 0)
+        if -code == signal.SIGKILL:
+            count = kills.grown()
+            limit = kills.limit_bytes() if count else None
+            found.append(WorkerDeath(pid, -code, None if count is None else count > 0, count, limit))
+        else:
+            size, free = _space(shm) if -code == signal.SIGBUS else (None, None)
+            found.append(WorkerDeath(pid, -code, shm_size_bytes=size, shm_free_bytes=free))
     return tuple(found[:_MOST])
 
 
-def _named(path: Path, name: str) -> int | None:
-    """Return the number behind a name in a file of `name number` lines."""
+def _space(shm: Path) -> tuple[int | None, int | None]:
+    """Return (size, what is free of it)."""
     try:
-        lines = path.read_text().splitlines()
+        size, used = shm_bytes(shm)
+    except NoData:
+        return None, None
+    return size, size - used
+
+
+def _on_node(vmstat: Path) -> int | None:
+    """Return the kernel's count of kills on the whole node. Source: oom_kill in /proc/vmstat."""
+    try:
+        lines = vmstat.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuwatch import node_io, waits, wire
+from gpuwatch import control_group, node_io, waits, wire
 from gpuwatch import procfs as proc
 from gpuwatch.errors import NoData
 from gpuwatch_agent.owners import Owner, OwnerBook
@@ -26,8 +26,9 @@ def pid_namespace(procfs: Path) -> int:
 class ProcessTable:
     """Looks at one node's /proc. A process of another pid namespace cannot be looked at by its own number."""
 
-    def __init__(self, procfs: Path) -> None:
+    def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
         self._procfs = procfs
+        self._sysfs = sysfs
         self._namespace = pid_namespace(procfs)
         self._host_pids: dict[tuple[int, int, int], int] = {}
         self._looked_up: dict[tuple[int, int, int], int | None] = {}
@@ -103,11 +104,15 @@ class ProcessTable:
             return None
 
     def allowed_cores(self, pid: int) -> int | None:
-        """Return how many cores a process may run on; None where that is not to be seen."""
+        """Return how many cores a process may use, by its affinity and its quota; None where that is not to be seen."""
         try:
-            return proc.allowed_cores(pid, self._procfs)
+            return control_group.within_quota(proc.allowed_cores(pid, self._procfs), self._procfs, self._sysfs, pid)
         except (NoData, ValueError):
             return None
+
+    def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
+        """Return what of the node's available memory a process can have within its container's or its job's limit."""
+        return control_group.within_limit(on_node, self._procfs, self._sysfs, pid)
 
     def private_bytes(self, pid: int) -> int | None:
         """Return the memory that is a process's own; None where it may not be seen."""

@@ -55,7 +55,7 @@ class Sampler:
         self._collecting = Collecting(collectors)
         self._runs = RunBook(boot_id)
         self._gpus = GpuBook()
-        self._table = ProcessTable(roots.procfs)
+        self._table = ProcessTable(roots.procfs, roots.sysfs)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._node = NodeMemory()

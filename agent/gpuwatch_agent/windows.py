@@ -111,16 +111,18 @@ def host_facts(node: NodeMemory) -> HostFacts:
 
 
 def _as_seen_by(host: HostFacts, pid: int | None, table: ProcessTable, receive_bytes_per_s: float | None) -> HostFacts:
-    """Return the node as one process sees it: its own /dev/shm, the cores it may run on, its network namespace."""
+    """Return the node as one process sees it: its own /dev/shm, the cores and the memory it may use, its network namespace."""
     size, used = host.shm_size_bytes, host.shm_used_bytes
-    cores = host.cpu_cores
+    cores, memory = host.cpu_cores, host.memory_available_bytes
     if pid is not None:
         size, used = table.shm_bytes(pid) or (size, used)
         allowed = table.allowed_cores(pid)
         cores = cores if allowed is None else allowed
+        memory = table.memory_available_bytes(pid, memory)
     return replace(
         host,
         cpu_cores=cores,
+        memory_available_bytes=memory,
         shm_size_bytes=size,
         shm_used_bytes=used,
         network_receive_bytes_per_s=receive_bytes_per_s,

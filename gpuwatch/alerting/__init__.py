@@ -3,7 +3,7 @@
 from gpuwatch.alerting.gpu_alerts import GPU_ALERTS
 from gpuwatch.alerting.hours import STATE_GROUPS, hour_rules
 from gpuwatch.alerting.node_alerts import NODE_ALERTS
-from gpuwatch.alerting.rank_rules import RANK_RULES
+from gpuwatch.alerting.rank_rules import RANK_RULES, STRAGGLER_ACROSS_NODES
 from gpuwatch.alerting.recording import (
     BASELINE_INTERVAL_S,
     BASELINE_RULES,
@@ -49,7 +49,10 @@ INTERVALS_S: dict[str, float] = {
 """Of the groups that need not be evaluated as often as the alerts."""
 ALERT_GROUPS: dict[str, tuple[AlertRule, ...]] = {
     "gpuwatch-alerts-starved": tuple(rule for rule in RUN_ALERTS if rule.name == "GpuStarved"),
-    "gpuwatch-alerts-runs": tuple(rule for rule in RUN_ALERTS if rule.name != "GpuStarved"),
+    "gpuwatch-alerts-runs": (
+        *(rule for rule in RUN_ALERTS if rule.name != "GpuStarved"),
+        STRAGGLER_ACROSS_NODES,
+    ),
     "gpuwatch-alerts-gpus": GPU_ALERTS,
     "gpuwatch-alerts-nodes": NODE_ALERTS,
 }

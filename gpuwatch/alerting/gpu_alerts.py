@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.alerting.recording import GPU_KEY, OWNER, OWNER_LABELS
 from gpuwatch.alerting.rule import AlertRule
-from gpuwatch.alerting.texts import CAUSE, GPU, GPU_OWNER, NODE_OWNERS
+from gpuwatch.alerting.texts import CAUSE, GPU, GPU_OWNER, GPU_STACKS, NODE_OWNERS
 
 
 def _with_owner(expr: str, known: str) -> str:
@@ -96,7 +96,7 @@ or
         " Power: {{ . | first | value | printf `%.0f` }} W.{{ end }}",
         owner=GPU_OWNER,
         cause=CAUSE,
-        advice="take the stacks of all ranks (`py-spy dump --pid PID`), then end the run and start it from its last checkpoint",
+        advice="take the stacks of all ranks (" + GPU_STACKS + "), then end the run and start it from its last checkpoint",
         lost_gpus="vector(1)",
         lost_arguments="",
     ),

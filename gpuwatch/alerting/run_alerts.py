@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.rule import AlertRule
-from gpuwatch.alerting.texts import CAUSE, NAMED_OWNER, NAMED_RUN, RANK_OWNER, RUN, RUN_OWNER, WHOLE_RUN
+from gpuwatch.alerting.texts import CAUSE, NAMED_OWNER, NAMED_RUN, RANK_OWNER, RUN, RUN_OWNER, STACKS, WHOLE_RUN
 
 _RANKS = "count(gpuwatch_run_up{run=%q} == 1)"
 
@@ -47,8 +47,8 @@ unless on (job, run) run:gpuwatch_run_phases:increase<stalled_window_s> > 0""",
         description="No step has ended for more than ten times the run's usual step, outside any declared phase.",
         owner=RANK_OWNER,
         cause=CAUSE,
-        advice="take the stacks of all ranks before ending it (`py-spy dump --pid PID`): a hung collective and a dead loader "
-        "worker look alike here; an evaluation or export in the loop should be declared",
+        advice="take the stacks of all ranks before ending it (" + STACKS + " on each of its nodes): a hung collective and a dead "
+        "loader worker look alike here; an evaluation or export in the loop should be declared",
         lost_gpus="vector(%f)",
     ),
     AlertRule(
@@ -66,8 +66,8 @@ unless sum by (job, run) (run_rank:gpuwatch_steps:increase<stalled_for_s>) > 0""
         "the while: a rank that waits in a collective spins.",
         owner=RUN_OWNER,
         cause=CAUSE,
-        advice="the rank that is not in the collective is the culprit: compare the stacks of all ranks, then restart from "
-        "the last checkpoint",
+        advice="the rank that is not in the collective is the culprit: compare the stacks of all ranks (" + STACKS + " on each of its "
+        "nodes), then restart from the last checkpoint",
         lost_gpus="vector(%f)",
     ),
     AlertRule(

@@ -37,4 +37,11 @@ CAUSE = (
     "{{ range $i, $f := . }}{{ if $i }}, {{ end }}{{ $f.Labels.cause }}{{ end }}"
     "{{ else }}none found yet{{ end }}"
 )
+STACKS = "`gpuwatch stacks {{ $labels.run }}`"
+"""Looks at all ranks of the run on the node where it is given. Only in alerts whose label `run` is one run's id."""
+GPU_STACKS = (
+    "{{ if and $labels.run (ne $labels.run `shared`) }}" + STACKS + " on each of its nodes"
+    "{{ else }}`gpuwatch stacks --pid PID` on {{ $labels.instance }}, PID by `nvidia-smi`{{ end }}"
+)
+"""Of a GPU whose processes may have no hook."""
 GPU = "GPU {{ $labels.gpu }} on {{ $labels.instance }}"

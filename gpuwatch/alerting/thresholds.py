@@ -40,7 +40,11 @@ class AlertThresholds:
     busy_for_s: float = 120
     low_power_ratio: float = 0.4
     """Share of the GPU's own highest power of six hours under which full utilisation is no work."""
+    straggler_ratio: float = 0.1
+    """Excess of a rank's own time over that of the quicker ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
+    straggler_across_for_s: float = 600
+    """Twice its window, in which one long wait of one rank stays for as long as the window is."""
     epoch_pause_for_s: float = 300
     shm_used_ratio: float = 0.9
     shm_for_s: float = 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch import procfs
-from gpuwatch.doctor.cgroup import quota
+from gpuwatch.control_group import quota
 from gpuwatch.doctor.outcome import Outcome, ok, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.errors import NoData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from gpuwatch.doctor.cgroup import folders
+from gpuwatch.control_group import folders
 from gpuwatch.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.thresholds import THRESHOLDS
@@ -62,7 +62,7 @@ def locked_memory(around: Surroundings) -> Outcome:
 def tasks(around: Surroundings) -> Outcome:
     """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
     limits = {"the user's": around.limits(resource.RLIMIT_NPROC)[0]}
-    for folder in folders(around.procfs, around.sysfs, "pids"):
+    for folder in folders("pids", around.procfs, around.sysfs):
         try:
             text = (folder / "pids.max").read_text().strip()
         except OSError:

@@ -18,10 +18,7 @@ def compare_page(comparison: Comparison) -> str:
     a, b = comparison.a, comparison.b
     first, *rest = outcome_sentences(comparison)
     settings = loader_rows(comparison)
-    top_s = max(
-        (value for run in (a, b) for value in (*run.steps_over_time.p95_s, *run.steps_over_time.data_wait_s)),
-        default=0.0,
-    )
+    top_s = max(svg.step_top_s(run.steps_over_time.p95_s, run.steps_over_time.data_wait_s) for run in (a, b))
     body = [
         f"<h1>{escape(a.name)} → {escape(b.name)}</h1>",
         f'<p class="verdict">{escape(first)}</p>',

@@ -10,9 +10,12 @@ from gpuwatch.reports.model import EvidenceItem, Found
 from gpuwatch.reports.source import Json
 from gpuwatch.stacks.records import Stacks
 
+_ENDS_A_RUN = ("worker_killed",)
+"""Causes that nothing is weighed against: they are found once, at the end."""
+
 
 def merge(rows: Sequence[Json]) -> tuple[Found, ...]:
-    """Return the findings, roots first by the time they cost, each followed by its consequences."""
+    """Return the findings: what has ended the run, then roots by the time they cost, each followed by its consequences."""
     by_cause: dict[tuple[int, str, str], list[Json]] = {}
     for row in sorted(rows, key=lambda row: row["since_s"]):
         by_cause.setdefault((row["rank"], row["cause"], row.get("gpu") or ""), []).append(row)
@@ -21,7 +24,14 @@ def merge(rows: Sequence[Json]) -> tuple[Found, ...]:
 
 def ordered(found: Sequence[Found]) -> tuple[Found, ...]:
     """Return them in the order of a report. A consequence whose root was never there stands for itself."""
-    weighed = sorted(found, key=lambda each: (each.severity == "info", -each.ratio * max(each.active_s, 1.0)))
+    weighed = sorted(
+        found,
+        key=lambda each: (
+            each.cause not in _ENDS_A_RUN,
+            each.severity == "info",
+            -each.ratio * max(each.active_s, 1.0),
+        ),
+    )
     causes = {(each.rank, each.cause) for each in weighed}
     standing = [
         each if (each.rank, each.root) in causes else msgspec.structs.replace(each, root=None) for each in weighed

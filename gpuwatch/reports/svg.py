@@ -15,6 +15,8 @@ from gpuwatch.units import duration
 
 _BOTTOM = 22
 """Pixels below a plot for the times."""
+_MANY, _FLATTENED, _ROOM_ABOVE = 20, 2.0, 1.25
+"""`step_top_s`: from so many points on, a highest one of more than so many times what all but one in twenty stay below is cut off."""
 
 
 def stacked_shares(
@@ -52,12 +54,14 @@ def step_band(
 ) -> str:
     """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
 
-    `top_s` is what the scale must reach at least, so that two plots can have the same one.
+    `top_s` is what the scale must reach at least, so that two plots can have the same one. What is higher is cut off, and said.
     """
     if not time_s:
         return ""
     span = max(until_s - start_s, 1e-9)
-    top = _round_up(max(*high_s, *wait_s, top_s))
+    top = _round_up(max(step_top_s(high_s, wait_s), top_s))
+    highest = max(*high_s, *wait_s)
+    above = f"higher here and there: up to {duration(highest)}" if highest > top else ""
     xs = [(at - start_s) / span * 1000 for at in time_s]
 
     def points(values: Sequence[float]) -> list[str]:
@@ -69,7 +73,16 @@ def step_band(
         f"{_line(points(median_s), '#0072B2')}{_line(points(wait_s), '#D55E00', '4 3')}"
     )
     ticks = [(0.0, "0"), (0.5, duration(top / 2)), (1.0, duration(top))]
-    return _plot(shapes, 180, ticks, span, "step time, 5th to 95th percentile, median; wait for data")
+    return _plot(shapes, 180, ticks, span, "step time, 5th to 95th percentile, median; wait for data", above)
+
+
+def step_top_s(high_s: Sequence[float], wait_s: Sequence[float]) -> float:
+    """Return what the scale of step times has to reach: their highest, unless one in twenty would flatten all the others."""
+    values = sorted(max(pair) for pair in zip(high_s, wait_s, strict=True))
+    if not values:
+        return 0.0
+    usual = _ROOM_ABOVE * values[int(0.95 * (len(values) - 1))]
+    return values[-1] if len(values) < _MANY or values[-1] <= _FLATTENED * usual else usual
 
 
 def episodes(rows: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], start_s: float, end_s: float) -> str:
@@ -120,8 +133,10 @@ def _line(points: list[str], colour: str, dashes: str = "") -> str:
     )
 
 
-def _plot(shapes: str, height: int, ticks: Sequence[tuple[float, str]], span_s: float, label: str) -> str:
-    """Return shapes drawn on 1000 × 1000 in a plot with ticks (0 at the bottom, 1 on top) and elapsed times."""
+def _plot(
+    shapes: str, height: int, ticks: Sequence[tuple[float, str]], span_s: float, label: str, above: str = ""
+) -> str:
+    """Return shapes drawn on 1000 × 1000 in a plot with ticks (0 at the bottom, 1 on top) and elapsed times; `above`: what is cut off."""
     grid = "".join(
         f'<line x1="0" x2="100%" y1="{height * (1 - at):.1f}" y2="{height * (1 - at):.1f}" class="grid"/>'
         for at, _ in ticks
@@ -130,10 +145,11 @@ def _plot(shapes: str, height: int, ticks: Sequence[tuple[float, str]], span_s: 
         f'<text x="-6" y="{max(9.0, height * (1 - at) + 4):.1f}" text-anchor="end" class="tick">{escape(text)}</text>'
         for at, text in ticks
     )
+    cut = f'<text x="100%" y="12" text-anchor="end" class="tick">{escape(above)}</text>' if above else ""
     return (
         f'<svg role="img" aria-label="{escape(label)}" class="axis" height="{height + _BOTTOM}">{grid}'
         f'<svg x="0" y="0" width="100%" height="{height}" viewBox="0 0 1000 1000" preserveAspectRatio="none">{shapes}</svg>'
-        f"{words}{_times(span_s, height + 16)}</svg>"
+        f"{words}{cut}{_times(span_s, height + 16)}</svg>"
     )
 
 

@@ -39,7 +39,7 @@ def burst_every_n(window: Window) -> Finding | None:
             Evidence("autocorrelation", again, "", f"the wait repeats every {count} steps, the number of workers (autocorrelation {again:.2f})"),
             Evidence("in one step", inside, "ratio", f"{percent(inside)} of the wait is in the slowest step of each {count}"),
         ),
-        advice=f"feed the step on average first (see the loader's cause); what is left of bursts prefetch_factor {prefetch} → {2 * prefetch} takes up",
+        advice=f"feed the step on average first (see the loader's cause); prefetch_factor {prefetch} → {2 * prefetch} evens out the bursts that are left",
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ LARGER_SHM = (
 )
 _ROOMY = 0.5
 """Share of /dev/shm below which full queues cannot have filled it."""
+_FULL = 0.1
+"""Share of /dev/shm that is free at most, right after, where it was full: what the dead worker held has been freed."""
 
 
 def worker_killed(window: Window) -> Finding | None:
@@ -24,25 +26,34 @@ def worker_killed(window: Window) -> Finding | None:
     if not window.worker_deaths:
         return None
     first = window.worker_deaths[0]
-    title, advice = _bus(window) if first.signal == SIGBUS else _killed(window, first)
+    title, advice = _bus(window, first) if first.signal == SIGBUS else _killed(window, first)
     return Finding(
         cause="worker_killed",
         severity="critical",
         title=title,
         ratio=1.0,
-        evidence=(*_signals(window), *_room(window, first)),
+        evidence=(*_signals(window), *_kills(first), *_room(window, first)),
         advice=advice,
     )
 
 
-def _bus(window: Window) -> tuple[str, str]:
-    loader, host = window.loader, window.host
+def _bus(window: Window, death: WorkerDeath) -> tuple[str, str]:
+    loader = window.loader
     title = "a loader worker was killed by a bus error: /dev/shm was full"
     if loader is None or loader.batch_bytes is None or not loader.num_workers:
         return title, LARGER_SHM
-    ahead = loader.num_workers * (loader.prefetch_factor or PREFETCH) + 1
-    needed = max(ahead * loader.batch_bytes * window.local_world_size, (host.shm_used_bytes or 0) if host else 0)
-    if host is not None and host.shm_size_bytes and needed < _ROOMY * host.shm_size_bytes:
+    room, used, free = _shm(window, death)
+    full = bool(room and free is not None and free < _FULL * room)
+    ahead = (
+        (loader.num_workers * (loader.prefetch_factor or PREFETCH) + 1) * loader.batch_bytes * window.local_world_size
+    )
+    needed = max(ahead, used or 0)
+    if room and full and ahead < _ROOMY * room:
+        return title, (
+            f"docker run --shm-size={room * 2 // 2**20}m, twice what it is: the loader's batches alone do not fill it; look for what else does "
+            "(ls -lS /dev/shm, shared memory that the data set makes)"
+        )
+    if room and not full and needed < _ROOMY * room:
         return "a loader worker was killed by a bus error, and not for lack of room in /dev/shm", (
             "a file that it maps into memory was shortened, or its disk is full or failing: look at memory-mapped data sets and dmesg"
         )
@@ -50,6 +61,18 @@ def _bus(window: Window) -> tuple[str, str]:
         f"docker run --shm-size={-(-needed * 5 // 4 // 2**20)}m ({loader.num_workers} workers × {loader.prefetch_factor or PREFETCH} batches of "
         f"{size(loader.batch_bytes)}), or fewer workers or prefetch_factor=1"
     )
+
+
+def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, int | None]:
+    """Return (size, most that was seen used, free right after) of the run's own /dev/shm, each None where not known.
+
+    The node's is another one where the run had its own, which is gone when the run is.
+    """
+    host = window.host
+    room, used = (None, None) if host is None else (host.shm_size_bytes, host.shm_used_bytes)
+    if death.shm_size_bytes is not None and death.shm_size_bytes != room:
+        return death.shm_size_bytes, None, death.shm_free_bytes
+    return room, used, death.shm_free_bytes
 
 
 def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
@@ -60,8 +83,9 @@ def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
             "a library that the worker calls has crashed: run the dataset alone, with num_workers=0 and python -X faulthandler"
         )
     if death.out_of_memory:
+        more = "more memory" if death.memory_limit_bytes is None else f"more than its {size(death.memory_limit_bytes)}"
         return "a loader worker was killed for lack of memory", (
-            f"{fewer}, prefetch_factor=1 or smaller batches; or give the job more memory (docker run --memory=…, "
+            f"{fewer}, prefetch_factor=1 or smaller batches; or give the job {more} (docker run --memory=…, "
             "resources.limits.memory, sbatch --mem)"
         )
     if death.out_of_memory is None:
@@ -69,7 +93,8 @@ def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
             f"look for it (dmesg | grep -i oom), then {fewer} or more memory for the job"
         )
     return "a loader worker was killed with SIGKILL, and not for lack of memory", (
-        "no process was killed for lack of memory here meanwhile: look for who ends processes (the scheduler, a time limit, a colleague)"
+        "no process was killed for lack of memory here meanwhile: look for who ends processes (the scheduler, a "
+        "time limit, systemd-oomd, a colleague)"
     )
 
 
@@ -78,13 +103,25 @@ def _signals(window: Window) -> Iterator[Evidence]:
         yield Evidence("exit signal", each.signal, "", f"worker pid {each.pid} ended with {_name(each)}")
 
 
-def _room(window: Window, death: WorkerDeath) -> tuple[Evidence, ...]:
-    host = window.host
-    if host is None or death.signal != SIGBUS or not host.shm_size_bytes:
+def _kills(death: WorkerDeath) -> tuple[Evidence, ...]:
+    if not death.oom_kills:
         return ()
-    used = f", at most {size(host.shm_used_bytes)} of it seen used" if host.shm_used_bytes is not None else ""
-    text = f"/dev/shm is {size(host.shm_size_bytes)}{used}"
-    return (Evidence("shm size", host.shm_size_bytes, "bytes", text),)
+    count = f"{death.oom_kills} process{'es' if death.oom_kills > 1 else ''}"
+    limit = "" if death.memory_limit_bytes is None else f"; its control group may have {size(death.memory_limit_bytes)}"
+    text = f"the kernel has killed {count} for lack of memory meanwhile (oom_kill){limit}"
+    return (Evidence("oom kills", death.oom_kills, "", text),)
+
+
+def _room(window: Window, death: WorkerDeath) -> tuple[Evidence, ...]:
+    room, used, free = _shm(window, death)
+    if death.signal != SIGBUS or not room:
+        return ()
+    text = f"/dev/shm is {size(room)}"
+    if free is not None:
+        text += f", {size(free)} of it free right after"
+    elif used is not None:
+        text += f", at most {size(used)} of it seen used"
+    return (Evidence("shm size", room, "bytes", text),)
 
 
 def _name(death: WorkerDeath) -> str:

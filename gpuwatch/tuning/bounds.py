@@ -29,10 +29,17 @@ def fetch_s(rows: Iterable[Row]) -> float | None:
 
 
 def fetch_cpu_ratio(rows: Iterable[Row]) -> float | None:
-    """Return for which share of a fetch a core is wanted, 0–1, from the trial with the fewest workers, one at least if there is one."""
+    """Return for which share of a fetch a core is used, 0–1, from the trial with the fewest workers, one at least if there is one.
+
+    Of a fetch that has a core whenever it wants one: time in the queue for it, on a machine that is shared, is left out.
+    """
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers == 0, row.setting.num_workers))
-    ratios = [row.cpu_demand_ratio for row in done if row.cpu_demand_ratio is not None]
-    return ratios[0] if ratios else None
+    for row in done:
+        used = row.worker_cpu_ratio if row.setting.num_workers else row.main_cpu_ratio
+        if row.cpu_demand_ratio is not None and used is not None:
+            sleeps = 1 - row.cpu_demand_ratio
+            return min(1.0, used / (used + sleeps)) if used + sleeps > 0 else row.cpu_demand_ratio
+    return None
 
 
 def most_workers(rows: Iterable[Row], cores: int, max_workers: int | None) -> tuple[int, Limit, str]:

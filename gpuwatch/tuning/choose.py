@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot, sqrt
 
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.tuning.bounds import measured
@@ -58,11 +59,32 @@ def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -
 
 
 def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
-    """Return whether the last two settings, in the order tried, brought less than 5%."""
-    if len(done) < 3:
+    """Return whether the last two settings, in the order tried, brought less than 5%, with the doubt that their spread leaves.
+
+    By the step where it is known. Else no workers are no measure for one worker, which makes batches no faster.
+    """
+    alike = [row for row in done if step_s is not None or row.setting.num_workers]
+    if len(alike) < 3:
         return False
-    before = min(row.batch_s for row in done[:-2])
-    return min(row.batch_s for row in done[-2:]) > (1 - WORTH) * before
+    before = min(cost_s(row, step_s) for row in alike[:-2])
+    return min(cost_s(row, step_s) * (1 - doubt(row)) for row in alike[-2:]) > (1 - WORTH) * before
+
+
+def faster(row: Measured, than: Measured) -> bool:
+    """Return whether a setting is faster by 5%, and by more than the spread of both would make of nothing (95%)."""
+    gain = 1 - row.batch_s / than.batch_s
+    return gain >= max(WORTH, 2 * hypot(doubt(row), doubt(than)))
+
+
+def doubt(row: Measured) -> float:
+    """Return the standard error of the time between batches, as a share of it; 0.0 where the spread is not known.
+
+    Of a median: 1.25 standard deviations over the root of the count; a standard deviation is the interquartile range over 1.35.
+    """
+    if row.spread_ratio is None:
+        return 0.0
+    cycles = row.batches / max(1, row.setting.num_workers)
+    return min(0.5, 1.25 * (2 * row.spread_ratio / 1.35) / sqrt(cycles))
 
 
 def limit(rows: Sequence[Row], cores: int) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuwatch.control_group import memory_room
 from gpuwatch.errors import NoData
 from gpuwatch.procfs import shm_bytes
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,12 @@ class Room:
     shm_total_bytes: int | None = None
 
 
-def room(cores: int, shm: Path = Path("/dev/shm"), procfs: Path = Path("/proc"), cgroup: Path = _CGROUP) -> Room:
-    """Return what is free now, the container's memory limit heeded."""
+def room(cores: int, shm: Path = Path("/dev/shm"), procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Room:
+    """Return what is free now, the memory limit of the container or the job heeded."""
     available, total = _meminfo(procfs)
-    limit = _cgroup_memory(cgroup)
-    if limit is not None and (available is None or limit[0] < available):
-        available, total = limit
+    limit = memory_room(procfs, sysfs)
+    if limit is not None and (available is None or limit.available_bytes < available):
+        available, total = limit.available_bytes, limit.limit_bytes
     try:
         shm_size, shm_used = shm_bytes(shm)
     except NoData:
@@ -44,36 +43,6 @@ def _meminfo(procfs: Path) -> tuple[int | None, int | None]:
         return int(fields["MemAvailable"].split()[0]) * 1024, int(fields["MemTotal"].split()[0]) * 1024
     except (OSError, KeyError, ValueError, IndexError):
         return None, None
-
-
-def _cgroup_memory(cgroup: Path) -> tuple[int, int] | None:
-    """Return (available, limit) of the container, None where it has none.
-
-    Source: memory.max, memory.current, memory.stat of cgroup v2, or their elders of v1; inactive file pages can be had back.
-    """
-    for limit_file, used_file, stat_file, cache in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        try:
-            limit = int((cgroup / limit_file).read_text())
-            used = int((cgroup / used_file).read_text())
-            stat = dict(line.split() for line in (cgroup / stat_file).read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        return max(0, limit - used + int(stat.get(cache, 0))), limit
-    return None
-
-
-def oom_kills(procfs: Path = Path("/proc")) -> int | None:
-    """Return how many processes the kernel has killed for memory since boot. Source: /proc/vmstat."""
-    try:
-        for line in (procfs / "vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def descendants(pid: int, procfs: Path = Path("/proc")) -> list[int]:

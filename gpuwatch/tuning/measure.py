@@ -23,11 +23,12 @@ from typing import BinaryIO
 
 from gpuwatch.errors import ConfigError, NoData
 from gpuwatch.procfs import shm_bytes
-from gpuwatch.tuning.host import Room, descendants, give_cores, memory_of, oom_kills, room
+from gpuwatch.tuning.host import Room, descendants, give_cores, memory_of, room
 from gpuwatch.tuning.rows import Failed, FailureKind, Measured, Setting, Usage
 from gpuwatch.tuning.target import Target
 from gpuwatch.tuning.trial import Plan, run_trial
 from gpuwatch.units import size
+from gpuwatch.worker_deaths import OomKills
 
 _POLL_S = 0.02
 _MEMORY_EVERY_S = 0.25
@@ -43,7 +44,7 @@ Watcher = Callable[[], None]
 
 def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: Watcher) -> Measured | Failed:
     """Return what a trial brought. A KeyboardInterrupt, or what `watcher` raises, passes on once its processes are gone."""
-    kills_before = oom_kills()
+    kills = OomKills()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryFile() as output, receiver:
@@ -64,8 +65,7 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: W
         printed = output.read().decode(errors="replace").strip()
         if isinstance(answer, Measured):
             return replace(answer, usage=watch.usage())
-        killed_for_memory = kills_before is not None and (oom_kills() or 0) > kills_before
-        return _failure(setting, answer, process.exitcode, printed, killed_for_memory)
+        return _failure(setting, answer, process.exitcode, printed, killed_for_memory=bool(kills.grown()))
 
 
 Answer = Measured | tuple[FailureKind, str, str] | None

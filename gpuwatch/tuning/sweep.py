@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.tuning.bounds import fetch_s, left_out, measured, most_workers
-from gpuwatch.tuning.choose import SPARE, WORTH, choose, feeds, good_enough, saturated, why
+from gpuwatch.tuning.choose import SPARE, WORTH, choose, faster, feeds, good_enough, saturated, why
 from gpuwatch.tuning.host import Room
 from gpuwatch.tuning.notes import warnings
 from gpuwatch.tuning.result import TuneResult
@@ -226,7 +226,7 @@ class Sweep:
         current = best
         while (current.setting.prefetch_factor or PREFETCH) < 8:
             row = self._try(replace(current.setting, prefetch_factor=2 * (current.setting.prefetch_factor or PREFETCH)))
-            if not isinstance(row, Measured) or row.batch_s > (1 - WORTH) * current.batch_s:
+            if not isinstance(row, Measured) or not faster(row, current):
                 break
             if self._goal.step_s is not None and feeds(current, self._goal.step_s):
                 break

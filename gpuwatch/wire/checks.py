@@ -7,7 +7,7 @@ from math import isfinite
 from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger import RUN_STATES
 from gpuwatch.wire.columns import STEP_COLUMNS
-from gpuwatch.wire.messages import STEP_BUCKETS_S, Hello, Message, Phase, Steps, Totals
+from gpuwatch.wire.messages import STEP_BUCKETS_S, Hello, Message, Phase, Steps, Totals, WorkerDeath
 
 MAX_TEXT = 256
 MAX_TAGS = 32
@@ -60,7 +60,7 @@ def _check_numbers(message: Message) -> None:
         ]
         if len(message.worker_deaths) > MAX_DEATHS:
             raise ProtocolError(f"more than {MAX_DEATHS} dead workers", "too_large")
-        numbers += [number for death in message.worker_deaths for number in (death.pid, death.signal)]
+        numbers += [number for death in message.worker_deaths for number in _of(death)]
         if message.flops is not None:
             ratios += [getattr(message.flops, name) for name in message.flops.__struct_fields__]
     else:
@@ -81,6 +81,11 @@ def _check_numbers(message: Message) -> None:
         raise ProtocolError("a number that is negative, or larger than anything that can be counted", "malformed")
     if any(ratio is not None and not isfinite(ratio) for ratio in ratios):
         raise ProtocolError("a number that is none", "malformed")
+
+
+def _of(death: WorkerDeath) -> tuple[int, ...]:
+    sizes = (death.oom_kills, death.memory_limit_bytes, death.shm_size_bytes, death.shm_free_bytes)
+    return death.pid, death.signal, *(size or 0 for size in sizes)
 
 
 def _check_columns(message: Steps) -> None:

@@ -89,6 +89,14 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     signal: int
     out_of_memory: bool | None = None
     """Of SIGKILL: whether the kernel has killed for lack of memory meanwhile. None: not known."""
+    oom_kills: int | None = None
+    """Of SIGKILL: how many it has killed for that, in the run's control group where it tells, else on the node. None: not known."""
+    memory_limit_bytes: int | None = None
+    """What the control group may have, where it has killed. None: it has no limit of its own, or that is not known."""
+    shm_size_bytes: int | None = None
+    """Of SIGBUS: the size of the run's own /dev/shm, which nobody can ask after the run any more. None: not known."""
+    shm_free_bytes: int | None = None
+    """What was free in it right after."""
 
 
 class Flops(msgspec.Struct, frozen=True):

@@ -1,11 +1,18 @@
-"""A training whose loader gets into trouble: a worker kills itself by a signal in batch 40, or batches are too large for /dev/shm."""
+"""A training whose loader gets into trouble: batches too large for /dev/shm ("none"), or a worker that in batch 40 gets a signal.
+
+The signal is one that it sends itself ("SIGKILL"), or the kernel's: for taking memory without end ("eat"), for writing into a /dev/shm that is
+full ("fill"), for reading a mapped file that was shortened ("shorten").
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
+import tempfile
 import time
+from multiprocessing.shared_memory import SharedMemory
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -15,6 +22,37 @@ import gpuwatch
 KILL, NUMBERS, STEP_S = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 
 
+def kill() -> None:
+    os.kill(os.getpid(), getattr(signal, KILL))
+
+
+def eat() -> None:
+    """Take memory until the kernel says no; at most 4 GiB, should no limit hold."""
+    kept = []
+    for _ in range(64):
+        kept.append(bytearray(os.urandom(1 << 20)) * 64)
+    raise SystemExit("no limit held")
+
+
+def fill() -> None:
+    """Write 64 MiB of shared memory, as a data set that caches what it has decoded does; its room is not asked for before."""
+    shared = SharedMemory(create=True, size=64 << 20)
+    for at in range(0, shared.size, 4096):
+        shared.buf[at] = 1
+    raise SystemExit("there was room")
+
+
+def shorten() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(1 << 20)
+        mapped = mmap.mmap(file.fileno(), 1 << 20)
+        file.truncate(0)
+        raise SystemExit(f"read {mapped[4096]} of nothing")
+
+
+TROUBLE = {"eat": eat, "fill": fill, "shorten": shorten}
+
+
 class Numbers(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 800
@@ -22,7 +60,7 @@ class Numbers(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.002)
         if KILL != "none" and index == 320:
-            os.kill(os.getpid(), getattr(signal, KILL))
+            TROUBLE.get(KILL, kill)()
         return torch.zeros(NUMBERS)
 
 

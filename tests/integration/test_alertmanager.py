@@ -40,6 +40,11 @@ ALERTS = [
     {"alertname": "ShmNearlyFull", "instance": "n6", "mount": "host"},
     {"alertname": "ShmForecast", "instance": "n6", "run": "r8"},
     {"alertname": "ShmForecast", "instance": "n7", "run": "r9"},
+    {"alertname": "StragglerAcrossNodes", "run": "r10"},
+    {"alertname": "Straggler", "instance": "n8", "run": "r10", "rank": "3"},
+    {"alertname": "StepTimeRegressed", "run": "r10"},
+    {"alertname": "Straggler", "instance": "n8", "run": "r11", "rank": "0"},
+    {"alertname": "StragglerAcrossNodes", "run": "r5"},
 ]
 
 STARVED = {
@@ -103,6 +108,8 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
         ("GpuLost", "n5"),
         ("ShmNearlyFull", "n6", "host"),
         ("ShmForecast", "n7", "r9"),
+        ("StragglerAcrossNodes", "r10"),
+        ("Straggler", "n8", "0", "r11"),
     }
 
 

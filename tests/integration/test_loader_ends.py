@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.agent_process import Agent
+from tests.memory_limit import memory_limit
 
 PROGRAM = Path(__file__).with_name("loader_ends_program.py")
 
@@ -50,17 +51,43 @@ def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_p
     assert "why   a loader worker was killed with SIGKILL" in verdict
 
 
-def test_a_worker_killed_by_a_bus_error_is_called_so(tmp_path: Path) -> None:
-    with Agent(tmp_path) as agent:
-        said = train(agent, "SIGBUS", 16)
+def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent, memory_limit(1024) as within:
+        said = train(agent, "eat", 16, before=within)
         finding = found(agent)
-    assert finding["title"].startswith("a loader worker was killed by a bus error")
-    assert finding["evidence"][0]["value"] == 7
-    assert "why   a loader worker was killed by a bus error" in said
+    assert finding["cause"] == "worker_killed" and finding["title"] == "a loader worker was killed for lack of memory"
+    assert [each["value"] for each in finding["evidence"]] == [9, 1]
+    assert finding["evidence"][1]["text"] == (
+        "the kernel has killed 1 process for lack of memory meanwhile (oom_kill); its control group may have 1 GiB"
+    )
+    assert "num_workers 2 → 1" in finding["advice"] and "more than its 1 GiB (docker run --memory=" in finding["advice"]
+    assert said.index("gpuwatch: a loader worker was killed for lack of memory") < said.index("exited unexpectedly")
+    assert "why   a loader worker was killed for lack of memory" in said[said.rindex("gpuwatch · ") :]
+
+
+def test_a_worker_that_writes_into_a_full_dev_shm_is_said_to_have_no_room_there(tmp_path: Path) -> None:
+    inside = small_shm(14)
+    with Agent(tmp_path) as agent:
+        said = train(agent, "fill", 16, before=inside)
+        finding = found(agent)
+    assert finding["title"] == "a loader worker was killed by a bus error: /dev/shm was full"
+    assert [each["value"] for each in finding["evidence"]] == [7, 14 << 20]
+    assert finding["evidence"][1]["text"] == "/dev/shm is 14 MiB, 0 B of it free right after"
+    assert "docker run --shm-size=" in finding["advice"]
+    assert "why   a loader worker was killed by a bus error: /dev/shm was full" in said
+
+
+def test_a_worker_whose_mapped_file_was_shortened_is_not_said_to_lack_room(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent:
+        said = train(agent, "shorten", 16)
+        finding = found(agent)
+    assert finding["title"] == "a loader worker was killed by a bus error, and not for lack of room in /dev/shm"
+    assert finding["evidence"][0]["value"] == 7 and "memory-mapped" in finding["advice"]
+    assert "why   a loader worker was killed by a bus error, and not" in said
 
 
 def test_a_small_dev_shm_is_forecast_before_it_is_full_with_the_size_to_give() -> None:
-    inside = _small_shm(14)
+    inside = small_shm(14)
     said = train(None, "none", 130_000, 1.0, inside)
     forecast = said.index("gpuwatch: /dev/shm")
     failure = min(at for word in ("allocate shared memory", "Bus error", "bus error") if (at := said.find(word, forecast + 200)) > 0)  # fmt: skip
@@ -70,7 +97,7 @@ def test_a_small_dev_shm_is_forecast_before_it_is_full_with_the_size_to_give() -
     assert "docker run --shm-size=20m" in line
 
 
-def _small_shm(mib: int) -> tuple[str, ...]:
+def small_shm(mib: int) -> tuple[str, ...]:
     """Return what runs a program with a /dev/shm of its own of so many MiB; skips where no mount namespace can be had."""
     if os.getuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a /dev/shm of its own needs root and unshare")

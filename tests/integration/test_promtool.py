@@ -107,6 +107,11 @@ def test_alert(scenarios: Path) -> None:
         ("and gpuwatch_shm_used_bytes / gpuwatch_shm_size_bytes > 0.5", "", "ShmForecast"),
         ("for: 5m\n", "for: 0s\n", "Straggler"),
         ("for: 5m\n", "for: 0s\n", "EpochPauses"),
+        ("for: 10m\n", "for: 5m\n", "StragglerAcrossNodes"),
+        ("(count by (job, run, instance) (gpuwatch_run_up == 1)) > 1", "(gpuwatch_run_up) > 1", "StragglerAcrossNodes"),
+        ("quantile by (job, run) (0.25,", "quantile by (job, run) (0.5,", "StragglerAcrossNodes"),
+        ("/ on (job, run) group_left () (max by (job, run) (sum by", "/ ((sum by", "StragglerAcrossNodes"),
+        ("< 1.1 * min by (job, run)", "< 2 * min by (job, run)", "StragglerAcrossNodes"),
     ],
 )
 def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, alert: str) -> None:
@@ -132,5 +137,5 @@ def _needed(rules: str, alert: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "8 inhibit rules" in output
+    assert "9 inhibit rules" in output
     assert "5 receivers" in output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import evidence, procfs
+from gpuwatch import procfs
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.facts import loader_facts
 
@@ -72,12 +72,24 @@ def test_nothing_readable_is_nothing_measured(tmp_path: Path) -> None:
     assert (facts.cpu_busy_ratio, facts.cpu_pressure_ratio, facts.shm_size_bytes) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1), ("x", None)]
-)
-def test_a_containers_share_of_the_cores(tmp_path: Path, text: str, cores: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert evidence._cgroup_quota(tmp_path / "cpu.max") == cores
+def test_memory_is_what_the_jobs_limit_leaves(tmp_path: Path) -> None:
+    job = tmp_path / "sys/fs/cgroup/job"
+    for path, text in (
+        (tmp_path / "proc/meminfo", "MemAvailable: 8388608 kB\n"),
+        (tmp_path / "proc/self/cgroup", "0::/job\n"),
+        (job / "memory.max", f"{4 << 30}\n"),
+        (job / "memory.current", f"{3 << 30}\n"),
+        (job / "memory.stat", f"anon 1\ninactive_file {1 << 29}\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    watcher = HostWatcher(tmp_path / "proc", tmp_path, sysfs=tmp_path / "sys")
+    watcher.sample(0.0, [])
+    assert watcher.facts().memory_available_bytes == (4 - 3 << 30) + (1 << 29)
+    (job / "memory.max").write_text("max\n")
+    other = HostWatcher(tmp_path / "proc", tmp_path, sysfs=tmp_path / "sys")
+    other.sample(0.0, [])
+    assert other.facts().memory_available_bytes == 8 << 30
 
 
 def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None:

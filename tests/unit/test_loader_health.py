@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,23 +67,31 @@ def node(directory: Path, group: int, whole: int, line: str = "0::/job") -> OomK
     for path, text in (
         ("proc/self/cgroup", f"{line}\n"),
         ("proc/vmstat", f"nr_free_pages 1\noom_kill {whole}\n"),
-        ("cgroup/job/memory.events", f"low 0\noom {group}\noom_kill {group}\n"),
-        ("cgroup/memory/job/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {group}\n"),
+        ("sys/fs/cgroup/job/memory.events", f"low 0\noom {group}\noom_kill {group}\n"),
+        ("sys/fs/cgroup/job/memory.max", f"{4 << 30}\n"),
+        ("sys/fs/cgroup/job/memory.current", f"{3 << 30}\n"),
+        ("sys/fs/cgroup/memory/job/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {group}\n"),
     ):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text)
-    return OomKills(directory / "proc", directory / "cgroup")
+    return OomKills(directory / "proc", directory / "sys")
 
 
 @pytest.mark.parametrize("line", ["0::/job", "4:memory:/job"])
 def test_kills_for_lack_of_memory_are_those_since_the_beginning(tmp_path: Path, line: str) -> None:
     kills = node(tmp_path, 3, 7, line)
-    assert kills.grown() is False
-    node(tmp_path, 4, 7, line)
-    assert kills.grown() is True
-    node(tmp_path, 3, 8, line)  # not ours, but the node's
-    assert kills.grown() is True
+    assert kills.grown() == 0
+    node(tmp_path, 5, 9, line)
+    assert kills.grown() == 2
+    node(tmp_path, 3, 8, line)  # another job's
+    assert kills.grown() == 0
     assert OomKills(tmp_path / "nowhere", tmp_path / "nowhere").grown() is None
+
+
+def test_where_no_group_tells_the_nodes_count_does(tmp_path: Path) -> None:
+    kills = node(tmp_path, 3, 7, "0::/none")
+    node(tmp_path, 3, 8, "0::/none")
+    assert kills.grown() == 1 and kills.limit_bytes() is None
 
 
 def worker(pid: int, exitcode: int | None) -> Any:
@@ -93,7 +102,11 @@ def test_workers_that_were_ended_on_purpose_or_live_are_not_dead_by_a_signal(tmp
     workers = [worker(1, None), worker(2, 0), worker(3, -15), worker(4, 1), worker(5, -7), worker(6, -9)]
     kills = node(tmp_path, 0, 0)
     node(tmp_path, 1, 1)
-    assert deaths(workers, kills) == (WorkerDeath(5, 7, None), WorkerDeath(6, 9, True))
+    assert deaths(workers, kills, tmp_path / "none") == (WorkerDeath(5, 7), WorkerDeath(6, 9, True, 1, 4 << 30))
+    assert deaths(workers[-1:], node(tmp_path, 1, 2)) == (WorkerDeath(6, 9, False, 0),)
+    (bus,) = deaths(workers[4:5], kills, tmp_path)
+    space = os.statvfs(tmp_path)
+    assert bus.shm_free_bytes is not None and 0 < bus.shm_free_bytes <= space.f_blocks * space.f_frsize
 
 
 def test_a_death_is_said_at_once_and_only_once_and_forgotten_when_training_goes_on(

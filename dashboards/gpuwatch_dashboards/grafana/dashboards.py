@@ -109,6 +109,8 @@ def runbooks_dashboard() -> dict[str, Any]:
     built = _dashboard("gpuwatch runbooks", RUNBOOKS, "What to do about each alert.", "now-1h", "", ())
     for page in PAGES:
         place = Place(0 if page_id(page) % 2 else 12, (page_id(page) - 1) // 2 * 14, 12, 14)
+        if page == PAGES[-2] and len(PAGES) % 2 == 0:  # an odd number of runbooks: the last has no neighbour
+            place = replace(place, w=24)
         if page == "causes":
             place = replace(place, x=0, w=24, y=(len(PAGES) // 2) * 14, h=26)
         panel = text.Panel().mode(text_models.TextMode.MARKDOWN).content(runbook_text(page)).title(runbook_title(page))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.doctor.cgroup import Quota, quota
+from gpuwatch.control_group import Quota, quota
 from gpuwatch.doctor.clock import clock, ntp
 from gpuwatch.doctor.cpu import cores, pressure
 from gpuwatch.doctor.limits import locked_memory, open_files, shm, tasks

@@ -101,6 +101,13 @@ def test_findings_of_one_cause_become_one_with_its_episodes() -> None:
     assert found.ratio == 0.3  # what it said last
 
 
+def test_what_ended_the_run_comes_first_though_it_was_there_for_a_moment() -> None:
+    long = {**FINDING, "seen_s": START_S + 5000}
+    end = {**FINDING, "cause": "worker_killed", "ratio": 1.0, "since_s": START_S + 5000, "seen_s": START_S + 5000}
+    found = gather(FakeSource(findings=[long, end]), "resnet", NOW_S).findings
+    assert [each.cause for each in found] == ["worker_killed", "input_cpu"]
+
+
 def test_roots_come_by_what_they_cost_and_consequences_follow_them() -> None:
     long = {**FINDING, "cause": "eval_share", "ratio": 0.4, "seen_s": START_S + 900}
     hanging = {**FINDING, "cause": "burst_every_n", "root": "input_cpu", "ratio": 0.9, "seen_s": START_S + 5000}

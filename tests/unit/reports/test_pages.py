@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from gpuwatch.reports import compare, gather, parse_gate
 from gpuwatch.reports.compare_page import compare_page
 from gpuwatch.reports.gates import broken
 from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.markdown import compare_markdown, plain, run_markdown
 from gpuwatch.reports.page import run_page
-from gpuwatch.reports.svg import episodes, share_bar, stacked_shares, step_band
+from gpuwatch.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
 from gpuwatch_dashboards import palette
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
 
@@ -81,6 +83,18 @@ def test_a_stack_reaches_the_top_and_a_bar_the_end() -> None:
         "75.000",
         "25.000",
     ]
+
+
+def test_one_long_step_does_not_flatten_all_others() -> None:
+    time_s, usual = [START_S + n for n in range(40)], [0.1] * 40
+    wait = [0.05] * 40
+    plain_plot = step_band(time_s, usual, usual, usual, wait, START_S, START_S + 40)
+    spike = [*usual[:-1], 2.0]
+    cut = step_band(time_s, usual, usual, spike, wait, START_S, START_S + 40)
+    assert ">100 ms</text>" in plain_plot and "higher here" not in plain_plot
+    assert ">150 ms</text>" in cut and "higher here and there: up to 2.0 s" in cut
+    assert ">2.0 s</text>" in step_band(time_s[:9], usual[:9], usual[:9], spike[-9:], wait[:9], START_S, START_S + 9)
+    assert step_top_s(spike, wait) == pytest.approx(0.125) and step_top_s([*usual[:-1], 0.2], wait) == 0.2
 
 
 def test_markdown_has_the_same_facts() -> None:

@@ -41,6 +41,27 @@ def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("free_mib", "title", "advice"),
+    [
+        (0, "/dev/shm was full", "--shm-size=1024m, twice what it is: the loader's batches alone do not fill it"),
+        (51, "/dev/shm was full", "--shm-size=1024m"),
+        (52, "not for lack of room in /dev/shm", "memory-mapped"),
+    ],
+)
+def test_what_was_free_right_after_tells_of_a_dev_shm_that_others_filled(
+    free_mib: int, title: str, advice: str
+) -> None:
+    death = WorkerDeath(4711, SIGBUS, shm_size_bytes=512 << 20, shm_free_bytes=free_mib << 20)
+    # The run's own, which is gone with it, and not the node's.
+    window = replace(HEALTHY, worker_deaths=(death,), host=HostFacts(shm_size_bytes=64 << 30, shm_used_bytes=9 << 30))
+    finding = worker_killed(window)
+    assert finding is not None and finding.title.endswith(title) and advice in finding.advice
+    assert finding.evidence[1].text.endswith(
+        f" {free_mib} {'M' if free_mib else ''}{'iB' if free_mib else 'B'} of it free right after"
+    )
+
+
+@pytest.mark.parametrize(
     ("oom", "title", "advice"),
     [
         (True, "for lack of memory", "num_workers 4 → 2"),
@@ -51,6 +72,17 @@ def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
 def test_sigkill_is_told_by_what_the_kernel_counted(oom: bool | None, title: str, advice: str) -> None:
     finding = worker_killed(dead(SIGKILL, oom))
     assert finding is not None and finding.title.endswith(title) and advice in finding.advice
+
+
+def test_a_kill_for_lack_of_memory_tells_the_kernels_count_and_the_limit() -> None:
+    finding = worker_killed(replace(HEALTHY, worker_deaths=(WorkerDeath(4711, SIGKILL, True, 2, 4 << 30),)))
+    assert finding is not None and "more than its 4 GiB (docker run --memory=…" in finding.advice
+    assert [(e.what, e.value, e.text) for e in finding.evidence] == [
+        ("exit signal", 9, "worker pid 4711 ended with SIGKILL"),
+        ("oom kills", 2, "the kernel has killed 2 processes for lack of memory meanwhile (oom_kill); its control group may have 4 GiB"),
+    ]  # fmt: skip
+    anywhere = worker_killed(dead(SIGKILL, True))
+    assert anywhere is not None and "more memory (docker" in anywhere.advice and len(anywhere.evidence) == 1
 
 
 def test_a_crash_is_called_one() -> None:

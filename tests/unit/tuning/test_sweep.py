@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 
 import pytest
 
 from gpuwatch.errors import ConfigError
+from gpuwatch.tuning.bounds import fetch_cpu_ratio, most_workers
+from gpuwatch.tuning.choose import doubt, faster
 from gpuwatch.tuning.host import Room
 from gpuwatch.tuning.result import TuneResult
 from gpuwatch.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting
@@ -65,6 +68,35 @@ def test_a_fetch_that_half_sleeps_gets_as_many_as_keep_the_cores_busy() -> None:
 def test_a_fetch_that_sleeps_may_have_more_workers_than_cores() -> None:
     result = Machine(0.6, cpu=0.01, cores=2).sweep(goal(0.04))
     assert result.chosen is not None and result.chosen.num_workers == 17
+
+
+def test_a_machine_that_others_keep_busy_ends_no_ladder_before_its_time() -> None:
+    """As measured on two busy cores: a fetch of 64 ms of sleep and 32 of work, its times stretched and spread by others."""
+    times = {0: 0.124, 1: 0.158, 2: 0.132, 3: 0.06, 4: 0.038}
+    machine = Machine(0.1, cores=2, others_cores=1.8)
+
+    def measure(setting: Setting, plan: Plan, watcher: Callable[[], None]) -> Measured | Failed:
+        row = machine.measure(setting, plan, watcher)
+        assert isinstance(row, Measured)
+        shown = replace(
+            row, batch_s=times[setting.num_workers], spread_ratio=0.2, batches=15 * max(1, setting.num_workers)
+        )
+        return replace(shown, worker_cpu_ratio=0.25, main_cpu_ratio=0.25, cpu_demand_ratio=0.5)
+
+    result = Sweep(goal(0.05), measure, machine.room, lambda _: None, lambda: 0.0).run()
+    assert machine.workers_tried()[:4] == [0, 1, 2, 4]
+    assert result.chosen is not None and result.chosen.num_workers == 4 and result.feeds is True
+
+
+def test_a_queue_for_a_core_is_no_part_of_what_a_fetch_needs_of_it() -> None:
+    quarter = Machine(0.4).measure(Setting(1, 2), Plan(1.0, 1.0), lambda: None)
+    assert isinstance(quarter, Measured)
+    shared = replace(quarter, worker_cpu_ratio=0.2, cpu_demand_ratio=0.4)  # 0.2 at work, 0.2 in the queue, 0.6 asleep
+    assert fetch_cpu_ratio([shared]) == pytest.approx(0.25)
+    assert most_workers([shared], 4, None)[0] == 16
+    computes = replace(quarter, worker_cpu_ratio=0.3, cpu_demand_ratio=1.0)
+    assert fetch_cpu_ratio([computes]) == 1.0
+    assert fetch_cpu_ratio([replace(quarter, cpu_demand_ratio=None)]) is None
 
 
 def test_two_settings_that_bring_nothing_end_it() -> None:
@@ -172,6 +204,16 @@ def test_more_prefetch_is_taken_only_where_it_brings_something() -> None:
     assert gains.chosen == Setting(4, 8)
     same = Machine(0.4, cores=2, cpu=0.05).sweep(goal(0.001, takes=takes, max_workers=4))
     assert same.chosen == Setting(4, 2)
+
+
+def test_a_gain_within_the_spread_is_none() -> None:
+    row = Machine(0.4).measure(Setting(2, 2), Plan(1.0, 1.0), lambda: None)
+    assert isinstance(row, Measured)
+    sure, less = replace(row, spread_ratio=0.01, batch_s=0.1), replace(row, spread_ratio=0.01, batch_s=0.09)
+    assert faster(less, sure) and not faster(replace(less, batch_s=0.096), sure)
+    unsure = replace(less, spread_ratio=0.3)  # 25 cycles: 11% of doubt
+    assert doubt(unsure) == pytest.approx(1.25 * 0.6 / 1.35 / 5) and not faster(unsure, sure)
+    assert doubt(replace(less, spread_ratio=None)) == 0.0
 
 
 def test_pinned_memory_is_tried_with_cuda_alone_and_taken_if_copies_are_faster() -> None:

@@ -1,0 +1,141 @@
+"""The control groups that a process is in, versions 1 and 2: what they grant of CPU and memory, and how often the kernel killed in them.
+
+Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+PROC, SYS = Path("/proc"), Path("/sys")
+_NO_LIMIT = 1 << 60
+"""Version 1 says "no limit" by a number of pages that no machine has."""
+_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, use, and what of it can be had back, of versions 2 and 1."""
+_KILLS = ("memory.events", "memory.oom_control")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The tightest CPU quota over a process, and how often it has been held back by it."""
+
+    cores: float
+    periods: int
+    throttled: int
+    """Of these periods."""
+
+
+@dataclass(frozen=True)
+class MemoryRoom:
+    """What a process's control groups leave it, in bytes."""
+
+    available_bytes: int
+    limit_bytes: int
+    """Of the group that leaves the least."""
+
+
+def folders(controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> list[Path]:
+    """Return the folders of a process's cgroup and of all above it, innermost first, for a controller.
+
+    In a container the path may be the node's while the container's own cgroup is what is mounted: the mount's top is last for this
+    process. Another one, whose path leads to nothing here, is in no group that can be seen. Source: /proc/PID/cgroup.
+    """
+    try:
+        lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = sysfs / "fs/cgroup" / controller if controllers else sysfs / "fs/cgroup"
+        inner = Path(path.strip("/"))
+        if pid != "self" and (".." in inner.parts or not (top / inner).is_dir()):
+            continue
+        found += [top / part for part in (inner, *inner.parents) if ".." not in part.parts]
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def quota(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> Quota | None:
+    """Return the CPU quota, None for none. Source: cpu.max or cpu.cfs_*_us, and cpu.stat."""
+    tightest: Quota | None = None
+    for folder in folders("cpu", procfs, sysfs, pid):
+        cores = _cores(folder)
+        if cores is not None and (tightest is None or cores < tightest.cores):
+            counts = _counts(folder / "cpu.stat")
+            tightest = Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
+    return tightest
+
+
+def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> MemoryRoom | None:
+    """Return what can be had within the memory limits over a process; None where it has none.
+
+    Pages of files that are not in use count as had. Source: memory.max, memory.current and memory.stat, or their elders of version 1.
+    """
+    rooms = [room for folder in folders("memory", procfs, sysfs, pid) if (room := _room(folder)) is not None]
+    return min(rooms, key=lambda room: room.available_bytes, default=None)
+
+
+def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int:
+    """Return how many of so many cores the quota over a process leaves, rounded up."""
+    granted = quota(procfs, sysfs, pid)
+    return cores if granted is None else max(1, min(cores, ceil(granted.cores)))
+
+
+def within_limit(
+    available_bytes: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self"
+) -> int | None:
+    """Return what of the node's available memory the limits over a process leave it; None where neither is known."""
+    room = memory_room(procfs, sysfs, pid)
+    known = [size for size in (available_bytes, room.available_bytes if room else None) if size is not None]
+    return min(known, default=None)
+
+
+def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
+    """Return how many processes of a process's own group the kernel has killed for lack of memory; None where it is not told.
+
+    Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory as well.
+    """
+    for folder in folders("memory", procfs, sysfs, pid):
+        for name in _KILLS:
+            count = _counts(folder / name).get("oom_kill")
+            if count is not None:
+                return count
+    return None
+
+
+def _cores(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            words = (folder / "cpu.max").read_text().split()
+        else:
+            words = [(folder / f"cpu.cfs_{what}_us").read_text().strip() for what in ("quota", "period")]
+        return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _room(folder: Path) -> MemoryRoom | None:
+    for limit_file, used_file, cache in _MEMORY:
+        try:
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / used_file).read_text())
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+        if limit < _NO_LIMIT:
+            return MemoryRoom(max(0, limit - used + _counts(folder / "memory.stat").get(cache, 0)), limit)
+    return None
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Return a file of `name number` lines; {} for one that is not there."""
+    try:
+        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}
