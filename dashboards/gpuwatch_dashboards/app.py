@@ -28,6 +28,8 @@ def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, Promethe
 def main() -> None:
     st.set_page_config(page_title="gpuwatch", page_icon="📈", layout="wide", initial_sidebar_state="collapsed")
     st.html(Path(__file__).with_name("style.css"))
+    with st.container(key="early"):  # unseen: the browser loads what draws charts while the first numbers are fetched
+        st.echarts_chart({}, height=1, key="early-chart")
     pages: dict[str, Any] = {}
     site = Site(*shared(os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None), pages)
     for key, draw in PAGES.items():
