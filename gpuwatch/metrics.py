@@ -71,6 +71,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_tokens_total", "counter", "count", "Training tokens consumed; absent where nobody counts them.", RUN),
     Metric("gpuwatch_comm_steps_total", "counter", "count", "Training steps whose wait for other ranks was measured (state comm_wait); absent without any.", RUN),
     Metric("gpuwatch_step_seconds", "histogram", "seconds", "Time of one training step, data wait included.", RUN),
+    Metric("gpuwatch_step_percentile_seconds", "gauge", "seconds", "Step time that so many of the last minute's steps (1,200 at most) did not exceed: percentile p50 and p95; absent without a step.", (*RUN, "percentile")),
     Metric("gpuwatch_last_step_timestamp_seconds", "gauge", "timestamp", "Unix time of the last training step's end.", RUN),
     Metric("gpuwatch_run_info", "info", "count", "Who a run is: its display name and settings.", (*RUN, "name", "job_id", "job_step", "user", "container_id", "pod_uid", "workload_namespace", "workload_pod", "workload_container", "timeline", "device", "world_size", "num_workers", "version")),
     Metric("gpuwatch_run_up", "gauge", "count", "1 while the training process lives and its messages arrive, else 0.", RUN),

@@ -18,7 +18,7 @@ from gpuwatch_agent.gpu_ledger import GpuRecord
 from gpuwatch_agent.history_file import MINUTES
 from gpuwatch_agent.history_minutes import StepMinute
 from gpuwatch_agent.history_series import Series, read_series
-from gpuwatch_agent.history_steps import Batch, condense, unpacked
+from gpuwatch_agent.history_steps import Batch, condense
 from gpuwatch_agent.run_records import RunRecord
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class HistoryReader:
             where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
         with self._reader() as reader:
             old = list(_minutes(reader, run, rank, start_s, end_s))
-            query = f"FROM steps WHERE {where} ORDER BY id"
+            query = f"FROM steps WHERE {where}"
             if start_s is None and end_s is None:
                 total = reader.execute(f"SELECT sum(count) {query}", values).fetchone()[0] or 0
                 total += sum(minute.count for minute in old)
@@ -128,8 +128,11 @@ class HistoryReader:
         return condense(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
 
     def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
-        for first_step, offset_ns, blob in reader.execute(f"SELECT first_step, offset_ns, columns {query}", values):
-            yield unpacked(first_step, offset_ns, msgspec.msgpack.decode(blob, type=dict[str, bytes]))
+        decode = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+        # the ids first: sorted together with their blobs, all of them would be read twice
+        batches = f"SELECT first_step, offset_ns, columns FROM steps WHERE id IN (SELECT id {query}) ORDER BY id"
+        for first_step, offset_ns, blob in reader.execute(batches, values):
+            yield Batch(first_step, offset_ns, decode(blob))
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
@@ -164,7 +167,7 @@ def _minutes(
 def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | None) -> Iterator[Batch]:
     """Yield the parts of batches whose steps began in a stretch of Unix time."""
     for batch in batches:
-        starts = batch.columns["start_ns"]
+        starts = wire.unpack(batch.columns["start_ns"])
         first = 0 if start_s is None else bisect_left(starts, int(start_s * 1e9) - batch.offset_ns)
         last = len(starts) if end_s is None else bisect_right(starts, int(end_s * 1e9) - batch.offset_ns)
         if last == 0:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpuwatch import wire
@@ -12,25 +11,34 @@ from gpuwatch_agent.history_minutes import Spread, StepMinute
 
 TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_transfer", "device_compute")
 """Columns of durations: `<name>_ns` on the wire, `<name>_s` in an answer. The last four are the device's."""
+WIDTH = 8
+"""Bytes of a packed value."""
 MOST_EPOCHS = 2000
 MOST_QUANTILE_STEPS = 100_000
 """Percentiles are exact up to so many steps, beyond it of every second, third … step."""
+_HOST = tuple(f"{name}_ns" for name in TIMES[:3])
+_MISSING, _BEGINS = wire.pack([wire.MISSING]), b"\x01"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The steps of one message."""
+    """The steps of one message, packed as they came: a bucket's are joined before they are unpacked."""
 
     first_step: int
     offset_ns: int
     """Unix time minus the sender's clock."""
-    columns: Mapping[str, array[int]]
+    columns: Mapping[str, bytes]
 
     def __len__(self) -> int:
-        return len(self.columns["start_ns"])
+        return len(self.columns["start_ns"]) // WIDTH
+
+    def start_ns(self, step: int) -> int:
+        """Return when a step of the batch began, in ns of Unix time; -1 is the last one."""
+        return _at(self.columns["start_ns"], step) + self.offset_ns
 
     def part(self, begin: int, end: int) -> Batch:
-        return Batch(self.first_step + begin, self.offset_ns, {n: c[begin:end] for n, c in self.columns.items()})
+        cut = slice(WIDTH * begin, WIDTH * end)
+        return Batch(self.first_step + begin, self.offset_ns, {n: c[cut] for n, c in self.columns.items()})
 
 
 @dataclass
@@ -49,40 +57,23 @@ class _Column:
         self.least_ns = spread.least_ns if self.least_ns is None else min(self.least_ns, spread.least_ns)
         self.most_ns = spread.most_ns if self.most_ns is None else max(self.most_ns, spread.most_ns)
 
-    def add(self, values: array[int]) -> None:
-        known = values if min(values) >= 0 else [value for value in values if value >= 0]
-        if not known:
-            return
-        low, high = min(known), max(known)
-        self.sum_ns += sum(known)
-        self.measured += len(known)
-        self.least_ns = low if self.least_ns is None else min(self.least_ns, low)
-        self.most_ns = high if self.most_ns is None else max(self.most_ns, high)
 
-
-@dataclass
 class _Bucket:
-    step: int
-    time_s: float
-    steps: int = 0
-    end_s: float = 0.0
-    samples: int = 0
-    samples_known: int = 0
-    columns: dict[str, _Column] = field(default_factory=lambda: {name: _Column() for name in TIMES})
+    """Steps side by side. What batches bring is only put together here, and counted by `close`, once a bucket."""
 
-    def add(self, batch: Batch) -> None:
-        self.steps += len(batch)
-        starts = batch.columns["start_ns"]
-        host_ns = sum(batch.columns[f"{name}_ns"][-1] for name in TIMES[:3] if f"{name}_ns" in batch.columns)
-        self.end_s = (starts[-1] + batch.offset_ns + max(0, host_ns)) / 1e9
-        for name in TIMES:
-            if (values := batch.columns.get(f"{name}_ns")) is not None:
-                self.columns[name].add(values)
-        samples = batch.columns.get("samples")
-        if samples is not None:
-            known = samples if min(samples) >= 0 else [value for value in samples if value >= 0]
-            self.samples += sum(known)
-            self.samples_known += len(known)
+    def __init__(self, step: int, time_s: float) -> None:
+        self.step = step
+        self.time_s = time_s
+        self.steps = 0
+        self.end_s = 0.0
+        self.samples = 0
+        self.samples_known = 0
+        self.columns = {name: _Column() for name in TIMES}
+        self._batches: list[Batch] = []
+
+    def add(self, batch: Batch, steps: int) -> None:
+        self.steps += steps
+        self._batches.append(batch)
 
     def add_minute(self, minute: StepMinute) -> None:
         """Take a whole minute of old steps, of which only sums are left."""
@@ -93,6 +84,31 @@ class _Bucket:
                 self.columns[name].merge(spread)
         self.samples += minute.samples
         self.samples_known += minute.samples_known
+
+    def close(self) -> list[list[int]]:
+        """Count what batches brought; return their host's columns: data wait, transfer, compute, each of all their steps."""
+        if not self._batches:
+            return []
+        last = self._batches[-1]
+        host_ns = sum(_at(last.columns[name], -1) for name in _HOST if name in last.columns)
+        self.end_s = (last.start_ns(-1) + max(0, host_ns)) / 1e9
+        host = []
+        for name in TIMES:
+            values = self._joined(f"{name}_ns")
+            known, least = _measured(values)
+            if known:
+                self.columns[name] = _Column(sum(known), least, max(known), len(known))
+            if f"{name}_ns" in _HOST:
+                host.append(values)
+        known, _ = _measured(self._joined("samples"))
+        self.samples, self.samples_known = sum(known), len(known)
+        self._batches.clear()
+        return host
+
+    def _joined(self, name: str) -> list[int]:
+        """Return a column of all batches; -1: not measured."""
+        parts = [batch.columns.get(name) or _MISSING * len(batch) for batch in self._batches]
+        return wire.unpack(parts[0] if len(parts) == 1 else b"".join(parts)).tolist()
 
 
 def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
@@ -117,16 +133,19 @@ def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[St
         taken += minute.count
     behind = taken
     for batch in batches:
-        _note(batch, taken, every, epochs, step_ns)
-        begin = 0
-        while begin < len(batch):
-            if (taken - behind) % size == 0:
-                start_ns = batch.columns["start_ns"][begin] + batch.offset_ns
-                buckets.append(_Bucket(batch.first_step + begin, start_ns / 1e9))
-            end = min(len(batch), begin + size - (taken - behind) % size)
-            buckets[-1].add(batch if begin == 0 and end == len(batch) else batch.part(begin, end))
+        if _BEGINS in batch.columns.get("epoch_start", b""):
+            epochs += _epochs(batch)
+        begin, count = 0, len(batch)
+        while begin < count:
+            filled = (taken - behind) % size
+            if filled == 0:
+                _close(buckets, taken, every, step_ns)
+                buckets.append(_Bucket(batch.first_step + begin, batch.start_ns(begin) / 1e9))
+            end = min(count, begin + size - filled)
+            buckets[-1].add(batch if end - begin == count else batch.part(begin, end), end - begin)
             taken += end - begin
             begin = end
+    _close(buckets, taken, every, step_ns)
     step_ns.sort()
     return {
         "steps": taken,
@@ -144,14 +163,21 @@ def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[St
     }
 
 
-def _note(batch: Batch, taken: int, every: int, epochs: list[dict[str, float]], step_ns: list[int]) -> None:
-    """Take a batch's epoch starts and the times of its steps."""
-    columns = batch.columns
-    for n, begins in enumerate(columns.get("epoch_start", ())):
-        if begins == 1:
-            epochs.append({"step": batch.first_step + n, "time_s": (columns["start_ns"][n] + batch.offset_ns) / 1e9})
-    host = [columns[f"{name}_ns"][-taken % every :: every] for name in TIMES[:3] if f"{name}_ns" in columns]
-    step_ns.extend(sum(max(0, part) for part in parts) for parts in zip(*host, strict=True))
+def _close(buckets: Sequence[_Bucket], taken: int, every: int, step_ns: list[int]) -> None:
+    """Count the last bucket, and take the times of its every second, third … step."""
+    if buckets and (host := buckets[-1].close()):
+        first = -(taken - buckets[-1].steps) % every
+        parts = [column[first::every] for column in host]
+        step_ns.extend(sum(max(0, part) for part in parts) for parts in zip(*parts, strict=True))
+
+
+def _epochs(batch: Batch) -> list[dict[str, float]]:
+    flags = wire.unpack(batch.columns["epoch_start"])
+    return [
+        {"step": batch.first_step + n, "time_s": batch.start_ns(n) / 1e9}
+        for n, begins in enumerate(flags)
+        if begins == 1
+    ]
 
 
 def _spread(columns: list[_Column]) -> dict[str, list[float | None]] | None:
@@ -165,5 +191,16 @@ def _spread(columns: list[_Column]) -> dict[str, list[float | None]] | None:
     }
 
 
-def unpacked(first_step: int, offset_ns: int, columns: Mapping[str, bytes]) -> Batch:
-    return Batch(first_step, offset_ns, {name: wire.unpack(column) for name, column in columns.items()})
+def _measured(values: list[int]) -> tuple[list[int], int]:
+    """Return what was measured, and the least of it."""
+    least = min(values)
+    if least >= 0:
+        return values, least
+    known = [value for value in values if value >= 0]
+    return known, min(known, default=0)
+
+
+def _at(column: bytes, step: int) -> int:
+    """Return one value of a packed column."""
+    begin = step * WIDTH if step >= 0 else len(column) + step * WIDTH
+    return int.from_bytes(column[begin : begin + WIDTH], "little", signed=True)

@@ -25,7 +25,7 @@ from gpuwatch_agent.run_book import RunBook
 from gpuwatch_agent.run_cgroups import group_samples
 from gpuwatch_agent.run_processes import RunProcesses
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples, shm_samples
+from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, percentile_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
 from gpuwatch_agent.stack_watch import StackWatch
 from gpuwatch_agent.views import finding_json, finding_view
@@ -149,6 +149,8 @@ class Sampler:
             pid = self._table.host_pid(run.hello) if run.hello is not None else None
             shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
             samples += shm_samples(run, self._table, shares)
+        for view in self._judge.views.values():
+            samples += percentile_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpuwatch import wire
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
@@ -79,6 +80,16 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         hello.versions.get("gpuwatch", ""),
     )
     yield Sample("gpuwatch_run_info", 1, (*key, *info))
+
+
+def percentile_samples(view: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield the percentiles of the last minute's steps of a run, as its view (see views.py) has them."""
+    recent = view["recent"]
+    if recent is None or view["status"] != RUNNING:
+        return
+    for percentile in ("p50", "p95"):
+        key = (view["run"], str(view["rank"]), percentile)
+        yield Sample("gpuwatch_step_percentile_seconds", recent[f"step_s_{percentile}"], key)
 
 
 def shm_samples(run: Run, table: ProcessTable, shares_host: bool) -> Iterator[Sample]:

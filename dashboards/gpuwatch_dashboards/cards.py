@@ -39,7 +39,7 @@ def card(
 ) -> Card:
     """Return a panel with the lines of each of its curves; `empty` is said instead of the panel's own words."""
     lines = drawn_lines(panel, traces)
-    head = markup.panel_head(panel.title, panel.question, legend_values(panel, lines), panel.stacked)
+    head = markup.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
         return text_card(panel.key, head, empty or panel.empty)
     return Card(

@@ -26,6 +26,8 @@ class DrawnLine:
     colour: str
     dash: str = "solid"
     pattern: str = ""
+    stacked: bool = False
+    """A part of its panel's stack; else a line, over the stack where there is one."""
     value: float | None = None
     """What the legend says: the last value, or of a share the mean over the time shown."""
 
@@ -35,7 +37,8 @@ def drawn_lines(panel: Panel, traces: Sequence[Sequence[Trace]]) -> list[DrawnLi
     lines: list[DrawnLine] = []
     for curve, of_curve in zip(panel.curves, traces, strict=True):
         for trace in sorted(of_curve, key=lambda t: _order(curve, t)):
-            if panel.stacked and max((value for _, value in trace.points if value is not None), default=0) < (
+            stacked = panel.stacked and not curve.over_stack
+            if stacked and max((value for _, value in trace.points if value is not None), default=0) < (
                 LEAST_SHARE if panel.unit == "ratio" else 1e-9
             ):
                 continue
@@ -68,14 +71,15 @@ def _summary(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnLine, 
 
 
 def _line(panel: Panel, curve: Curve, trace: Trace, number: int) -> DrawnLine:
-    value = trace.mean if panel.stacked and panel.unit == "ratio" else trace.last
+    stacked = panel.stacked and not curve.over_stack
+    value = trace.mean if stacked and panel.unit == "ratio" else trace.last
     for label, looks in LOOKS.items():
         if curve.legend == f"{{{label}}}" and trace.labels.get(label) in looks:
             look = looks[trace.labels[label]]
-            return DrawnLine(look.name, trace.points, look.colour, "solid", look.pattern, value)
+            return DrawnLine(look.name, trace.points, look.colour, "solid", look.pattern, stacked, value)
     name = re.sub(r"\{(\w+)\}", lambda found: trace.labels.get(found[1], ""), curve.legend)
     dash = "dot" if curve.dashed else DASHES[number % len(DASHES)]
-    return DrawnLine(name, trace.points, SEQUENCE[number % len(SEQUENCE)], dash, "", value)
+    return DrawnLine(name, trace.points, SEQUENCE[number % len(SEQUENCE)], dash, "", stacked, value)
 
 
 def _order(curve: Curve, trace: Trace) -> tuple[int, tuple[str, ...]]:

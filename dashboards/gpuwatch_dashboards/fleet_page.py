@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from urllib.parse import urlencode
 
@@ -11,10 +9,9 @@ from gpuwatch_dashboards.cards import Card, card
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.palette import STATES, Look
 from gpuwatch_dashboards.panels.fleet_states import FLEET_STATES
-from gpuwatch_dashboards.sources.fleet import LOST_KINDS, Fleet, Holder
+from gpuwatch_dashboards.sources.fleet import LOST_KINDS, Holder, Holders, Now, Past
 from gpuwatch_dashboards.units import digits, display
 
-MOST_ROWS = 25
 MUCH = 0.1
 """From this share of lost time on, the page's head is a warning."""
 KINDS: dict[str, Look] = {
@@ -30,25 +27,12 @@ NOBODY = {"user": "nobody known", "job": "no job", "node": "no name", "run": "no
 HEIGHT_PX = 280
 
 
-@dataclass(frozen=True)
-class Content:
-    head: str
-    states: Card
-    table: str
-
-
-def content(found: Fleet, level: str, span: Span, times: str) -> Content:
-    """Return the page's parts; `times` are the words for the stretch of time."""
-    return Content(
-        _head(found, times), card(FLEET_STATES, [found.states], span, HEIGHT_PX), _table(found.holders, level, times)
-    )
-
-
-def _head(found: Fleet, times: str) -> str:
-    everything = found.gpus_now.get("all", 0.0)
-    lost = sum(found.gpus_now.get(kind, 0.0) for kind in LOST_KINDS)
+def head(found: Now, recorded: Past, times: str) -> str:
+    """Return the site in a sentence and figures; `times` are the words for the stretch of time."""
+    everything = found.gpus.get("all", 0.0)
+    lost = sum(found.gpus.get(kind, 0.0) for kind in LOST_KINDS)
     share = lost / everything if everything else None
-    lost_hours = sum(found.hours.get(kind, 0.0) for kind in LOST_KINDS)
+    lost_hours = sum(recorded.hours.get(kind, 0.0) for kind in LOST_KINDS)
     sentence = "No GPU was counted in the last minutes."
     if share is not None:
         sentence = f"{display(share, 'ratio')} of the GPUs' time is lost now: as if {digits(lost)} of {everything:,.0f} GPUs stood still"
@@ -61,8 +45,8 @@ def _head(found: Fleet, times: str) -> str:
         ("idle", _share(found, "idle"), "held idle now"),
         ("lost", f"{lost_hours:,.0f}", f"GPU-hours lost, {times}"),
     ]
-    if found.cost is not None:
-        figures.append(("cost", f"{found.cost:,.0f}", f"lost money, {times}"))
+    if recorded.cost is not None:
+        figures.append(("cost", f"{recorded.cost:,.0f}", f"lost money, {times}"))
     if found.silent_nodes:
         figures.append(("silent", f"{found.silent_nodes:,}", "nodes that do not answer"))
     numbers = "".join(
@@ -75,15 +59,21 @@ def _head(found: Fleet, times: str) -> str:
     )
 
 
-def _share(found: Fleet, kind: str) -> str:
-    everything = found.gpus_now.get("all", 0.0)
-    return display(found.gpus_now.get(kind, 0.0) / everything if everything else None, "ratio")
+def _share(found: Now, kind: str) -> str:
+    everything = found.gpus.get("all", 0.0)
+    return display(found.gpus.get(kind, 0.0) / everything if everything else None, "ratio")
 
 
-def _table(holders: Sequence[Holder], level: str, times: str) -> str:
-    if not holders:
+def states(recorded: Past, span: Span) -> Card:
+    """Return the GPUs by state over the time."""
+    return card(FLEET_STATES, [recorded.states], span, HEIGHT_PX)
+
+
+def table(found: Holders, level: str, times: str) -> str:
+    """Return who lost most, and what the others lost together."""
+    if not found.most:
         return '<div class="gw-nothing">No GPU-hour was recorded in this time.</div>'
-    priced = any(holder.cost is not None for holder in holders)
+    priced = any(holder.cost is not None for holder in found.most)
     columns = [
         TITLES[level],
         "Now",
@@ -95,11 +85,11 @@ def _table(holders: Sequence[Holder], level: str, times: str) -> str:
         *(["Money"] if priced else []),
     ]
     head = "".join(f'<th scope="col">{text}</th>' for text in columns)
-    rows = "".join(_row(holder, level, priced) for holder in holders[:MOST_ROWS])
-    more, text = holders[MOST_ROWS:], ""
-    if more:
-        lost = sum(holder.lost_hours for holder in more)
-        text = f'<p class="gw-foot">and {len(more):,} more, who lost {_hours(lost)} together, {escape(times)}</p>'
+    rows = "".join(_row(holder, level, priced) for holder in found.most)
+    text = ""
+    if found.others:
+        lost = _hours(found.others_lost_hours)
+        text = f'<p class="gw-foot">and {found.others:,} more, who lost {lost} together, {escape(times)}</p>'
     return f'<table class="gw-gpus gw-fleet"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{text}'
 
 

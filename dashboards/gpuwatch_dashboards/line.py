@@ -45,12 +45,19 @@ class Line:
 
     def plus(self, other: Line) -> Line:
         """Return the sum; where only one is known, that one."""
+        return self._with(other, np.add)
+
+    def greatest(self, other: Line) -> Line:
+        """Return the greater value of both; where only one is known, that one."""
+        return self._with(other, np.maximum)
+
+    def _with(self, other: Line, both: np.ufunc) -> Line:
         if np.array_equal(self.times_s, other.times_s):
-            return Line(self.times_s, self.values + other.values)
-        sums = dict(zip(self.times_s.tolist(), self.values.tolist(), strict=True))
+            return Line(self.times_s, both(self.values, other.values))
+        known = dict(zip(self.times_s.tolist(), self.values.tolist(), strict=True))
         for time_s, value in zip(other.times_s.tolist(), other.values.tolist(), strict=True):
-            sums[time_s] = sums.get(time_s, 0.0) + value
-        return Line.of(tuple(sorted(sums.items())))
+            known[time_s] = float(both(known[time_s], value)) if time_s in known else value
+        return Line.of(tuple(sorted(known.items())))
 
     def over(self, divisor: Line) -> Line:
         """Return the quotient where both are known and the divisor is above 0."""

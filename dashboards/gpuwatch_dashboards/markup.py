@@ -79,10 +79,10 @@ def _figure(kind: str, number: str, what: str) -> str:
     return f'<div class="gw-figure gw-figure-{kind}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
 
 
-def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]] = (), areas: bool = False) -> str:
+def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]] = ()) -> str:
     """Return a panel's title, the question it answers, and its legend with a value for each line or area."""
     entries = "".join(
-        f'<li><i class="{_key_class(line, areas)}" style="--gw:{line.colour};'
+        f'<li><i class="{_key_class(line)}" style="--gw:{line.colour};'
         f'border-top-style:{_CSS_DASHES.get(line.dash, "dashed")}"></i>'
         f"{escape(line.name)} <b>{escape(value)}</b></li>"
         for line, value in legend
@@ -93,8 +93,8 @@ def panel_head(title: str, question: str, legend: Sequence[tuple[DrawnLine, str]
     )
 
 
-def _key_class(line: DrawnLine, areas: bool) -> str:
-    return f"gw-square {Look('', '', line.pattern).hatch}" if areas or line.pattern else ""
+def _key_class(line: DrawnLine) -> str:
+    return f"gw-square {Look('', '', line.pattern).hatch}" if line.stacked or line.pattern else ""
 
 
 def looks_head(title: str, question: str, looks: Sequence[Look]) -> str:

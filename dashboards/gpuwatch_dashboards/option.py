@@ -40,8 +40,13 @@ def line_option(
 
     Times are Unix ms, which ECharts shows in the reader's own time zone. Lines with the same times share them.
     """
-    times_s, values = _on_common_times(lines, panel.stacked)
-    peak = _peak(panel, values)
+    areas = [line for line in lines if line.stacked]
+    others = [line for line in lines if not line.stacked]
+    lines = [*areas, *others]
+    times_s, values = _on_common_times(areas, True)
+    more_times_s, more_values = _on_common_times(others, False)
+    peak = max(_height(values), max((v for of_line in more_values for v in of_line if v is not None), default=0.0))
+    times_s, values = [*times_s, *more_times_s], [*values, *more_values]
     top = _top(panel, peak) or 1.0
     scale = scale_for(panel.unit, peak)
     digits = max(0, DIGITS - ceil(log10(top * scale.factor)))
@@ -51,7 +56,7 @@ def line_option(
         clock = f"t{next(n for n in range(number + 1) if times_s[n] is times)}"
         columns.setdefault(clock, [round(1e3 * time_s) for time_s in times])
         columns[f"v{number}"] = [None if v is None else round(v * scale.factor, digits) for v in of_line]
-        series.append(_series(panel, line, number, clock, alone=len(lines) == 1))
+        series.append(_series(line, number, clock, alone=len(lines) == 1))
     if series:
         series[0] |= lines_and_bands(marks, span.start_s, span.end_s)
         if panel.thresholds:
@@ -114,7 +119,7 @@ def decal(pattern: str) -> Option:
     return {"decal": {"symbol": "rect", "symbolSize": 1, "color": "rgba(255,255,255,0.45)", **_DECALS[pattern]}}
 
 
-def _series(panel: Panel, line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
+def _series(line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
     one: Option = {
         "type": "line",
         "name": line.name,
@@ -122,9 +127,9 @@ def _series(panel: Panel, line: DrawnLine, number: int, clock: str, alone: bool)
         "symbol": "none",
         "color": line.colour,
         "emphasis": {"disabled": True},
-        "lineStyle": {"width": 0 if panel.stacked else 1.8, "type": _DASHES[line.dash]},
+        "lineStyle": {"width": 0 if line.stacked else 1.8, "type": _DASHES[line.dash]},
     }
-    if panel.stacked:
+    if line.stacked:
         return one | {"stack": "all", "areaStyle": {"opacity": 1}, "itemStyle": decal(line.pattern)}
     return one | ({"areaStyle": {"opacity": 0.12}} if alone else {})
 
@@ -163,7 +168,7 @@ def _pickable(top: float) -> Option:
 def _on_common_times(lines: Sequence[DrawnLine], stacked: bool) -> tuple[list[list[float]], list[list[float | None]]]:
     """Return each line's times and values. Lines of a stack get the times of all of them; equal times are one list."""
     each = [[time_s for time_s, _ in line.points] for line in lines]
-    if stacked and any(times != each[0] for times in each[1:]):
+    if stacked and each and any(times != each[0] for times in each[1:]):
         merged = sorted({time_s for times in each for time_s in times})
         known = [dict(line.points) for line in lines]
         return [merged] * len(lines), [[values.get(time_s) for time_s in merged] for values in known]
@@ -171,11 +176,9 @@ def _on_common_times(lines: Sequence[DrawnLine], stacked: bool) -> tuple[list[li
     return shared, [[value for _, value in line.points] for line in lines]
 
 
-def _peak(panel: Panel, values: Sequence[Sequence[float | None]]) -> float:
-    """Return the highest value drawn: of a stack, its whole height."""
-    if panel.stacked:
-        return max((sum(value or 0.0 for value in column) for column in zip(*values, strict=True)), default=0.0)
-    return max((value for of_line in values for value in of_line if value is not None), default=0.0)
+def _height(values: Sequence[Sequence[float | None]]) -> float:
+    """Return the greatest height of a stack."""
+    return max((sum(value or 0.0 for value in column) for column in zip(*values, strict=True)), default=0.0)
 
 
 def _top(panel: Panel, peak: float) -> float:

@@ -69,7 +69,10 @@ WAITS: dict[str, Look] = {
 }
 """The two parts of a data wait."""
 
-LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES, "wait": WAITS}
+PERCENTILES: dict[str, Look] = {"p50": Look("p50", GREEN), "p95": Look("p95", PINK)}
+"""Lines over the phases: in colours that no phase has."""
+
+LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES, "wait": WAITS, "percentile": PERCENTILES}
 """By the label that a panel groups by."""
 
 VERDICTS: dict[str, Look] = {

@@ -26,7 +26,8 @@ def _sum(query: Query, scope: Scope, window: str, function: str = "rate") -> str
     selector = f"{query.metric}{{{', '.join(_matchers(query, scope))}}}"
     values = f"{function}({selector}[{window}])" if query.is_rate else selector
     by = _by(query)
-    return f"sum by ({', '.join(by)}) ({values})" if by else f"sum({values})"
+    together = "max" if query.greatest else "sum"
+    return f"{together} by ({', '.join(by)}) ({values})" if by else f"{together}({values})"
 
 
 def of_a_run(metric: str) -> bool:

@@ -37,6 +37,9 @@ class Query:
     over: Query | None = None
     """The divisor; its `by` are among this one's. A share is a query over itself with fewer labels."""
 
+    greatest: bool = False
+    """Of several series the greatest value, where their sum would say nothing."""
+
     @property
     def is_rate(self) -> bool:
         return BY_NAME[self.metric].kind == "counter"
@@ -69,7 +72,8 @@ def _grouped(query: Query, raw: Mapping[str, Sequence[Trace]]) -> dict[tuple[str
         line = Line.of(series.points)
         line = line.rates() if query.is_rate else line
         key = tuple(series.labels.get(label, "") for label in query.by)
-        groups[key] = groups[key].plus(line) if key in groups else line
+        together = Line.greatest if query.greatest else Line.plus
+        groups[key] = together(groups[key], line) if key in groups else line
     return groups
 
 

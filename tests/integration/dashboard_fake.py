@@ -91,6 +91,10 @@ SAMPLES: dict[str, list[tuple[dict[str, str], Counter]]] = {
         ({"phase": "compute"}, LEDGER["compute"]),
     ],
     "gpuwatch_steps_total": [({}, lambda t: t / STEP_S)],
+    "gpuwatch_step_percentile_seconds": [
+        ({"percentile": "p50"}, lambda t: STEP_S),
+        ({"percentile": "p95"}, lambda t: 0.131),
+    ],
     "gpuwatch_cpu_seconds_total": [
         ({"mode": "user"}, _integral(4.4, 1.2, 60)),
         ({"mode": "system"}, _integral(0.6, 0.1, 30)),

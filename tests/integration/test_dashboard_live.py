@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.chromium import DESKTOP, PHONE, chromium
-from tests.integration.dashboard_browser import WAIT_MS, number, place, tooltip
+from tests.integration.dashboard_browser import WAIT_MS, legend, number, place, tooltip
 from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, FakeAgent, a_run, streamlit_page
 
 
@@ -63,6 +63,7 @@ def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
     assert page.locator(".st-key-panel-gpu_power").count() == 0
     assert "no GPU on this node" in page.locator(".gw-foot").inner_text()
     page.wait_for_selector(".st-key-panel-ledger canvas", timeout=WAIT_MS)
+    assert "p95 131 ms p50 103 ms data wait" in legend(page, "step_time")
     assert page.locator("[data-testid=stException]").count() == 0
 
 

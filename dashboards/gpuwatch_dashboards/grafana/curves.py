@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, timeseries
 from grafana_foundation_sdk.models import common as common_models
@@ -12,8 +13,16 @@ from gpuwatch_dashboards.grafana.looks import UNITS, overrides, thresholds
 from gpuwatch_dashboards.grafana.variables import source
 from gpuwatch_dashboards.panels import Threshold
 
-Drawn = tuple[str, str, bool]
-"""Expression, legend with labels in braces, and whether it is dashed."""
+
+class Drawn(NamedTuple):
+    """One query of a panel."""
+
+    expr: str
+    legend: str
+    """With labels in braces."""
+    dashed: bool = False
+    over_stack: bool = False
+    """A line over the panel's stack, not a part of it."""
 
 
 def curves(
@@ -56,7 +65,7 @@ def curves(
     if limits:
         style = common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
         built = built.thresholds(thresholds(limits)).thresholds_style(style)
-    for number, (expr, legend, dashed) in enumerate(drawn):
+    for number, (expr, legend, dashed, over_stack) in enumerate(drawn):
         ref_id = chr(ord("A") + number)
         built = built.with_target(
             prometheus.Dataquery().ref_id(ref_id).expr(expr).legend_format(braces(legend)).range()
@@ -65,10 +74,18 @@ def curves(
             built = built.override_by_name(name, properties)
         if dashed:
             built = built.override_by_query(ref_id, [_DASHED])
+        if over_stack:
+            built = built.override_by_query(ref_id, _A_LINE)
     return built
 
 
 _DASHED = dashboard.dashboard.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
+
+_A_LINE = [
+    dashboard.dashboard.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
+    dashboard.dashboard.DynamicConfigValue("custom.fillOpacity", 0),
+    dashboard.dashboard.DynamicConfigValue("custom.lineWidth", 2),
+]
 
 
 def braces(legend: str) -> str:

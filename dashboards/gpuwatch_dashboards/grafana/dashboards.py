@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import text as text_models
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.annotations import marks, pushed
-from gpuwatch_dashboards.grafana.curves import curves
+from gpuwatch_dashboards.grafana.curves import Drawn, curves
 from gpuwatch_dashboards.grafana.layout import AnyPanel, Line, Place, Row, in_lines, places
 from gpuwatch_dashboards.grafana.runbooks import runbook_text
 from gpuwatch_dashboards.grafana.runbooks import title as runbook_title
@@ -176,7 +176,10 @@ def _panel(panel: AnyPanel, of_run: bool) -> Any:
             link = dashboard.DashboardLink("What to do").type(models.DashboardLinkType.LINK)
             built = built.links([link.url(runbook_url(panel.runbook)).icon("doc").tooltip("Runbook")])
         return built
-    drawn = [(_expr(curve.query, of_run), _legend(panel, curve.legend), curve.dashed) for curve in panel.curves]
+    drawn = [
+        Drawn(_expr(curve.query, of_run), _legend(panel, curve.legend), curve.dashed, curve.over_stack)
+        for curve in panel.curves
+    ]
     return curves(
         panel.title,
         panel.question,

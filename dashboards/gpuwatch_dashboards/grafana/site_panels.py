@@ -10,7 +10,7 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
-from gpuwatch_dashboards.grafana.curves import curves
+from gpuwatch_dashboards.grafana.curves import Drawn, curves
 from gpuwatch_dashboards.grafana.looks import DECIMALS, UNITS, UP, cell_link, prop, thresholds
 from gpuwatch_dashboards.grafana.uids import PAGES, page_id
 from gpuwatch_dashboards.grafana.variables import source
@@ -27,7 +27,7 @@ def site_panel(panel: SitePanel) -> Any:
             panel.title,
             panel.question,
             panel.unit,
-            [(curve.expr, curve.legend, False) for curve in panel.curves],
+            [Drawn(curve.expr, curve.legend) for curve in panel.curves],
             empty=panel.empty,
             stacked=panel.shape == "stack",
             maximum=panel.maximum,

@@ -20,6 +20,8 @@ class Curve:
     """With labels in braces: "read {device}". A label of `palette.LOOKS` is shown by its look's name."""
     dashed: bool = False
     """For a limit that other lines are read against."""
+    over_stack: bool = False
+    """A line over the panel's stack, not a part of it."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,16 @@ RUN_PANELS: tuple[Panel, ...] = (
     Panel(
         key="step_time",
         title="Step time",
-        question="How long is one step, and what makes it long?",
+        question="How long is one step, and what makes it long? The mean by phase; lines: half (p50) and 95% of a minute's steps are shorter.",
         unit="s",
         curves=(
             Curve(
                 Query("gpuwatch_step_phase_seconds_total", by=("phase",), over=Query("gpuwatch_steps_total")), "{phase}"
+            ),
+            Curve(
+                Query("gpuwatch_step_percentile_seconds", by=("percentile",), greatest=True),
+                "{percentile}",
+                over_stack=True,
             ),
         ),
         stacked=True,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuwatch_dashboards.model import Span, Trace
+from gpuwatch_dashboards.promql import selector
+from gpuwatch_dashboards.query import Match
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "run": "run"}
@@ -13,8 +16,9 @@ LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "
 LOST_KINDS = ("starved", "idle", "stalled")
 RATE, HOURS, COST = "gpuwatch_gpu_seconds:rate5m", "gpuwatch_gpu_hours:increase5m", "gpuwatch_gpu_cost:increase5m"
 STATES = "state:gpuwatch_gpu_seconds:rate5m"
-LEAST_STEP_S = 300.0
-"""States are recorded every five minutes."""
+RECORDED_S = 300.0
+"""States and hours are recorded every five minutes: nothing of them is asked for more often."""
+_LOST = f'kind=~"{"|".join(LOST_KINDS)}"'
 
 
 @dataclass(frozen=True)
@@ -36,51 +40,84 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """A site now, and over a stretch of time."""
+class Now:
+    """A site at this moment."""
 
-    gpus_now: Mapping[str, float]
+    gpus: Mapping[str, float]
     """GPUs' worth of time by kind, over the last minutes; empty: nothing is recorded."""
     nodes: int
     silent_nodes: int
     """Nodes that are scraped and do not answer."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A site over a stretch of time."""
+
     states: tuple[Trace, ...]
     """GPUs by state over the time."""
     hours: Mapping[str, float]
     """GPU-hours by kind over the time."""
     cost: float | None
     """Of the lost hours; None: no price is configured."""
-    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Those who lost most."""
+
+    most: tuple[Holder, ...]
     """Who lost most first."""
+    others: int = 0
+    others_lost_hours: float = 0.0
 
 
-def fleet(source: PrometheusSource, level: str, span: Span) -> Fleet:
-    """Return the fleet, its lost time told by a level of LEVELS. Raises SourceError."""
-    label = LEVELS[level]
-    window = f"{max(LEAST_STEP_S, span.end_s - span.start_s):.0f}s"
-    step_s = max(LEAST_STEP_S, (span.end_s - span.start_s) / span.points)
-    kinds = f'kind=~"{"|".join(LOST_KINDS)}"'
-    return Fleet(
-        gpus_now=_by(source.instant(f"kind:{RATE}"), "kind"),
+def now(source: PrometheusSource) -> Now:
+    """Return the site as it is. Raises SourceError."""
+    return Now(
+        gpus=_by(source.instant(f"kind:{RATE}"), "kind"),
         nodes=int(_one(source, f'count(node_kind:{RATE}{{kind="all"}})')),
         silent_nodes=int(_one(source, 'count(up{job=~".*gpuwatch.*"} == 0)')),
-        states=tuple(source.range(STATES, span, step_s)),
-        hours=_by(source.instant(f"sum_over_time(kind:{HOURS}[{window}])", span.end_s), "kind"),
-        cost=_sum(source.instant(f"sum_over_time(kind:{COST}{{{kinds}}}[{window}])", span.end_s)),
-        holders=_holders(source, level, label, window, span.end_s),
     )
 
 
-def _holders(source: PrometheusSource, level: str, label: str, window: str, at_s: float) -> tuple[Holder, ...]:
-    hours: dict[str, dict[str, float]] = {}
-    for labels, value in source.instant(f"sum_over_time({level}_kind:{HOURS}[{window}])", at_s):
-        hours.setdefault(labels.get(label, ""), {})[labels.get("kind", "")] = value
-    now = _by(source.instant(f'{level}_kind:{RATE}{{kind="all"}}'), label)
-    kinds = f'kind=~"{"|".join(LOST_KINDS)}"'
-    found = source.instant(f"sum by ({label}) (sum_over_time({level}_kind:{COST}{{{kinds}}}[{window}]))", at_s)
-    costs = _by(found, label)
-    holders = [Holder(name, of, now.get(name), costs.get(name)) for name, of in hours.items()]
-    return tuple(sorted(holders, key=lambda holder: -holder.lost_hours))
+def past(source: PrometheusSource, span: Span) -> Past:
+    """Return the site over a stretch of time. Raises SourceError."""
+    window, step_s = _window(span), max(RECORDED_S, (span.end_s - span.start_s) / span.points)
+    return Past(
+        states=tuple(source.range(STATES, span, step_s)),
+        hours=_by(source.instant(f"sum_over_time(kind:{HOURS}[{window}])", span.end_s), "kind"),
+        cost=_sum(source.instant(f"sum_over_time(kind:{COST}{{{_LOST}}}[{window}])", span.end_s)),
+    )
+
+
+def holders(source: PrometheusSource, level: str, span: Span, most: int) -> Holders:
+    """Return at most `most` of a level of LEVELS. Raises SourceError.
+
+    Of a thousand nodes only the lost kinds are summed, which say who is first, and all kinds of those few alone.
+    """
+    label, window = LEVELS[level], _window(span)
+    lost = f"sum by ({label}) (sum_over_time({level}_kind:{HOURS}{{{_LOST}}}[{window}]))"
+    by_name = _by(source.instant(lost, span.end_s), label)
+    first = sorted(by_name, key=lambda name: -by_name[name])[:most]
+    if not first:
+        return Holders(())
+    own = selector(Match(label, "=~", "|".join(re.escape(name) for name in first)))
+    hours_of: dict[str, dict[str, float]] = {name: {} for name in first}
+    for labels, value in source.instant(f"sum_over_time({level}_kind:{HOURS}{{{own}}}[{window}])", span.end_s):
+        hours_of.setdefault(labels.get(label, ""), {})[labels.get("kind", "")] = value
+    gpus = _by(source.instant(f'{level}_kind:{RATE}{{kind="all", {own}}}'), label)
+    spent = f"sum by ({label}) (sum_over_time({level}_kind:{COST}{{{_LOST}, {own}}}[{window}]))"
+    costs = _by(source.instant(spent, span.end_s), label)
+    return Holders(
+        tuple(Holder(name, hours_of[name], gpus.get(name), costs.get(name)) for name in first),
+        len(by_name) - len(first),
+        sum(hours for name, hours in by_name.items() if name not in first),
+    )
+
+
+def _window(span: Span) -> str:
+    return f"{max(RECORDED_S, span.end_s - span.start_s):.0f}s"
 
 
 def _by(found: list[tuple[dict[str, str], float]], label: str) -> dict[str, float]:

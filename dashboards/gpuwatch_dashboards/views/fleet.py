@@ -9,10 +9,12 @@ import streamlit as st
 from gpuwatch_dashboards import fleet_page, markup
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.selection import MAX_POINTS, chosen
-from gpuwatch_dashboards.sources.fleet import LEVELS, fleet
+from gpuwatch_dashboards.sources import fleet
+from gpuwatch_dashboards.sources.fleet import LEVELS, RECORDED_S
 from gpuwatch_dashboards.views.site import Site, draw_card, reader_clock, redrawn, remember, top_bar
 
 EVERY_S = 30.0
+MOST_ROWS = 25
 TIMES_S = {"1 h": 3600.0, "24 h": 86_400.0, "7 days": 7 * 86_400.0, "30 days": 30 * 86_400.0}
 DEFAULT_TIME, DEFAULT_LEVEL = "7 days", "user"
 _TIME, _LEVEL = "fleet_time", "fleet_level"
@@ -30,19 +32,21 @@ def _fleet(site: Site) -> None:
         return
     prometheus = site.prometheus
     times, level = _choices()
-    now_s = time.time() // EVERY_S * EVERY_S
-    span = Span(now_s - TIMES_S[times], now_s, MAX_POINTS)
-    found = site.once.get(("fleet", level, span), lambda: fleet(prometheus, level, span), lambda _: EVERY_S)
-    if not found.gpus_now and not found.hours:
+    words = f"last {times}"
+    # what is recorded every five minutes is asked for as often
+    end_s = time.time() // RECORDED_S * RECORDED_S
+    span = Span(end_s - TIMES_S[times], end_s, MAX_POINTS)
+    found = site.once.get(("fleet now",), lambda: fleet.now(prometheus), lambda _: EVERY_S)
+    recorded = site.once.get(("fleet past", span), lambda: fleet.past(prometheus, span), lambda _: RECORDED_S)
+    if not found.gpus and not recorded.hours:
         st.html(markup.NOTHING_RECORDED)
         return
-    words = f"last {times}"
-    key = ("fleet page", level, span)
-    drawn = site.once.get(key, lambda: fleet_page.content(found, level, span, words), lambda _: EVERY_S)
     with st.container(key="verdict"):
-        st.html(drawn.head)
+        st.html(fleet_page.head(found, recorded, words))
     with st.container(key="stack"):
-        draw_card(drawn.states)
+        draw_card(
+            site.once.get(("fleet states", span), lambda: fleet_page.states(recorded, span), lambda _: RECORDED_S)
+        )
     with st.container(key="box-holders"):
         st.html(markup.panel_head("Who loses most", f"GPU-hours that were paid for and gave nothing, {words}."))
         st.segmented_control(
@@ -54,7 +58,12 @@ def _fleet(site: Site) -> None:
             label_visibility="collapsed",
             on_change=lambda: remember(by=st.session_state[_LEVEL]),
         )
-        st.html(markup.key_of_looks(fleet_page.KINDS.values()) + drawn.table)
+        table = site.once.get(
+            ("fleet table", level, span),
+            lambda: fleet_page.table(fleet.holders(prometheus, level, span, MOST_ROWS), level, words),
+            lambda _: RECORDED_S,
+        )
+        st.html(markup.key_of_looks(fleet_page.KINDS.values()) + table)
     st.html(f'<p class="gw-foot">{prometheus.label} · updated {reader_clock()(time.time())}</p>')
 
 

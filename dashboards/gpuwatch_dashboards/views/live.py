@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from gpuwatch_dashboards import markup
+from gpuwatch_dashboards import gpu_strip, markup
 from gpuwatch_dashboards.model import Node, Run, Span
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
@@ -21,7 +21,7 @@ from gpuwatch_dashboards.selection import (
     span_of,
     span_of_node,
 )
-from gpuwatch_dashboards.views.live_content import Charts, Words, charts, words
+from gpuwatch_dashboards.views.live_content import charts, ledger, words
 from gpuwatch_dashboards.views.site import (
     Site,
     chosen_run,
@@ -44,6 +44,27 @@ def page(site: Site) -> None:
     redrawn(_live, site)
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """What the page is about, and over which stretch of time."""
+
+    runs: Sequence[Run]
+    run: Run | None
+    node: Node
+    gpu: str | None
+    """Index of the GPU that the charts are narrowed to; None: all of them."""
+    span: Span
+
+    @property
+    def key(self) -> Hashable:
+        who = None if self.run is None else key_of(self.run)
+        return who, self.gpu, self.node.host, self.node.gpus is None, self.span
+
+    @property
+    def hold_s(self) -> float:
+        return min(MOST_HOLD_S, max(LEAST_HOLD_S, (self.span.end_s - self.span.start_s) / self.span.points))
+
+
 def _live(site: Site) -> None:
     selection = chosen(st.query_params)
     runs = site.source.runs(selection.node, selection.run)
@@ -55,15 +76,12 @@ def _live(site: Site) -> None:
         return
     window = _choices(runs, run, selection)
     now_s = float(int(time.time()))
-    span = _span(run, window, selection, now_s)
     gpu = selection.gpu if node.gpus and any(each.gpu == selection.gpu for each in node.gpus) else None
-    who = (None if run is None else key_of(run), gpu, node.host, node.gpus is None)
-    hold_s = max(LEAST_HOLD_S, (span.end_s - span.start_s) / span.points)
-    drawn = site.once.get(
-        ("charts", who, span), lambda: charts(site.source, run, node, span, gpu), lambda _: min(MOST_HOLD_S, hold_s)
-    )
-    said = site.once.get(("words", who, span), lambda: words(runs, run, node, drawn.gpu_shares, now_s))
-    _draw(run, node, drawn, said, gpu)
+    shown = _Shown(runs, run, node, gpu, _span(run, window, selection, now_s))
+    # in this order: what is drawn is on its way to the reader while the next part is fetched and made
+    _verdict(shown)
+    _top(site, shown, now_s)
+    _rest(site, shown)
     st.html(foot(site, node, run))
 
 
@@ -101,27 +119,44 @@ def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span
     return settled(span) if run.status == "running" else span
 
 
-def _draw(run: Run | None, node: Node, drawn: Charts, said: Words, gpu: str | None) -> None:
-    if run is not None:
+def _verdict(shown: _Shown) -> None:
+    if shown.run is not None:
         with st.container(key="verdict"):
-            st.html(markup.verdict(run))
+            st.html(markup.verdict(shown.run))
     else:
-        st.html(markup.no_runs(node, short=True))
+        st.html(markup.no_runs(shown.node, short=True))
+
+
+def _top(site: Site, shown: _Shown, now_s: float) -> None:
+    run, node = shown.run, shown.node
+    said = site.once.get(("words", shown.key), lambda: words(shown.runs, run, node, now_s))
     if said.runs:
         with st.container(key="panel-runs"):
             st.html(markup.panel_head(f"Runs on {node.host}", "Which one is worth a look?") + said.runs)
     with st.container(key="grid-top"):
-        if drawn.top is not None:
-            draw_card(drawn.top)
+        if run is not None:
+            made = site.once.get(
+                ("ledger", shown.key), lambda: ledger(site.source, run, shown.span), lambda _: shown.hold_s
+            )
+            draw_card(made)
         with st.container(key="panel-findings"):
             st.html(markup.panel_head("What to do", "What was found, what proves it, and the one change to make."))
             st.html(said.findings)
-    if said.strip:
+
+
+def _rest(site: Site, shown: _Shown) -> None:
+    node = shown.node
+    drawn = site.once.get(
+        ("charts", shown.key),
+        lambda: charts(site.source, shown.run, node, shown.span, shown.gpu),
+        lambda _: shown.hold_s,
+    )
+    if gpus := node.gpus:
         with st.container(key="panel-gpus"):
             st.html(markup.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(said.strip)
-        if node.gpus and len(node.gpus) > 1:
-            _gpu_choice([each.gpu for each in node.gpus], gpu)
+            st.html(site.once.get(("strip", shown.key), lambda: gpu_strip.strip(gpus, drawn.gpu_shares, shown.runs)))
+        if len(gpus) > 1:
+            _gpu_choice([each.gpu for each in gpus], shown.gpu)
         with st.container(key="grid-gpu"):
             for card in drawn.gpu:
                 draw_card(card)

@@ -25,7 +25,6 @@ NODE_ROW = ("cpu", "pressure", "shm", "network", "disk")
 class Charts:
     """What is drawn over a stretch of time. Those about a run are empty without one."""
 
-    top: Card | None
     run: tuple[Card, ...]
     gpu: tuple[Card, ...]
     node: tuple[Card, ...]
@@ -38,39 +37,38 @@ class Words:
     """What is said of now, as HTML."""
 
     findings: str
-    strip: str
-    """The GPUs; empty without one."""
     runs: str
     """All runs that go on; empty where there is no other."""
 
 
+def ledger(source: Source, run: Run, span: Span) -> Card:
+    """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
+    return _cards(source, (TOP_PANEL,), Scope(run.run, str(run.rank), run.instance), span)[TOP_PANEL]
+
+
 def charts(source: Source, run: Run | None, node: Node, span: Span, gpu: str | None) -> Charts:
-    """Return the charts of a stretch of time; `gpu` narrows the GPU panels to one. Raises SourceError."""
-    of_run = (TOP_PANEL, *RUN_ROW) if run is not None else ()
+    """Return the other charts of a stretch of time; `gpu` narrows the GPU panels to one. Raises SourceError."""
+    of_run = RUN_ROW if run is not None else ()
     of_gpu = GPU_ROW if node.gpus else ()
     node_scope = Scope(instance=run.instance if run is not None else node.instance)
     scope = Scope(run.run, str(run.rank), run.instance) if run is not None else node_scope
     small = replace(span, points=min(span.points, SMALL_POINTS))
-    cards = _cards(source, of_run[:1], scope, span) | _cards(source, (*of_run[1:], *NODE_ROW), scope, small)
+    cards = _cards(source, (*of_run, *NODE_ROW), scope, small)
     cards |= _cards(source, of_gpu, replace(node_scope, gpu=gpu), small)
     grown = source.growth(gpu_strip.LEDGER, node_scope, span) if node.gpus else []
     return Charts(
-        top=cards.get(TOP_PANEL),
-        run=tuple(cards[key] for key in RUN_ROW) if run is not None else (),
+        run=tuple(cards[key] for key in of_run),
         gpu=tuple(cards[key] for key in of_gpu),
         node=tuple(cards[key] for key in NODE_ROW),
         gpu_shares=gpu_strip.shares_by_gpu(grown),
     )
 
 
-def words(
-    runs: Sequence[Run], run: Run | None, node: Node, gpu_shares: Mapping[str, Mapping[str, float]], now_s: float
-) -> Words:
+def words(runs: Sequence[Run], run: Run | None, node: Node, now_s: float) -> Words:
     """Return what is said of now."""
     found = (*(run.findings if run is not None else ()), *node.findings)
     return Words(
         findings=markup.findings(found, now_s, run is None or run.status == "running"),
-        strip=gpu_strip.strip(node.gpus, gpu_shares, runs) if node.gpus else "",
         runs=run_strip(runs, run) if run is not None else "",
     )
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.model import Run, Span
@@ -26,6 +27,7 @@ from gpuwatch_dashboards.views.site import (
 
 EVERY_S = 5.0
 LEAST_S = 0.02
+_HEADED = "headed_run"
 
 
 def page(site: Site) -> None:
@@ -49,10 +51,13 @@ def _run(site: Site) -> None:
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
         run_box(runs, run)
         _zoom(run, span, stretch)
+    box = st.container(key="verdict")
+    head = _early_head(run, box)
     # a run that is over stays as it is
     key = ("run", key_of(run), stretch, span, run.status, len(runs))
     drawn = site.once.get(key, lambda: content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
-    _draw(run, drawn)
+    head.html(markup.run_head(run, _figures(run, drawn)))
+    _draw(drawn)
     st.html(foot(site, node, run))
 
 
@@ -76,9 +81,17 @@ def _go(start_s: float | None, end_s: float | None) -> None:
     remember(**{"from": ends[0], "to": ends[1]})
 
 
-def _draw(run: Run, drawn: Content) -> None:
-    with st.container(key="verdict"):
-        st.html(markup.run_head(run, _figures(run, drawn)))
+def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
+    """Return the head's place; of a run that is new to this page it says already what is known without its steps."""
+    if st.session_state.get(_HEADED) == key_of(run):
+        return box
+    st.session_state[_HEADED] = key_of(run)
+    head = box.empty()
+    head.html(markup.run_head(run, [("all", f"{run.steps:,}", "steps done"), ("reading", "…", "reading them")]))
+    return head
+
+
+def _draw(drawn: Content) -> None:
     with st.container(key="stack"):
         for card in drawn.timeline:
             draw_card(card)

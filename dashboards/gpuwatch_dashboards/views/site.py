@@ -35,16 +35,17 @@ LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Site:
-    """Shared by all viewers, but for `pages`, which Streamlit wants made for each."""
+    """Shared by all viewers, but for `pages`, which Streamlit wants made for each, and whether the viewer's tab is hidden."""
 
     source: Source
     prometheus: PrometheusSource | None
     once: Once
     pages: Mapping[str, Any]
+    hidden: bool = False
 
 
 def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = REFRESH_S) -> None:
-    """Draw a page's body now and then every `every_s`, with a clear message while its source is away."""
+    """Draw a page's body now and, where it is seen, every `every_s`; with a clear message while its source is away."""
 
     def attempt() -> None:
         try:
@@ -53,7 +54,7 @@ def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = RE
             top_bar(site, chosen(st.query_params))
             st.html(markup.away(error))
 
-    st.fragment(attempt, run_every=every_s)()
+    st.fragment(attempt, run_every=None if site.hidden else every_s)()
 
 
 def top_bar(site: Site, selection: Chosen) -> None:

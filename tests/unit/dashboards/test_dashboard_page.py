@@ -121,6 +121,28 @@ def test_stack_is_interrupted_at_a_gap_and_its_lines_share_their_times() -> None
     assert [series["stack"] for series in drawn["series"]] == ["all", "all"]
 
 
+def test_percentiles_are_lines_over_the_stack_and_no_part_of_it() -> None:
+    panel = BY_KEY["step_time"]
+    phases = [
+        Trace({"phase": phase}, ((1000.0, value), (1002.0, value)))
+        for phase, value in (("data_wait", 0.06), ("compute", 0.04))
+    ]
+    percentiles = [Trace({"percentile": name}, ((1001.0, value),)) for name, value in (("p95", 0.4), ("p50", 0.09))]
+    lines = drawn_lines(panel, [phases, percentiles])
+    drawn = line_option(panel, lines, SPAN)
+    series = {each["name"]: each for each in drawn["series"]}
+    assert list(series) == ["computing", "data wait", "p50", "p95"]
+    assert [name for name, each in series.items() if "stack" in each] == ["computing", "data wait"]
+    assert series["p95"]["lineStyle"]["width"] > 0 and "areaStyle" not in series["p95"]
+    assert drawn["dataset"]["source"] == {
+        "t0": [1_000_000, 1_002_000], "v0": [40.0, 40.0], "v1": [60.0, 60.0], "t2": [1_001_000], "v2": [90.0], "v3": [400.0],
+    }  # fmt: skip
+    assert drawn["yAxis"]["max"] == 460.0  # room for the line, which is higher than the stack
+    assert [(line.name, text) for line, text in legend_values(panel, lines)] == [
+        ("p95", "400 ms"), ("p50", "90.0 ms"), ("data wait", "60.0 ms"), ("computing", "40.0 ms"),
+    ]  # fmt: skip
+
+
 def test_chart_is_scaled_and_its_times_are_unix_ms() -> None:
     panel = BY_KEY["shm"]
     traces = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch_dashboards.line import Line
-from gpuwatch_dashboards.model import Points, Trace
+from gpuwatch_dashboards.model import Points, Scope, Trace
+from gpuwatch_dashboards.promql import render
 from gpuwatch_dashboards.query import Match, Query, evaluate, grown
 
 LEDGER = "gpuwatch_run_seconds_total"
@@ -93,6 +94,14 @@ def test_series_of_a_group_are_summed_and_the_others_left_out() -> None:
     }
     query = Query("gpuwatch_network_receive_bytes_total", where=(Match("device", "!~", "lo|veth.*"),))
     assert [values(t) for t in evaluate(query, raw)] == [[15.0]]
+
+
+def test_of_several_ranks_the_slowest_counts_not_their_sum() -> None:
+    metric = "gpuwatch_step_percentile_seconds"
+    ranks = [series([0.1, 0.3], rank="0", percentile="p95"), series([0.2, 0.2], rank="1", percentile="p95")]
+    query = Query(metric, by=("percentile",), greatest=True)
+    assert [values(t) for t in evaluate(query, {metric: ranks})] == [[0.2, 0.3]]
+    assert render(query, Scope("r1", "0|1"), "1m").startswith(f"max by (percentile) ({metric}{{")
 
 
 def test_divisor_is_found_by_its_own_labels() -> None:

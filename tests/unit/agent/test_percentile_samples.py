@@ -1,0 +1,27 @@
+"""The percentiles of the last minute's steps as series: there while steps are taken, absent otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.samples import percentile_samples
+
+METRIC = "gpuwatch_step_percentile_seconds"
+
+
+def view(**more: Any) -> dict[str, Any]:
+    recent = {"step_s_p50": 0.1, "step_s_p95": 0.4}
+    return {"run": "r", "rank": 3, "status": "running", "recent": recent, **more}
+
+
+def test_a_running_run_has_both() -> None:
+    assert list(percentile_samples(view())) == [
+        Sample(METRIC, 0.1, ("r", "3", "p50")),
+        Sample(METRIC, 0.4, ("r", "3", "p95")),
+    ]
+
+
+def test_without_a_step_in_the_last_minute_and_after_the_end_there_is_none() -> None:
+    assert list(percentile_samples(view(recent=None))) == []
+    assert list(percentile_samples(view(status="ended"))) == []
