@@ -24,7 +24,7 @@ test-tools: ## install what the tests need beside Python (as root, with apt; els
 	@bash scripts/install-test-tools.sh
 
 test: $(STAMP) test-tools ## run all tests (TESTS='-k hook' for some)
-	$(BIN)/python -m pytest $(TESTS)
+	@sh scripts/run-tests.sh $(BIN)/python $(TESTS)
 
 lint: $(STAMP) ## format, lint and types, nothing changed
 	$(BIN)/ruff format --check .

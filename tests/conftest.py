@@ -1,9 +1,14 @@
-"""What a test leaves behind is taken away: an open `Watch` would go on into the next one."""
+"""What tests leave behind is taken away: open `Watch`es after each, temporary files in the end. And the two parts of `make test`."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +16,8 @@ from gpuwatch import this_process
 
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+ALONE = "pytest.mark.alone"
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +27,46 @@ def no_open_watch() -> Iterator[None]:
         watch._verdicts._quiet = True
         watch.close()
     this_process.open_watches.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have all programs put their temporary files where they go with the session: torchrun, multiprocessing, Chromium leave some."""
+    tmp_path_factory.getbasetemp()  # pytest's own stay where they are, for a look at what has failed
+    before, directory = os.environ.get("TMPDIR"), tempfile.mkdtemp(prefix="gw-")  # sockets go there: a short name
+    Path(directory).chmod(0o755)  # and other users' programs look into them
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+    yield
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    says = "only the tests that may share the machine with others, or only those marked `alone` (scripts/run-tests.sh)"
+    parser.addoption("--part", choices=("shared", "alone"), help=says)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that have no test of this part before Python reads them: to import them takes seconds."""
+    part = config.getoption("--part")
+    if part is None or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    whole = re.search(rf"^pytestmark = .*{re.escape(ALONE)}", text, re.MULTILINE) is not None
+    return (ALONE not in text if part == "alone" else whole) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (part := config.getoption("--part")) is None:
+        return
+    alone = [item for item in items if item.get_closest_marker("alone") is not None]
+    for item in alone:
+        if ALONE not in item.path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{item.nodeid}: neither part would run it: write {ALONE} in its file")
+    shared = [item for item in items if item.get_closest_marker("alone") is None]
+    items[:], others = (alone, shared) if part == "alone" else (shared, alone)
+    config.hook.pytest_deselected(items=others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -61,6 +62,11 @@ def training(environment: Mapping[str, str], *arguments: str) -> Iterator[subpro
     finally:
         process.kill()
         process.communicate()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Have a training that is under way end after its step, whatever its `--seconds`."""
+    process.send_signal(signal.SIGUSR1)
 
 
 def truth(process: subprocess.Popen[str], timeout_s: float = 60) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """A training whose truth is known: it keeps its own clock around everything that it makes slow.
 
-Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`. The last line on stdout is the truth as JSON.
+Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`; SIGUSR1 ends it sooner. The last line on stdout is
+the truth as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 
 import torch
@@ -43,6 +45,8 @@ def main() -> None:
     parser.add_argument("--wait-ms", type=float, default=30)
     parser.add_argument("--compute-ms", type=float, default=20)
     arguments = parser.parse_args()
+    asked_to_end: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: asked_to_end.append(number))
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     begin, steps = time.perf_counter(), 0
@@ -52,7 +56,7 @@ def main() -> None:
         optimizer.step()
         spend("compute", arguments.compute_ms / 1e3)
         steps += 1
-        if time.perf_counter() - begin > arguments.seconds:
+        if asked_to_end or time.perf_counter() - begin > arguments.seconds:
             break
     print(json.dumps({**SPENT, "wall": time.perf_counter() - begin, "steps": steps}))
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 
 def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
     command = [sys.executable, "-m", "gpuwatch", "demo", "--bottleneck", bottleneck, "--seconds", str(seconds)]
@@ -26,7 +28,7 @@ def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
     ],
 )
 def test_the_verdict_names_the_bottleneck_that_was_chosen(bottleneck: str, sentence: str, advice: str) -> None:
-    out, err = demo(bottleneck, 12)
+    out, err = demo(bottleneck, 10)
     final = err[err.rindex("gpuwatch · ") :]  # the whole run's, printed last
     assert re.search(sentence, final), final
     assert advice in " ".join(final.split())

@@ -10,7 +10,7 @@ import pytest
 
 from gpuwatch.alert_rules import AlertThresholds, render
 from tests.chromium import DESKTOP, chromium
-from tests.programs import agent, dashboard, hook_environment, training, truth
+from tests.programs import agent, dashboard, end, hook_environment, training, truth
 from tests.servers import free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for
 
 QUICK = AlertThresholds(
@@ -33,7 +33,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
             prometheus_config({"gpuwatch": node.url}, alertmanager=alertmanager.url),
             render(QUICK),
         ) as prometheus,
-        training(hook_environment(tmp_path / "agent", GPUWATCH_RUN="starving"), "--seconds", "34") as trainer,
+        training(hook_environment(tmp_path / "agent", GPUWATCH_RUN="starving"), "--seconds", "90") as trainer,
     ):
         fired = wait_for(
             "GpuStarved is active in Alertmanager",
@@ -41,6 +41,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
             timeout_s=45,
         )
         share = prometheus.value(SHARE)
+        end(trainer)
         injected = truth(trainer)
 
     assert share is not None
@@ -59,7 +60,7 @@ def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_
     with (
         agent(tmp_path / "agent") as node,
         dashboard(tmp_path / "page", node.url) as page_server,
-        training(hook_environment(tmp_path / "agent", GPUWATCH_RUN="starving-run"), "--seconds", "40") as trainer,
+        training(hook_environment(tmp_path / "agent", GPUWATCH_RUN="starving-run"), "--seconds", "90") as trainer,
         chromium() as browser,
     ):
         page = browser.new_page(viewport=DESKTOP)
@@ -72,6 +73,7 @@ def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_
         said = sentence.search(verdict.inner_text())
         page.get_by_text("num_workers").first.wait_for(timeout=10_000)
         page.screenshot(path=str(tmp_path / "live.png"), full_page=True)
+        end(trainer)
         injected = truth(trainer)
 
     assert said is not None
@@ -86,7 +88,7 @@ def test_an_agent_that_is_killed_in_mid_run_leaves_increase_right_in_prometheus(
         start_prometheus(
             tmp_path / "prometheus", prometheus_config({"gpuwatch": f"127.0.0.1:{port}"}), render(QUICK)
         ) as prometheus,
-        training(hook_environment(directory, GPUWATCH_RUN="survivor"), "--seconds", "26") as trainer,
+        training(hook_environment(directory, GPUWATCH_RUN="survivor"), "--seconds", "90") as trainer,
     ):
         run = 'gpuwatch_run_seconds_total{run="survivor"}'
         with agent(directory, port=port) as first:
@@ -99,6 +101,8 @@ def test_an_agent_that_is_killed_in_mid_run_leaves_increase_right_in_prometheus(
         with agent(directory, port=port) as second:
             wait_for("the run is back", lambda: second.get("/api/v1/runs")["runs"], 10)
             took_s = time.monotonic() - killed
+            wait_for("Prometheus has more of it", lambda: (prometheus.value(f"sum({run})") or 0) > before + 6, 30)
+            end(trainer)
             truth(trainer)
             wait_for("it has ended", lambda: second.get("/api/v1/runs")["runs"][0]["status"] == "ended", 10)
             states = second.get("/api/v1/runs")["runs"][0]["states"]

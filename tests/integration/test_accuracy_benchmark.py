@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.alone
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SECONDS = 1.5
 ROWS = [

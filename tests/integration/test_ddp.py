@@ -20,6 +20,7 @@ from tests.integration.agent_process import Agent
 from tests.servers import free_port, wait_for
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.alone
 TRAINER = Path(__file__).parents[1] / "ddp_trainer.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--master-addr=127.0.0.1"]
 

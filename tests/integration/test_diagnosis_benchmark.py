@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[2]
 CHOSEN = (
     "the same, waiting for storage",

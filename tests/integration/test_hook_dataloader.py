@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import gpuwatch  # noqa: E402
 from gpuwatch.hook import Watch  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 spent_s: defaultdict[str, float] = defaultdict(float)
 """What `busy` took by what it was for: on a machine that does other things too, it is more than was asked for."""
 

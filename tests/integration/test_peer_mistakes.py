@@ -26,6 +26,8 @@ from gpuwatch_agent.samples import run_samples  # noqa: E402
 from gpuwatch_agent.workers import WorkerWatch  # noqa: E402
 from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 NOBODY = "ipc:///nobody/listens/here.sock"
 
 

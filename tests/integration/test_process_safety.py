@@ -18,7 +18,6 @@ import pytest
 from gpuwatch import wire
 from gpuwatch.transport import ZmqReceiver
 from tests.integration.agent_process import Agent
-from tests.servers import wait_for
 
 TRAIN = """
 import os, signal, sys, time, gpuwatch
@@ -317,5 +316,4 @@ def test_an_agent_sees_the_good_bye_of_a_short_run(tmp_path: Path, agent: Agent)
     source = "import gpuwatch\nwith gpuwatch.Watch(quiet=True) as w:\n    for _ in w.steps(range(3)): pass\n"
     with script(tmp_path, source, agent.endpoint, GPUWATCH_RUN="short") as process:
         finished(process)
-    found = wait_for("the run has ended", lambda: agent.run("short"), 10, 0.1)
-    assert (found["status"], found["steps"]) == ("ended", 3)
+    assert agent.wait_run("short", 10, status="ended")["steps"] == 3

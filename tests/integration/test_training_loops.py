@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from gpuwatch.hook import Watch  # noqa: E402
 from gpuwatch.testing import FakeDevice  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 NOBODY = "ipc:///nobody/listens/here.sock"
 
 

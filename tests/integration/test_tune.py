@@ -27,7 +27,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
 from gpuwatch.tuning.host import descendants
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 
 
 class Items(Dataset[torch.Tensor]):

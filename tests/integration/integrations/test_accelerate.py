@@ -16,6 +16,8 @@ accelerate = w.require("accelerate")
 
 from gpuwatch.integrations import accelerate as integration  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 WATCHES = pytest.mark.parametrize("watched", [gpuwatch.watch, integration.watch], ids=["gpuwatch", "integration"])
 
 

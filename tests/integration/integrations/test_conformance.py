@@ -12,6 +12,8 @@ import gpuwatch
 from tests.integration.integrations import workload as w
 from tests.integration.integrations.loops import LOOPS
 
+pytestmark = pytest.mark.alone
+
 POINTS = 0.02
 FRAMEWORKS = {
     "lightning": "lightning.pytorch",

@@ -15,6 +15,8 @@ ignite = w.require("ignite.engine")
 
 from gpuwatch.integrations.ignite import GpuWatchCallback, GpuWatchHandler  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 
 def near(report: gpuwatch.Report, truth: w.Truth) -> None:
     for state in ("input_wait", "eval", "checkpoint"):

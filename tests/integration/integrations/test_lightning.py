@@ -18,6 +18,8 @@ pl = w.require("lightning.pytorch")
 
 from gpuwatch.integrations.lightning import GpuWatchCallback  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 
 def fit(truth: w.Truth, directory: Path, **options: Any) -> tuple[gpuwatch.Report, Any]:
     with gpuwatch.Watch(quiet=True) as watch:

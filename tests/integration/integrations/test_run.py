@@ -18,6 +18,8 @@ from gpuwatch.transport import ZmqReceiver
 from gpuwatch.wire import Bye, Hello, Totals, decode
 from tests.integration.integrations import workload as w
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = Path(__file__).with_name("script.py")
 RUN = [sys.executable, "-m", "gpuwatch", "run", "--"]
 

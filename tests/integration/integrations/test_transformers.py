@@ -18,6 +18,8 @@ hf = w.require("transformers")
 
 from gpuwatch.integrations.transformers import GpuWatchCallback  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 
 def train(truth: w.Truth, directory: Path, resume: str | None = None, **options: Any) -> gpuwatch.Report:
     with gpuwatch.Watch(quiet=True) as watch:

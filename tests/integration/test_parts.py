@@ -1,0 +1,61 @@
+"""The two parts of `make test`: every test is in exactly one, and what comes of both is one exit status."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    "test_waits.py": "def test_waits(): pass\n",
+    "test_measures.py": "import pytest\npytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]\ndef test_measures(): pass\n",
+    "test_both.py": "import pytest\ndef test_waits_too(): pass\n@pytest.mark.alone\ndef test_measures_too(): pass\n",
+}
+SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def collected(project: Path, *options: str) -> tuple[set[str], str]:
+    """Return the names of the tests that would run, and all that was said."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+    said = done.stdout + done.stderr
+    return {line.rpartition("::")[2] for line in said.splitlines() if "::" in line}, said
+
+
+def test_every_test_is_in_one_part(project: Path) -> None:
+    assert collected(project, "--part", "shared")[0] == {"test_waits", "test_waits_too"}
+    assert collected(project, "--part", "alone")[0] == {"test_measures", "test_measures_too"}
+    assert len(collected(project)[0]) == 4
+
+
+def test_a_mark_that_would_be_overlooked_is_refused(project: Path) -> None:
+    (project / "test_hidden.py").write_text("from pytest import mark\n@mark.alone\ndef test_hidden(): pass\n")
+    said = collected(project, "--part", "shared")[1]
+    assert "test_hidden: neither part would run it: write pytest.mark.alone in its file" in said
+
+
+@pytest.mark.parametrize(
+    ("shared", "alone", "status", "ran"),
+    [(0, 0, 0, 2), (5, 0, 0, 2), (0, 5, 0, 2), (5, 5, 5, 2), (1, 0, 1, 2), (0, 1, 1, 2), (1, 5, 1, 2), (2, 0, 2, 1)],
+)
+def test_one_status_of_both_parts(tmp_path: Path, shared: int, alone: int, status: int, ran: int) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in *"--part shared"*) exit {shared} ;; esac\nexit {alone}\n')
+    python.chmod(0o755)
+    script = ROOT / "scripts/run-tests.sh"
+    done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stdout.count("-k hook or tune\n") == ran == done.stdout.count("-m pytest --part")
