@@ -82,6 +82,13 @@ def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self")
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
+def throttled_ratio(first: Quota | None, last: Quota | None) -> float | None:
+    """Return in which share of the quota's periods between two looks it held the group back; None without a quota, or without a period."""
+    if first is None or last is None or last.periods <= first.periods:
+        return None
+    return min(1.0, max(0.0, (last.throttled - first.throttled) / (last.periods - first.periods)))
+
+
 def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int:
     """Return how many of so many cores the quota over a process leaves, rounded up."""
     granted = quota(procfs, sysfs, pid)

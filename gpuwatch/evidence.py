@@ -39,6 +39,7 @@ class HostSample:
     """Time that each worker was ready to run and had no core."""
     worker_waits: tuple[str, ...] = ()
     """What each worker stood at."""
+    quota: control_group.Quota | None = None
     received_bytes: int | None = None
     disks: dict[str, tuple[int, float]] | None = None
     """(bytes read, seconds with work) since boot by disk."""
@@ -89,6 +90,7 @@ class HostWatcher:
             worker_waits=tuple(
                 w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := waits.standing_at(pid, self._procfs))
             ),
+            quota=control_group.quota(self._procfs, self._sysfs),
             received_bytes=_optional(lambda: node_io.received_bytes(self._procfs / "self")),
             disks=_optional(lambda: node_io.disks(self._procfs)),
         )
@@ -117,6 +119,8 @@ class HostWatcher:
             cpu_cores=self._cores,
             cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
             cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
+            cpu_quota_cores=last.quota.cores if last.quota else None,
+            cpu_throttled_ratio=control_group.throttled_ratio(first.quota, last.quota),
             io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
             disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
             disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),

@@ -35,6 +35,7 @@ from gpuwatch.report import Report
 from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
+from gpuwatch.undisturbed import undisturbed
 from gpuwatch.verdict_printer import VerdictPrinter
 from gpuwatch.watched_iterator import WatchedIterator
 from gpuwatch.watched_loader import WatchedLoader
@@ -180,6 +181,10 @@ class Watch:
         """End the run: print the verdict, say good-bye to the agent. Safe to call twice."""
         if self._closed or self._disabled:
             return
+        with undisturbed():
+            self._close()
+
+    def _close(self) -> None:
         self._closed = True
         if self in this_process.open_watches:
             this_process.open_watches.remove(self)
@@ -254,11 +259,18 @@ class Watch:
             self._failed("looking at a batch", error)
 
     def _fetch_failed(self, error: BaseException) -> None:
-        self._tap(lambda: self._health.fetch_failed(error))
+        with undisturbed():
+            self._tap(lambda: self._health.fetch_failed(error))
 
     def _loop_ended(self, loop: Loop[Any]) -> None:
         """Print the verdict after the first pass; later ones wait for the end, so that nobody's log is flooded."""
+        with undisturbed():
+            self._end_loop(loop)
+
+    def _end_loop(self, loop: Loop[Any]) -> None:
         self._loops.discard(loop)
+        if loop.training:
+            self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
         self._tap(self._taps.loop_ends)
         recorder = self._recorder
         if self._verdicts.printed or recorder.levels or recorder.in_step or sys.is_finalizing():
@@ -291,7 +303,8 @@ class Watch:
 
     def _at_exit(self) -> None:
         if os.getpid() == self.identity.pid:
-            self.close()
+            with contextlib.suppress(Exception):  # torch's word for a dead worker: nobody is left to hear it
+                self.close()
 
     def _abandon(self) -> None:
         """This is a forked child: record, tell and print nothing of the parent's run."""

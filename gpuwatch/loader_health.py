@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuwatch.accounts import Accounts
+from gpuwatch.prediction import PREFETCH
 from gpuwatch.rules.worker_killed import LARGER_SHM, worker_killed
+from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
+from gpuwatch.units import size
 from gpuwatch.window import Window
 from gpuwatch.wire import WorkerDeath
 from gpuwatch.wire.checks import MAX_DEATHS
@@ -47,7 +50,20 @@ class LoaderHealth:
         """Look for what the loader's error may mean: dead workers, or a /dev/shm without room (newer torch asks for it first)."""
         self.look_for_dead_workers()
         if not self._accounts.worker_deaths and not self._shm.said and any(word in str(error) for word in _NO_ROOM):
-            self._say(f"/dev/shm has no room for a batch{self._shm.room()}. {LARGER_SHM}")
+            self._say(f"/dev/shm has no room for a batch{self._shm.room()}. {self._larger_shm()}")
+
+    def _larger_shm(self) -> str:
+        """Return what to do where no batch came: the size to give, by the tensors that living workers have asked room for."""
+        loader = self._accounts.loader
+        tensor = largest_tensor_bytes(worker.pid for worker in self._workers if worker.pid)
+        if loader is None or not loader.num_workers or tensor is None:
+            return LARGER_SHM
+        ahead = loader.num_workers * (loader.prefetch_factor or PREFETCH)
+        needed = ahead * tensor * self._accounts.local_world_size
+        return (
+            f"{loader.num_workers} workers × {loader.prefetch_factor or PREFETCH} batches with a tensor of {size(tensor)} need {size(needed)} or more: "
+            f"docker run --shm-size={-(-needed * 5 // 4 // 2**20)}m, or fewer workers or prefetch_factor=1"
+        )
 
     def look_for_dead_workers(self) -> None:
         """Note which workers a signal has killed, and say it. The loader's own words for it come later, or are less."""

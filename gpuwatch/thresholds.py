@@ -25,6 +25,8 @@ class Thresholds:
     """CPU use of the workers on average, below which they mostly wait for something else."""
     cores_exhausted: float = 0.90
     """Busy share of all cores from which more workers will not help."""
+    quota_used_up: float = 0.50
+    """Share of a CPU quota's periods in which it is used up, from which it is what limits the workers."""
     fetch_on_cpu: float = 0.50
     """CPU over wall time of a fetch in the training process from which it computes rather than waits."""
     worker_waiting: float = 0.50

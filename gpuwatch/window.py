@@ -45,6 +45,10 @@ class HostFacts:
     """Busy share of all of the node's cores."""
     cpu_pressure_ratio: float | None = None
     """Share of time in which some task waited for a CPU (PSI some)."""
+    cpu_quota_cores: float | None = None
+    """What the training's control group may use in all; None: no quota."""
+    cpu_throttled_ratio: float | None = None
+    """Share of the quota's periods (100 ms) in which it was used up and held the training back."""
     io_pressure_ratio: float | None = None
     """Share of time in which some task waited for I/O (PSI some)."""
     disk_busy_ratio: float | None = None

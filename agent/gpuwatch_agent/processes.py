@@ -110,6 +110,10 @@ class ProcessTable:
         except (NoData, ValueError):
             return None
 
+    def quota(self, pid: int) -> control_group.Quota | None:
+        """Return the CPU quota over a process; None where it has none, or none that can be seen."""
+        return control_group.quota(self._procfs, self._sysfs, pid)
+
     def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
         """Return what of the node's available memory a process can have within its container's or its job's limit."""
         return control_group.within_limit(on_node, self._procfs, self._sysfs, pid)

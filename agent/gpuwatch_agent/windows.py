@@ -59,7 +59,7 @@ def run_window(
         worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
         worker_private_bytes=workers.private_bytes(run),
-        host=_as_seen_by(host, pid, table, workers.receive_rate(run)),
+        host=_as_seen_by(host, pid, table, workers.receive_rate(run), workers.quota(run)),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
         rank=run.rank,
@@ -110,7 +110,13 @@ def host_facts(node: NodeMemory) -> HostFacts:
     )
 
 
-def _as_seen_by(host: HostFacts, pid: int | None, table: ProcessTable, receive_bytes_per_s: float | None) -> HostFacts:
+def _as_seen_by(
+    host: HostFacts,
+    pid: int | None,
+    table: ProcessTable,
+    receive_bytes_per_s: float | None,
+    quota: tuple[float | None, float | None],
+) -> HostFacts:
     """Return the node as one process sees it: its own /dev/shm, the cores and the memory it may use, its network namespace."""
     size, used = host.shm_size_bytes, host.shm_used_bytes
     cores, memory = host.cpu_cores, host.memory_available_bytes
@@ -122,6 +128,8 @@ def _as_seen_by(host: HostFacts, pid: int | None, table: ProcessTable, receive_b
     return replace(
         host,
         cpu_cores=cores,
+        cpu_quota_cores=quota[0],
+        cpu_throttled_ratio=quota[1],
         memory_available_bytes=memory,
         shm_size_bytes=size,
         shm_used_bytes=used,

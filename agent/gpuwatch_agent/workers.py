@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from gpuwatch import waits
+from gpuwatch.control_group import Quota, throttled_ratio
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
 
@@ -26,6 +27,7 @@ class WorkerWatch:
         self._private: dict[int, tuple[int, int | None]] = {}
         """By pid: (when, memory of its own), of one worker of each run."""
         self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
+        self._quotas: dict[tuple[str, int], deque[Quota]] = {}
 
     def look(self, runs: list[Run], now_ns: int) -> None:
         """Read every known worker once and add to the runs' totals."""
@@ -57,15 +59,18 @@ class WorkerWatch:
 
     def _look_at_waits(self, runs: list[Run], now_ns: int) -> None:
         running = {(run.run, run.rank): run for run in runs if run.status == RUNNING}
-        for key in (self._waits.keys() | self._received.keys()) - running.keys():
-            self._waits.pop(key, None)
-            self._received.pop(key, None)
+        for kept in (self._waits, self._received, self._quotas):
+            for key in kept.keys() - running.keys():
+                del kept[key]
         for key, run in running.items():
             pids = self._pids(run)[:_MOST_LOOKED_AT]
             if not pids:
                 continue
             found = tuple(wait for pid in pids if (wait := self._table.standing_at(pid)) is not None)
             self._waits.setdefault(key, deque(maxlen=_LOOKS)).append(found)
+            quota = self._table.quota(pids[0])
+            if quota is not None:
+                self._quotas.setdefault(key, deque(maxlen=_LOOKS)).append(quota)
             received = self._table.received_bytes(pids[0])
             if received is not None:
                 self._received.setdefault(key, deque(maxlen=_LOOKS)).append((now_ns, received))
@@ -73,6 +78,11 @@ class WorkerWatch:
     def waits(self, run: Run) -> dict[str, float] | None:
         """Return in which share of the last looks a worker was found at each of `gpuwatch.waits.WAITS`; None with too few."""
         return waits.shares(wait for look in self._waits.get((run.run, run.rank), ()) for wait in look)
+
+    def quota(self, run: Run) -> tuple[float | None, float | None]:
+        """Return (the cores of the workers' CPU quota, in which share of its last periods it was used up), each None where not known."""
+        seen = self._quotas.get((run.run, run.rank))
+        return (seen[-1].cores, throttled_ratio(seen[0], seen[-1])) if seen else (None, None)
 
     def receive_rate(self, run: Run) -> float | None:
         """Return the bytes a second that arrive in the workers' network namespace; None where it cannot be seen."""

@@ -17,6 +17,8 @@ def input_cpu(window: Window) -> Finding | None:
         return None
     if host is None or host.cpu_busy_ratio is None or host.cpu_busy_ratio >= THRESHOLDS.cores_exhausted:
         return None
+    if (host.cpu_throttled_ratio or 0.0) >= THRESHOLDS.quota_used_up:
+        return None  # the quota holds back those that there are
     busy = sum(ratio >= THRESHOLDS.worker_busy for ratio in ratios)
     cores = free_cores(window)
     if busy < len(ratios) / 2 or cores is None or cores <= loader.num_workers:

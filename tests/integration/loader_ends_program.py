@@ -65,5 +65,6 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 if __name__ == "__main__":
-    for _ in gpuwatch.watch(DataLoader(Numbers(), batch_size=8, num_workers=2)):
+    workers = 1 if KILL == "fill" else 2  # another worker would find no room for its batch before this one is dead
+    for _ in gpuwatch.watch(DataLoader(Numbers(), batch_size=8, num_workers=workers)):
         time.sleep(STEP_S)

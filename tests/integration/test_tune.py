@@ -26,6 +26,7 @@ from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
 from gpuwatch.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
 from gpuwatch.tuning.host import descendants
+from tests.memory_limit import memory_limit
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 
@@ -301,3 +302,41 @@ def test_wrong_use_is_told_and_ends_with_2(tmp_path: Path, code: str | None, say
     done = subprocess.run(tuning, cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+HUNGRY = """
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Items(Dataset):
+    held = None
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        if self.held is None:
+            self.held = bytearray(b"x") * (100 << 20)  # what every worker keeps for itself
+        time.sleep(0.02)
+        return torch.zeros(16)
+
+def make_loader(num_workers):
+    return DataLoader(Items(), 4, num_workers=num_workers)
+"""
+
+
+def test_the_jobs_memory_limit_is_heeded_and_none_is_killed_for_it(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    command = [sys.executable, "-m", "gpuwatch", "tune", "hungry.py:make_loader", "--step-ms", "4", "--json"]
+    with memory_limit(1500) as within:
+        done = subprocess.run([*within, *command], cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["facts"]["memory_available_bytes"] <= 1500 << 20
+    assert not [row for row in result["rows"] if row["result"] == "failed"]
+    left = next(row for row in result["rows"] if row["result"] == "left_out")
+    assert left["limit"] == "memory" and "of memory" in left["text"]
+    assert (
+        max(row["setting"]["num_workers"] for row in result["rows"] if row["result"] == "measured") * 100 <= 0.6 * 1500
+    )

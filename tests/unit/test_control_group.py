@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.control_group import MemoryRoom, folders, memory_room, oom_kills, within_limit, within_quota
+from gpuwatch.control_group import (
+    MemoryRoom,
+    Quota,
+    folders,
+    memory_room,
+    oom_kills,
+    throttled_ratio,
+    within_limit,
+    within_quota,
+)
 
 GIB = 1 << 30
 Tree = dict[str, str]
@@ -73,6 +82,12 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
 def test_a_quota_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     proc, sys = tree(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": text})
     assert within_quota(6, proc, sys) == 6
+
+
+def test_a_quota_holds_back_in_a_share_of_its_periods() -> None:
+    first, last = Quota(2.5, 100, 10), Quota(2.5, 300, 160)
+    assert throttled_ratio(first, last) == 0.75
+    assert throttled_ratio(first, first) is throttled_ratio(None, last) is throttled_ratio(first, None) is None
 
 
 def test_half_a_core_is_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gpuwatch.accounts import Accounts
 from gpuwatch.loader_health import LoaderHealth
 from gpuwatch.recorder import Recorder
+from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.wire import Loader, WorkerDeath
 from gpuwatch.worker_deaths import OomKills, deaths
@@ -133,6 +135,27 @@ def test_torchs_own_word_for_a_full_dev_shm_is_translated(capsys: pytest.Capture
     assert "--shm-size" in capsys.readouterr().err
     health.fetch_failed(RuntimeError("something else"))
     assert capsys.readouterr().err == ""
+
+
+def test_the_size_of_tensors_that_found_no_room_is_seen_at_the_workers(tmp_path: Path) -> None:
+    descriptors = tmp_path / "7/fd"
+    descriptors.mkdir(parents=True)
+    files = {
+        "3": ("dev/shm/torch_7_1_0", 0),
+        "4": ("dev/shm/torch_7_2_1", 5),
+        "5": ("dev/shm/sem.x", 32),
+        "6": ("etc/hosts", 99),
+    }
+    for name, (path, size) in files.items():
+        held = tmp_path / path
+        held.parent.mkdir(parents=True, exist_ok=True)
+        held.write_bytes(b"x" * size)
+        (descriptors / name).symlink_to(held)
+    assert largest_tensor_bytes([7], tmp_path) is None  # these are not in /dev/shm
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="torch_9_") as file:
+        file.truncate(3 * MIB)
+        assert largest_tensor_bytes([os.getpid()]) == 3 * MIB
+    assert largest_tensor_bytes([4194304]) is None
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,3 +127,22 @@ def test_workers_that_a_sender_makes_up_cost_little(table: ProcessTable, tmp_pat
     table.cpu_s = asked.append  # type: ignore[method-assign, assignment]
     WorkerWatch(table).look([run], S)
     assert len(asked) == 256
+
+
+def test_cores_and_memory_are_those_that_the_job_may_use(tmp_path: Path) -> None:
+    table = ProcessTable(tmp_path / "proc", tmp_path / "sys")
+    job = tmp_path / "sys/fs/cgroup/slurm/job_7"
+    for path, text in (
+        (tmp_path / "proc/7/cgroup", "0::/slurm/job_7"),
+        (tmp_path / "proc/7/status", "Cpus_allowed_list:\t0-63"),
+        (tmp_path / "proc/8/cgroup", "0::/"),
+        (tmp_path / "proc/8/status", "Cpus_allowed_list:\t0-63"),
+        (job / "cpu.max", "800000 100000"),
+        (job / "memory.max", str(16 << 30)),
+        (job / "memory.current", str(10 << 30)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert (table.allowed_cores(7), table.allowed_cores(8)) == (8, 64)
+    assert table.memory_available_bytes(7, 500 << 30) == 6 << 30
+    assert table.memory_available_bytes(8, 500 << 30) == 500 << 30

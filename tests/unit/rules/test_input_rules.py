@@ -89,6 +89,24 @@ def test_exhausted_cores_say_that_more_workers_will_not_help() -> None:
     assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=FULL_NODE)) is None
 
 
+def test_a_quota_that_is_used_up_is_named_on_a_node_with_cores_to_spare() -> None:
+    held = HostFacts(cpu_cores=4, cpu_busy_ratio=0.1, cpu_quota_cores=3.5, cpu_throttled_ratio=0.97)
+    finding = input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=held))
+    assert finding is not None and finding.title == "the job's CPU quota holds the loader's workers back"
+    assert finding.evidence[1].text == "its CPU quota of 3.5 cores is used up in 97% of all 100 ms"
+    assert "resources.limits.cpu" in finding.advice and "more workers will not help" in finding.advice
+    roomy = replace(held, cpu_cores=16, cpu_throttled_ratio=0.1)
+    assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=roomy)) is None
+    both = input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=replace(held, cpu_busy_ratio=0.95)))
+    assert both is not None and both.title == finding.title  # more of the node's cores would be of no use to it
+    assert "95% of the node's cores is in use" in both.evidence[2].text
+    wide = replace(held, cpu_cores=16)
+    assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=wide)) is None
+    assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=replace(wide, cpu_throttled_ratio=0.1))) is not None
+    asleep = replace(STARVED, worker_cpu_ratios=(0.02,) * 4, host=held)
+    assert input_cpu_saturated(asleep) is None
+
+
 def test_exhausted_cores_are_quiet_with_cores_to_spare() -> None:
     assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY)) is None
     assert input_cpu_saturated(replace(HEALTHY, worker_cpu_ratios=BUSY, host=FULL_NODE)) is None
