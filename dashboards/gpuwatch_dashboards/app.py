@@ -13,7 +13,7 @@ from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, SharedSource, Source
 from gpuwatch_dashboards.views import compare, fleet, live, run
-from gpuwatch_dashboards.views.seen import hidden
+from gpuwatch_dashboards.views.seen import is_hidden, watch_tab
 from gpuwatch_dashboards.views.site import Site
 
 PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": fleet.page}
@@ -29,15 +29,13 @@ def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, Promethe
 def main() -> None:
     st.set_page_config(page_title="gpuwatch", page_icon="📈", layout="wide", initial_sidebar_state="collapsed")
     st.html(Path(__file__).with_name("style.css"))
-    with st.container(key="early"):  # unseen: the browser loads what draws charts while the first numbers are fetched
-        st.echarts_chart({}, height=1, key="early-chart")
-        out_of_sight = hidden()
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
-    site = Site(*shared(agent_url, prometheus_url), pages, out_of_sight)
+    site = Site(*shared(agent_url, prometheus_url), pages, is_hidden())
     for key, draw in PAGES.items():
         pages[key] = st.Page(partial(draw, site), title=f"gpuwatch {key.title()}", url_path=key, default=key == "live")
     st.navigation(list(pages.values()), position="hidden").run()
+    watch_tab()
 
 
 if __name__ == "__main__":

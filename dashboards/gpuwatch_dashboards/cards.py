@@ -13,6 +13,7 @@ from gpuwatch_dashboards.option import Option, line_option
 from gpuwatch_dashboards.panels import Panel
 
 HEIGHT_PX = 150
+ONE_SAMPLE = "One sample in this time range: a line needs two."
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def card(
     lines = drawn_lines(panel, traces)
     head = markup.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
-        return text_card(panel.key, head, empty or panel.empty)
+        return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else empty or panel.empty)
     return Card(
         f"panel-{panel.key}",
         head,

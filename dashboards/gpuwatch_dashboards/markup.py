@@ -159,7 +159,7 @@ def past_findings(found: Sequence[PastFinding], clock: Callable[[float], str]) -
 
 def nothing(text: str) -> str:
     """Return what a panel says in place of a chart."""
-    return f'<div class="gw-nothing">{escape(text)}</div>'
+    return f'<div class="gw-nothing"><span>{_code(text)}</span></div>'
 
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> str:

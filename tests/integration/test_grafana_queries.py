@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import subprocess
@@ -24,8 +25,8 @@ from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import Server, free_port, prometheus_config, require, start_prometheus, wait_for
 
 PRICE = 2.5
-CONFIG = Config(alerts=AlertThresholds(starved_min_training_s=5, starved_for_s=1, ledger_window_s=10))
-"""Windows of ten seconds where the defaults have five minutes; the dashboards are fitted to them, as a site's are."""
+CONFIG = Config(alerts=AlertThresholds(starved_min_training_s=5, starved_for_s=1, ledger_window_s=20))
+"""Windows of twenty seconds where the defaults have five minutes; the dashboards are fitted to them, as a site's are."""
 RUN = "two-ranks"
 NO_DATA = {
     (
@@ -73,23 +74,28 @@ class Site:
     prometheus: Server
     agent: Agent
 
-    def ask(self, asked: Asked) -> list[dict[str, Any]]:
-        """Return the series that a panel's query gives, as Grafana asks: at one instant, or over the last minute."""
-        now = time.time()
+    def ask(self, asked: Asked, at: float | None = None) -> list[dict[str, Any]]:
+        """Return the series that a panel's query gives, as Grafana asks: at one instant (`at`), or over the last minute."""
+        now = time.time() if at is None else at
         if asked.instant:
-            return self.prometheus.query(asked.expr)
+            answer: list[dict[str, Any]] = self.prometheus.get("/api/v1/query", query=asked.expr, time=str(now))[
+                "data"
+            ]["result"]
+            return answer
         span = {"start": str(now - 60), "end": str(now), "step": "5"}
         found: list[dict[str, Any]] = self.prometheus.get("/api/v1/query_range", query=asked.expr, **span)["data"][
             "result"
         ]
         return found
 
-    def table(self, dashboard: str, panel: str, ref_id: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """Return the values of a panel's query by these labels."""
+    def table(
+        self, dashboard: str, panel: str, ref_id: str, *labels: str, at: float | None = None
+    ) -> dict[tuple[str, ...], float]:
+        """Return the values of a panel's query by these labels, at a moment (None: now)."""
         [asked] = [a for a in variables(self, dashboard).asked() if (a.panel, a.ref_id) == (panel, ref_id)]
         return {
             tuple(each["metric"].get(label, "") for label in labels): float(each["value"][1])
-            for each in self.ask(asked)
+            for each in self.ask(asked, at)
         }
 
 
@@ -148,11 +154,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             f'gpuwatch_finding_active{{run="{RUN}"}} == 1',
             f'run_kind:gpuwatch_gpu_cost:per_hour{{run="{RUN}",kind="starved"}} > 0',
             'ALERTS{alertname="GpuStarved",alertstate="firing"}',
-            'gpu_kind:gpuwatch_gpu_seconds:share10s{kind="idle",gpu="2"} > 0.95',
+            'gpu_kind:gpuwatch_gpu_seconds:share20s{kind="idle",gpu="2"} > 0.95',
             "gpuwatch_gpu_last_xid",
-            'node_kind:gpuwatch_gpu_seconds:share10s{kind="starved"} > 0.06',
-            f'run_kind:gpuwatch_gpu_cost:increase10s{{run="{RUN}",kind="starved"}} > 0',
-            "state:gpuwatch_gpu_seconds:rate10s",
+            'node_kind:gpuwatch_gpu_seconds:share20s{kind="starved"} > 0.06',
+            f'run_kind:gpuwatch_gpu_cost:increase20s{{run="{RUN}",kind="starved"}} > 0',
+            "state:gpuwatch_gpu_seconds:rate20s",
         ):
             wait_for(ready, lambda ready=ready: prometheus.query(ready), 240, 0.5)  # type: ignore[misc]
         yield here
@@ -167,11 +173,10 @@ def test_every_query_of_every_panel_has_data(site: Site, dashboard: str) -> None
     def silent() -> list[Asked]:
         return [a for a in asked if (dashboard, a.panel, a.ref_id) not in NO_DATA and not site.ask(a)]
 
-    found = silent()
-    if found:  # a scrape may just have been late
-        time.sleep(5)
-        found = silent()
-    assert found == []
+    # a scrape may just have been late; one more look in the end, so that it is said which are silent
+    with contextlib.suppress(AssertionError):
+        wait_for("every panel", lambda: not silent(), 60, 2)
+    assert silent() == []
 
 
 def test_every_variable_has_the_values_that_are_there(site: Site) -> None:
@@ -186,20 +191,27 @@ def test_every_variable_has_the_values_that_are_there(site: Site) -> None:
 
 def test_the_numbers_are_the_sites(site: Site) -> None:
     assert site.table("fleet", "GPUs", "A") == {(): 4.0}
-    shares = {kind: site.table("fleet", kind, "A")[()] for kind in ("Useful", "Starved", "Held idle", "Stalled")}
+    kinds = ("Useful", "Starved", "Held idle", "Stalled", "GPUs lost", "Lost money")
+
+    def at_once() -> dict[str, float] | None:
+        at = time.time()
+        found = {kind: site.table("fleet", kind, "A", at=at).get(()) for kind in kinds}
+        return None if None in found.values() else {k: v for k, v in found.items() if v is not None}
+
+    shares = wait_for("all numbers at one moment", at_once, 60, 1)
     assert 0.2 < shares["Held idle"] < 0.3 and shares["Stalled"] == 0.0
     assert 0.04 < shares["Starved"] < 0.55 and 0 < shares["Useful"] < 0.5
-    lost, money = site.table("fleet", "GPUs lost", "A")[()], site.table("fleet", "Lost money", "A")[()]
-    assert money == pytest.approx(PRICE * lost, rel=0.1)
+    assert shares["Lost money"] == pytest.approx(PRICE * shares["GPUs lost"], rel=0.2)
     worst = site.table("fleet", "Worst GPUs now", "A", "gpu", "run", "job_id")
     assert set(worst) == {("0", RUN, "4711"), ("1", RUN, "4711"), ("2", "", "")}
     assert worst[("2", "", "")] > 0.9
 
 
 def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site: Site) -> None:
-    by_run = {ref: site.table("fleet", "By run", ref, "run")[(RUN,)] for ref in "ACDEFG"}
+    at = time.time()
+    by_run = {ref: site.table("fleet", "By run", ref, "run", at=at)[(RUN,)] for ref in "ACDEFG"}
     assert by_run["F"] == pytest.approx(by_run["C"] + by_run["D"] + by_run["E"], rel=0.05)
-    assert by_run["G"] == pytest.approx(PRICE * by_run["F"], rel=0.1)
+    assert by_run["G"] == pytest.approx(PRICE * by_run["F"], rel=0.2)
     assert 0 < by_run["F"] < by_run["A"]
 
 

@@ -31,7 +31,8 @@ class JsonApi:
     ) -> Answer:
         """Return the answer, decoded and checked. Raises SourceError."""
         try:
-            response = self._client.get(path, params=params, timeout=timeout_s)
+            patience = httpx.Timeout(timeout_s, connect=min(timeout_s, TIMEOUT_S))
+            response = self._client.get(path, params=params, timeout=patience)
         except httpx.TimeoutException as error:
             raise SourceError(f"{self.where} did not answer within {timeout_s:g} s", self.url, self._remedy) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:

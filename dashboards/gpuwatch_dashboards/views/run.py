@@ -106,6 +106,8 @@ def _draw(drawn: Content) -> None:
                 markup.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
             )
             st.html(drawn.table)
+    if drawn.past is None:
+        return
     with st.container(key="box-past"):
         st.html(markup.panel_head("Found in this run", "What was found, and from when to when?"))
         st.html(markup.past_findings(drawn.past, reader_clock()))
@@ -114,7 +116,8 @@ def _draw(drawn: Content) -> None:
 def _figures(run: Run, drawn: Content) -> list[tuple[str, str, str]]:
     """Return (class, number, what it is) of the steps shown."""
     steps = drawn.steps
-    figures = [("steps", f"{steps.steps:,}", "steps shown"), ("all", f"{run.steps:,}", "steps done")]
+    figures = [] if drawn.past is None else [("steps", f"{steps.steps:,}", "steps shown")]
+    figures.append(("all", f"{run.steps:,}", "steps done"))
     figures += [
         (name, display(value, "s"), f"step {name}") for name, value in (steps.step_s or {}).items() if name != "p5"
     ]

@@ -21,6 +21,8 @@ from gpuwatch_dashboards.timeline import nothing_card, step_cards
 FINE_BUCKETS = 6000
 """The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
 RANK_BUCKETS, MOST_RANKS = 200, 16
+WITHOUT_AGENT = ("step_time", "findings")
+"""Panels that say from Prometheus alone what the agent's steps and findings would."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,13 @@ class Content:
     timeline: tuple[Card, ...]
     ledger: Card
     heat: Card | None
-    """None where the steps are few enough to be shown one by one."""
+    """None where the steps are few enough to be shown one by one, or none are at hand."""
     ranks: Card | None
     """Step times of all ranks; None for a run of one."""
     table: str
     """HTML; empty for a run of one rank."""
-    past: tuple[PastFinding, ...]
+    past: tuple[PastFinding, ...] | None
+    """None: the agent that keeps them is away; the timeline then says so, and has what Prometheus knows."""
 
 
 def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: tuple[float, float] | None) -> Content:
@@ -44,16 +47,19 @@ def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: 
     scope = Scope(run.run, str(run.rank), run.instance)
     ledger = source.evaluate([curve.query for curve in panel.curves], scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
+    timeline = step_cards(steps, span, marks) if steps.step else [nothing_card(away)]
+    if away is not None:
+        timeline += [_of_series(source, key, scope, span) for key in WITHOUT_AGENT]
     everyone = ranks.ranks_of(runs, run)
     several = len(everyone) > 1
     return Content(
         steps=steps,
-        timeline=tuple(step_cards(steps, span, marks)) if steps.step else (nothing_card(away),),
+        timeline=tuple(timeline),
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
-        heat=None if shown_one_by_one(steps) else heat_card(steps),
+        heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
         ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
         table=ranks.rank_table(everyone) if several else "",
-        past=tuple(past),
+        past=tuple(past) if away is None else None,
     )
 
 
@@ -64,13 +70,26 @@ def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tupl
     except SourceError as error:
         if run.instance is None:
             raise
-        return Steps(), [], f"Steps are kept by the node's own agent. {error.what[:1].upper()}{error.what[1:]}."
+        what = f"{error.what[:1].upper()}{error.what[1:]}"
+        return (
+            Steps(),
+            [],
+            f"Single steps are kept by the node's own agent. {what}: {error.remedy}. The rest is Prometheus's.",
+        )
+
+
+def _of_series(source: Source, key: str, scope: Scope, span: Span) -> Card:
+    panel = BY_KEY[key]
+    return card(panel, source.evaluate([curve.query for curve in panel.curves], scope, span), span, 200, zoom=True)
 
 
 def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
     lines = []
     for rank in everyone[:MOST_RANKS]:
-        steps = merged(source.steps(rank, RANK_BUCKETS, *(stretch or (None, None))), RANK_BUCKETS)
+        try:
+            steps = merged(source.steps(rank, RANK_BUCKETS, *(stretch or (None, None))), RANK_BUCKETS)
+        except SourceError:  # the agent of another node is away: the ranks of the others are compared
+            continue
         columns = [steps.column(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
         means = zip(*(column.mean for column in columns if column is not None), strict=True)
         whole = trace(steps, [sum(value or 0.0 for value in parts) for parts in means], "rank", str(rank.rank))

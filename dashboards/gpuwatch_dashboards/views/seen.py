@@ -18,7 +18,15 @@ export default function ({ setStateValue }) {
 _watched = st.components.v2.component("gpuwatch_seen", js=_JS)
 
 
-def hidden() -> bool:
-    """Return whether the tab is hidden; when that changes, the whole page runs again."""
-    said = _watched(key="seen", height=1, default={"hidden": False}, on_hidden_change=lambda: None)
-    return bool(said.hidden)
+_KEY = "seen"
+
+
+def is_hidden() -> bool:
+    """Return whether the tab is hidden, as `watch_tab` was told; when that changes, the whole page runs again."""
+    return bool(st.session_state.get(_KEY, {}).get("hidden"))
+
+
+def watch_tab() -> None:
+    """Put the watch on the page: after all else, so that nothing that is to be read waits for it."""
+    with st.container(key="unseen"):
+        _watched(key=_KEY, height=1, default={"hidden": False}, on_hidden_change=lambda: None)
