@@ -8,8 +8,11 @@ with start_alertmanager(tmp_path / "am") as alertmanager:
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -17,7 +20,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -47,12 +50,23 @@ def require(*programs: str) -> str:
     pytest.skip(reason)
 
 
+def _ports() -> Iterator[int]:
+    """Yield ports below those that the system gives to connections by itself; each process of pytest-xdist has its own thousand."""
+    first = 20_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12)
+    start = random.randrange(1_000)
+    return itertools.cycle(first + (start + each) % 1_000 for each in range(1_000))
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of 127.0.0.1 that nothing listens on now, and that is not given to another test before it is used."""
+    for port in itertools.islice(_PORTS, 1_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def get_json(url: str, timeout_s: float = 5, **parameters: str) -> Any:

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 
 def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
     command = [sys.executable, "-m", "gpuwatch", "demo", "--bottleneck", bottleneck, "--seconds", str(seconds)]
@@ -18,6 +16,7 @@ def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("bottleneck", "sentence", "advice"),
     [

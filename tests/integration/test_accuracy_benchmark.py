@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.alone
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SECONDS = 1.5
 ROWS = [
@@ -42,6 +40,7 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return accuracy
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "ledger"), ROWS)
 def test_injected_time_is_reported_within_two_points(name: str, ledger: str, accuracy: Any) -> None:
     row = accuracy.measure(name, ledger, SECONDS)

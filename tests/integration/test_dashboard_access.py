@@ -100,7 +100,8 @@ def test_the_pages_are_reached_by_keyboard_and_every_chart_has_a_name(browser: A
     page = context.new_page()
     page.goto(f"{url}/?window=5+min")
     page.wait_for_selector(".st-key-panel-disk canvas", timeout=WAIT_MS)
-    page.wait_for_timeout(500)
+    charts = "[...document.querySelectorAll('[data-testid=stEChartsChart]')]"
+    page.wait_for_function(f"{charts}.every(e => (e.getAttribute('aria-label') || '').includes(': '))", timeout=WAIT_MS)
     names = [e.get_attribute("aria-label") or "" for e in page.locator("[data-testid=stEChartsChart]").all()]
     assert len(names) >= 12 and all(": " in name for name in names), names
     focused = "document.activeElement.innerText"

@@ -20,7 +20,6 @@ from tests.integration.agent_process import Agent
 from tests.servers import free_port, wait_for
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.alone
 TRAINER = Path(__file__).parents[1] / "ddp_trainer.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--master-addr=127.0.0.1"]
 
@@ -76,6 +75,7 @@ def runs(agent: Agent) -> dict[int, dict[str, Any]]:
     return {each["rank"]: each for each in agent.get("/api/v1/runs")["runs"]}
 
 
+@pytest.mark.alone
 def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(agent: Agent) -> None:
     launch = [*TORCHRUN, f"--master-port={free_port()}", "--nproc-per-node=3", str(TRAINER)]
     with training(agent, *launch, "--steps=150", "--slow-rank=1", "--slow-data=0.06") as process:
@@ -119,6 +119,7 @@ def _ended(agent: Agent, count: int) -> dict[int, dict[str, Any]] | None:
     return found if len(found) == count and all(each["status"] == "ended" for each in found.values()) else None
 
 
+@pytest.mark.alone
 def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> None:
     """The Watch is opened before the process group: nothing may be told under rank 0 by all four."""
     with spawned(agent, 4, "--steps=110", "--watch-communication", "--method=fork") as process:
@@ -136,6 +137,7 @@ def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> No
     assert counted == {"0": 110, "1": 110, "2": 110, "3": 110}
 
 
+@pytest.mark.alone
 def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent: Agent) -> None:
     """Gradients are accumulated: with no_sync nobody waits, and at each second step for twice the delay."""
     steps, delay, compute = 180, 0.04, 0.02

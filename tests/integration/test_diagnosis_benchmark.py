@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-
-pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[2]
 CHOSEN = (
     "the same, waiting for storage",
@@ -21,6 +19,7 @@ CHOSEN = (
 )
 
 
+@pytest.mark.alone
 def test_causes_are_named_and_a_healthy_program_does_not_alarm() -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))
     command = [sys.executable, "-m", "benchmarks.diagnosis", "--tries", "2"]

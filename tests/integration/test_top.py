@@ -54,16 +54,15 @@ def piped(*options: str) -> subprocess.CompletedProcess[str]:
 
 def test_verdict_ledger_step_and_advice_at_80_by_24(agent: NodeWithGpus) -> None:
     with top(agent.url) as terminal:
-        text = terminal.wait_for("mean")
-        for said in (
+        text = terminal.wait_for(  # the whole frame: a slow machine may get it in pieces
+            "mean",
             "▸ resnet50-a      ● running   9.70  103 ms",
             "input-bound: 62% of the time training waited for data",
             "╱╱ waiting for data 62% (62%)  ██ computing 35% (34%)",
             "step p50 103 ms · p95 131 ms · 9.70 steps/s",
             "num_workers 0 → 8 (costs about 48 MiB of /dev/shm) → up to 2.6× faster",
             "q  quit",
-        ):
-            assert said in text, text
+        )
         last_minute = next(line for line in text.splitlines() if "last minute █" in line)
         assert last_minute.count("╱") == pytest.approx(0.62 * 66, abs=1)
         mean = re.search(r"mean ([\d.]+) ms = ([\d.]+) ms data wait", text)

@@ -28,7 +28,7 @@ from gpuwatch.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
 from gpuwatch.tuning.host import descendants
 from tests.memory_limit import memory_limit
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 class Items(Dataset[torch.Tensor]):
@@ -97,6 +97,7 @@ def no_child_is_left() -> Iterator[None]:
     assert set(descendants(os.getpid())) <= before
 
 
+@pytest.mark.alone
 def test_a_fetch_that_sleeps_gets_exactly_the_workers_that_its_step_needs() -> None:
     # 4 × 50 ms = 200 ms a batch; 3 workers bring one every 67 ms, 2 every 100 ms; a step of 85 ms needs one in 76 ms.
     result = tune(loader_of(Items(sleep_s=0.05)), step_s=0.085, budget_s=12)
@@ -108,6 +109,7 @@ def test_a_fetch_that_sleeps_gets_exactly_the_workers_that_its_step_needs() -> N
     assert 8 not in workers_of(result)
 
 
+@pytest.mark.alone
 def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
     result = tune(loader_of(Items(compute_s=0.005)), step_s=0.002, budget_s=6)
     assert result.feeds is False
@@ -122,6 +124,7 @@ def test_a_fetch_that_computes_gets_no_more_workers_than_cores() -> None:
     assert any(row.main_cpu_ratio is not None for row in result.measured())
 
 
+@pytest.mark.alone
 def test_an_iterable_dataset() -> None:
     result = tune(loader_of(Stream(), 2), step_s=0.030, budget_s=8)
     assert result.chosen is not None and result.chosen.num_workers == 2, str(result)  # 40 ms a batch: 20 ms with two
@@ -142,6 +145,7 @@ def test_a_dataset_that_fails_is_named_with_its_place() -> None:
     assert "test_tune.py" in str(caught.value)
 
 
+@pytest.mark.alone
 def test_a_loader_that_hangs_costs_its_time_and_no_more() -> None:
     begun = time.perf_counter()
     with pytest.raises(ConfigError, match="nothing measured within"):
@@ -149,6 +153,7 @@ def test_a_loader_that_hangs_costs_its_time_and_no_more() -> None:
     assert time.perf_counter() - begun < 9
 
 
+@pytest.mark.alone
 def test_the_budget_is_kept() -> None:
     begun = time.perf_counter()
     result = tune(loader_of(Items(sleep_s=0.05)), step_s=0.001, budget_s=4)
@@ -157,6 +162,7 @@ def test_the_budget_is_kept() -> None:
     assert "budget" in result.stopped or "budget" in str(result)
 
 
+@pytest.mark.alone
 def test_a_data_loader_is_started_anew_with_its_own_attributes() -> None:
     def double(items: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(items + items)
@@ -189,6 +195,7 @@ def test_what_is_no_loader_is_told_with_what_to_do() -> None:
             tune(given, budget_s=3)
 
 
+@pytest.mark.alone
 def test_a_pass_shorter_than_what_is_made_ahead_is_timed_whole() -> None:
     result = tune(loader_of(Items(sleep_s=0.01, count=12)), step_s=0.005, budget_s=6, max_workers=2)
     two = next(row for row in result.measured() if row.setting.num_workers == 2)
@@ -215,6 +222,7 @@ def command(directory: Path, *options: str, sleep_s: float = 0.01, floats: int =
     return [sys.executable, "-m", "gpuwatch", "tune", "train:make_loader", *options]
 
 
+@pytest.mark.alone
 def test_a_small_dev_shm_is_never_filled(tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     mount = ["-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]

@@ -18,8 +18,6 @@ from gpuwatch.transport import ZmqReceiver
 from gpuwatch.wire import Bye, Hello, Totals, decode
 from tests.integration.integrations import workload as w
 
-pytestmark = pytest.mark.alone
-
 SCRIPT = Path(__file__).with_name("script.py")
 RUN = [sys.executable, "-m", "gpuwatch", "run", "--"]
 
@@ -64,6 +62,7 @@ def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] 
     return Done(done.returncode, done.stdout, done.stderr, totals, hellos)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("loop", "package"),
     [
