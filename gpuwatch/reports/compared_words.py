@@ -64,7 +64,9 @@ def compared_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
         if max(a.shares.get(state, 0.0), b.shares.get(state, 0.0)) < VISIBLE:
             continue
         shares, change = (a.shares.get(state, 0.0), b.shares.get(state, 0.0)), comparison.share_change[state]
-        rows.append((STATES[state][0], percent(shares[0]), percent(shares[1]), f"{change * 100:+.1f} points"))
+        rows.append(
+            (STATES[state][0], percent(shares[0]), percent(shares[1]), f"{round(change * 100, 1) + 0.0:+.1f} points")
+        )
     if a.cost is not None and b.cost is not None and a.steps and b.steps:
         each = a.cost.total / a.steps * 1000, b.cost.total / b.steps * 1000
         rows.append(("cost of 1,000 steps", money(each[0], a.cost.currency), money(each[1], b.cost.currency), f"{each[1] / each[0] - 1:+.0%}"))  # fmt: skip
@@ -75,7 +77,7 @@ def _two(a: RunReport, b: RunReport, name: str) -> tuple[str, str, str]:
     values = [getattr(run.step_time, name) if run.step_time else None for run in (a, b)]
     texts = ["" if value is None else duration(value) for value in values]
     before, after = values
-    change = "" if not before or after is None else f"{after / before - 1:+.0%}"
+    change = "" if not before or after is None else f"{round(after / before - 1, 2) + 0.0:+.0%}"  # 0.0: no "-0%"
     return texts[0], texts[1], change
 
 

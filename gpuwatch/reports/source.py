@@ -41,7 +41,8 @@ class AgentSource:
         self.where = f"the agent at {self._url}"
 
     def runs(self) -> list[Json]:
-        found: list[Json] = self._get("/api/v1/runs")["runs"]
+        """Return those that the agent's history keeps as well: of a run that ended before the agent was started anew."""
+        found: list[Json] = self._get("/api/v1/runs?kept=all")["runs"]
         return found
 
     def host(self) -> str:

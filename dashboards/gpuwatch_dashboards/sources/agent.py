@@ -92,6 +92,9 @@ class AgentSource:
     def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
         return self._api.get("/api/v1/runs", _Runs).runs
 
+    def kept_runs(self) -> list[Run]:
+        return self._api.get("/api/v1/runs", _Runs, {"kept": "all"}).runs
+
     def node(self, run: Run | None, node: str | None = None) -> Node:
         status = self._api.get("/api/v1/status", _Status)
         found: tuple[Finding, ...] = ()

@@ -126,6 +126,9 @@ class PrometheusSource:
             )
         return sorted(runs.values(), key=lambda run: (-round(run.watermark_s), run.run, run.rank))
 
+    def kept_runs(self) -> list[Run]:
+        return self.runs()
+
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return the named node, or the run's; without either, what is known is only Prometheus's own name."""
         name = node or (run.instance if run is not None else None)

@@ -26,6 +26,9 @@ class SharedSource:
     def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
         return self._once.get(("runs", node, run), lambda: self._source.runs(node, run))
 
+    def kept_runs(self) -> list[Run]:
+        return self._once.get(("kept runs",), self._source.kept_runs)
+
     def node(self, run: Run | None, node: str | None = None) -> Node:
         where = None if run is None else (run.run, run.rank, run.instance)
         return self._once.get(("node", where, node), lambda: self._source.node(run, node))

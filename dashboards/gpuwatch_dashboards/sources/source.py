@@ -19,6 +19,9 @@ class Source(Protocol):
     def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
         """Return the runs that are known, the most recently active first; of a source for a site those of a node, or that run."""
 
+    def kept_runs(self) -> list[Run]:
+        """Return the same with those that ended before and whose account is kept; of a source for a site the same."""
+
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return what is known of the node that is named, else of the run's; an agent knows one."""
 

@@ -24,7 +24,7 @@ def page(site: Site) -> None:
 
 
 def _compare(site: Site) -> None:
-    runs = site.source.runs()
+    runs = site.source.kept_runs()
     top_bar(site, chosen(st.query_params))
     firsts = compared.first_ranks(runs)
     if len(firsts) < 2:

@@ -52,6 +52,21 @@ def test_agent_runs() -> None:
     assert run.loader is not None and run.loader.num_workers == 0
 
 
+def test_runs_to_compare_are_those_that_are_kept_as_well() -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        kept = {
+            name: RUN[name] for name in ("run", "rank", "name", "started_s", "watermark_s", "last_message_s", "states")
+        }
+        return httpx.Response(200, content=json.dumps({"runs": [{**kept, "status": "ended"}]}))
+
+    [run] = agent(handler).kept_runs()
+    assert (run.name, run.status, run.recent) == ("resnet50-a", "ended", None)
+    assert asked == ["http://node-17:9478/api/v1/runs?kept=all"]
+
+
 def test_agent_run_that_has_nothing_to_say_yet() -> None:
     young = {**RUN, "recent": None, "verdict": None, "findings": [], "samples": None, "loader": None, "states": {}}
     [run] = agent(answering({"runs": [young]})).runs()

@@ -76,3 +76,8 @@ def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
     assert rows["waiting for data"] == ("60%", "9.1%", "-50.9 points")
     assert "transfer, a step" not in rows  # nothing to say of it on either side
     assert loader_rows(found) == [("num_workers", "4", "10"), ("tag team", "vision", "-")]
+
+
+def test_a_change_too_small_to_show_has_no_sign_of_its_own() -> None:
+    rows = {row[0]: row[3] for row in compared_rows(compare(report(0.060), report(0.0599, run="b", name="b")))}
+    assert rows["step, mean"] == "+0%" and "-0" not in "".join(rows.values()), rows
