@@ -259,6 +259,18 @@ class Loop(Generic[T]):
         """The loop has let go of its iterator: at its end, by a `break`, or by an exception in its body."""
         if self.is_open and self.recorder.thread == get_ident():
             self._close()
+        elif self.is_open and not self._nested:
+            self._end_elsewhere()
+
+    def _end_elsewhere(self) -> None:
+        """The iterator was handed to another thread and is gone: nobody else will end the step that it left open in this one's."""
+        self.is_open = False
+        recorder = self.recorder
+        if (
+            recorder.step_owner is self.owner and recorder.device is None
+        ):  # a device is asked by the training thread alone
+            recorder.end_step(recorder.clock())
+        self._watch._loop_ended(self)
 
 
 def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, watch: Watch) -> Samples:

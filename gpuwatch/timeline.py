@@ -56,7 +56,10 @@ class Timeline:
             at += 1
             if entry[0] == USUAL:
                 _, begin, end, fed, transfer, samples = entry
-                entry = (STEP, begin, end, fed - begin, transfer, samples, False)
+                if fed:
+                    entry = (STEP, begin, end, fed - begin, transfer, samples, False)
+                else:  # a signal's exception came just before the batch was noted: it never reached the loop
+                    entry = (SPAN, begin, end, INPUT_WAIT)
             if not held.takes(entry):
                 self._book(entry, None, steps, phases)
         for entry, times in held.told():

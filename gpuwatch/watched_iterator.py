@@ -6,6 +6,7 @@ tuple, a few slots of the recorder. `map` and `cycle` call the function and coun
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import cycle
 from threading import get_ident
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from gpuwatch.entries import USUAL
 from gpuwatch.looks import LOOKED_AT_SELDOM
 from gpuwatch.loops import Loop
+from gpuwatch.watched_loader import as_it_is
 
 T = TypeVar("T")
 _TURNS = (*(False,) * (LOOKED_AT_SELDOM - 1), True)
@@ -35,7 +37,14 @@ class WatchedIterator(map):  # type: ignore[type-arg]  # of no parameters at run
         return len(self._loop.iterator)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        return True
+        return bool(self._loop.iterator)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self._loop.iterator)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy deeply and pickle as the loader's own iterator, if that can."""
+        return as_it_is, (self._loop.iterator,)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loop":

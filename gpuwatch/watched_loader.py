@@ -90,11 +90,12 @@ class WatchedLoader(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
-        return _same, (self._gpuwatch_loader,)
+        return as_it_is, (self._gpuwatch_loader,)
 
     def __repr__(self) -> str:
         return f"gpuwatch.watch({self._gpuwatch_loader!r})"
 
 
-def _same(loader: T) -> T:
+def as_it_is(loader: T) -> T:
+    """Return what it is given: what a pickle of something watched is made of."""
     return loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -644,3 +645,24 @@ def test_every_moment_of_any_program_is_in_the_state_it_was_spent_in(
         states["other"] = states.get("other", 0) + startup
     assert states == {state: milliseconds for state, milliseconds in run.expected.items() if milliseconds}
     assert watch._recorder.levels == [] and watch._recorder.parts == [] and not watch._recorder.in_step
+
+
+def test_an_iterator_that_another_thread_lets_go_of_leaves_no_step_open(watch: Watch, clock: Clock) -> None:
+    iterator = iter(watch.steps(Loader(clock, 9)))
+    for _ in range(4):
+        next(iterator)
+        clock.sleep_ms(7)
+    box = [iterator]
+    del iterator
+
+    def rest() -> None:
+        for _ in box.pop():
+            pass
+
+    thread = threading.Thread(target=rest)
+    thread.start()
+    thread.join()
+    assert "to" not in sys.modules["torch"].Tensor.__dict__ if "torch" in sys.modules else True
+    clock.sleep_ms(1000)
+    assert states_ms(watch) == {"input_wait": 12, "compute": 28 + 15, "other": 1000}
+    assert steps(watch) == 4

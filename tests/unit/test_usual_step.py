@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -208,3 +210,56 @@ def test_the_iterator_is_the_loaders_own_in_all_else(monkeypatch: pytest.MonkeyP
         next(iterator)
     with pytest.raises(AttributeError):
         iterator.nothing_of_the_kind  # noqa: B018
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_of_the_iterator_is_what_a_copy_of_the_loaders_own_is(
+    duplicate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = fake_watch(Clock(), monkeypatch)
+    iterator = iter(watch.steps([1, 2, 3]))
+    next(iterator)
+    again = duplicate(iterator)
+    assert (list(again), list(iterator)) == ([2, 3], [2, 3])
+    with pytest.raises(TypeError, match="generator"):
+        duplicate(iter(watch.steps(number for number in range(3))))
+    watch.close()
+
+
+def test_an_interrupt_just_before_the_batch_is_noted_is_a_wait_and_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+
+    def batches() -> Iterator[int]:
+        for number in range(200):
+            clock.sleep_ms(0.1)
+            yield number
+
+    now, interrupted = clock.__call__, False
+
+    def read() -> int:
+        nonlocal interrupted
+        recorder = watch._recorder
+        if recorder.steady is not None and not recorder.fed_ns and seen == 100 and not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt  # as a signal that came while the loader did not return to Python
+        return now()
+
+    watch._recorder.clock = read
+    loop, seen = iter(watch.steps(batches())), 0
+    while True:
+        try:
+            next(loop)
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            break
+        clock.sleep_ms(2)
+        seen += 1
+    assert interrupted and seen == 199
+    report = watch.report()
+    assert report.steps == 199
+    assert report.states["input_wait"] == pytest.approx(0.020)
+    assert report.states["compute"] == pytest.approx(0.398)
+    assert min(report.states.values()) >= 0
+    watch.close()
