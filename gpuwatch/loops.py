@@ -266,9 +266,8 @@ class Loop(Generic[T]):
         """The iterator was handed to another thread and is gone: nobody else will end the step that it left open in this one's."""
         self.is_open = False
         recorder = self.recorder
-        if (
-            recorder.step_owner is self.owner and recorder.device is None
-        ):  # a device is asked by the training thread alone
+        # A device is asked by the training thread alone.
+        if recorder.step_owner is self.owner and recorder.device is None:
             recorder.end_step(recorder.clock())
         self._watch._loop_ended(self)
 

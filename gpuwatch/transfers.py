@@ -24,8 +24,6 @@ from gpuwatch.recorder import Recorder
 _COPIES = ("to", "cuda")
 _READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
 _NOT_GIVEN = object()
-
-
 _left: set[Any] = set()
 """What could not be taken back, because somebody else's was on top of it."""
 
@@ -47,9 +45,8 @@ class TransferWatch:
         for name in (*_COPIES, *_READS):
             ours = self._ours.get(name)
             if ours is not None and ours in _chain(torch.Tensor.__dict__.get(name)):
-                _left.discard(
-                    ours
-                )  # somebody else has put his own over it, and calls it: a second one would time the copy twice
+                # Somebody else has put his own over it, and calls it: a second one would time the copy twice.
+                _left.discard(ours)
                 continue
             make = self._timed if name in _COPIES else self._noted
             self._put(torch, name, make(torch, name, getattr(torch.Tensor, name)))
@@ -92,7 +89,10 @@ class TransferWatch:
         lowest = original
         while hasattr(lowest, "gpuwatch_before"):  # another Watch's
             lowest = lowest.__wrapped__
-        modes = torch._C._len_torch_function_stack()
+        try:
+            modes = torch._C._len_torch_function_stack()
+        except AttributeError:  # a torch that is built otherwise
+            return original(tensor, *args, **kwargs)
         if modes > 1 or (modes and _overrides(torch, tensor)):
             # Only the first of several can be told: leave the method to torch until the last loop ends.
             ours = self._ours.get(name)
