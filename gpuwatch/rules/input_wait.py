@@ -16,7 +16,7 @@ def wait_evidence(window: Window, wait: InputWait) -> Evidence:
         wait.share,
         "ratio",
         f"training waited for data {percent(wait.share)} of the time "
-        f"({duration(wait.wait_s)} of a {duration(step_s)} step)",
+        f"({duration(wait.wait_s)} of an average step of {duration(step_s)})",
     )
 
 

@@ -36,7 +36,8 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "  input-bound: 62% of the time training waited for data\n"
         "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
         "  why   batches are made in the training process: training waited for data 62% of the time (40 ms of\n"
-        "        a 60 ms step); num_workers=0; 96% of a fetch is work for the CPU (decoding, augmenting)\n"
+        "        an average step of 60 ms); num_workers=0; 96% of a fetch is work for the CPU (decoding,\n"
+        "        augmenting)\n"
         "  do    DataLoader(num_workers=2, persistent_workers=True); expect a step of 20.3 ms to 23 ms; takes\n"
         "        up to 48 MiB of /dev/shm (up to 3× the throughput)"
     )
