@@ -15,6 +15,8 @@ MOST_ROWS, MOST_COLUMNS = 100, 120
 ROW_PX = 12
 COVER = 0.98
 """The colour is full at this share of all cells: one pause at the start must not make all else pale."""
+USUAL_SHADE = 3.0
+"""And at no less than so many times the usual wait, where any is as long: where all steps wait alike, those that wait longer still stand out."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
 """From no wait to the longest; translucent, so that they are shades of the page's own background, light or dark."""
 
@@ -81,7 +83,7 @@ def heat_card(steps: Steps) -> Card:
         head = markup.panel_head(TITLE, "When did steps wait for data?")
         return text_card("heat", head, "No step of this run is kept for this time.")
     known = sorted(value for value in found.longest_s if value is not None)
-    most = known[min(len(known) - 1, int(COVER * len(known)))] or known[-1] or 1.0
+    most = full_colour_s(known)
     wrap = "Each row is an epoch" if found.by_epoch else "Each row is as many steps"
     head = markup.panel_head(
         TITLE,
@@ -89,6 +91,16 @@ def heat_card(steps: Steps) -> Card:
     )
     words = f"{TITLE}: {found.rows} rows; longest wait {display(known[-1], 's')}"
     return Card("panel-heat", head, _option(found, most, scale_for("s", most)), _height_px(found.rows), words)
+
+
+def full_colour_s(known: list[float]) -> float:
+    """Return the wait of full colour; `known` are those of all cells, the shortest first."""
+    usual = known[len(known) // 2]
+    return (
+        max(known[min(len(known) - 1, int(COVER * len(known)))], min(known[-1], USUAL_SHADE * usual))
+        or known[-1]
+        or 1.0
+    )
 
 
 def _height_px(rows: int) -> int:

@@ -1,8 +1,9 @@
-"""The page "Run" over the real Prometheus while the node's agent is away: what is missing is said, the rest is drawn."""
+"""The page "Run" while the node's agent is away: what is missing is said, what Prometheus knows is drawn, and it goes on by itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboard_browser import WAIT_MS, legend, number
@@ -39,5 +40,30 @@ def test_run_without_its_agent_has_what_prometheus_knows_and_more_when_it_is_bac
         page.wait_for_selector(".gw-figure-steps", timeout=WAIT_MS)
         assert number(page, ".gw-figure-steps b") == 250
         page.wait_for_selector(".st-key-panel-step_time", state="detached", timeout=WAIT_MS)
+        page.context.close()
+    agent.stop()
+
+
+class BreaksOff(MadeUpSteps):
+    """Steps of an agent that dies while it is asked for them."""
+
+    def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
+        raise ConnectionResetError
+
+
+def test_an_agent_that_dies_between_two_questions_is_away_like_any_other(tmp_path: Path) -> None:
+    agent = FakeAgent([a_run()])
+    agent.steps = {RUN_ID: BreaksOff(250, STEP_S, 0.064, 100)}
+    agent.start()
+    with streamlit_page(agent.url, tmp_path / "log") as url, chromium() as browser:
+        page = browser.new_context(viewport=DESKTOP).new_page()
+        page.goto(f"{url}/run")
+        page.wait_for_selector(".gw-message, [data-testid=stException]", timeout=WAIT_MS)
+        assert page.locator("[data-testid=stException]").count() == 0
+        assert f"The agent at {agent.url} does not answer" in page.locator(".gw-message").inner_text()
+        agent.steps = {RUN_ID: MadeUpSteps(250, STEP_S, 0.064, 100)}
+        page.wait_for_selector(".gw-figure-steps", timeout=WAIT_MS)
+        assert number(page, ".gw-figure-steps b") == 250
+        assert page.locator(".gw-message").count() == 0
         page.context.close()
     agent.stop()

@@ -24,6 +24,7 @@ REFRESH_S = 2.0
 CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
 _WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
+_BAR_IS_DRAWN = "bar_is_drawn"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to"),
     "run": ("node", "run", "rank", "from", "to"),
@@ -48,10 +49,12 @@ def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = RE
     """Draw a page's body now and, where it is seen, every `every_s`; with a clear message while its source is away."""
 
     def attempt() -> None:
+        st.session_state[_BAR_IS_DRAWN] = False
         try:
             body(site)
-        except SourceError as error:
-            top_bar(site, chosen(st.query_params))
+        except SourceError as error:  # at any point: what is drawn already stays above the message
+            if not st.session_state[_BAR_IS_DRAWN]:
+                top_bar(site, chosen(st.query_params))
             st.html(markup.away(error))
 
     st.fragment(attempt, run_every=None if site.hidden else every_s)()
@@ -60,6 +63,7 @@ def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = RE
 def top_bar(site: Site, selection: Chosen) -> None:
     """Draw the brand and the links to the other pages; they carry what is selected."""
     params = selection.params()
+    st.session_state[_BAR_IS_DRAWN] = True
     with st.container(key="top", horizontal=True, vertical_alignment="center"):
         st.html(markup.BRAND, width="content")
         for key, page in site.pages.items():

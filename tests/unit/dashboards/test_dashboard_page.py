@@ -11,6 +11,7 @@ from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.heatmap import full_colour_s
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Collector, Evidence, Finding, Node, Recent, Run, Span, Trace, Verdict
 from gpuwatch_dashboards.option import PICKS, line_option, picked
@@ -234,3 +235,17 @@ def test_command_is_headless_quiet_and_on_loopback() -> None:
         assert f"--{option}" in argv
     assert environment == {"GPUWATCH_AGENT_URL": "http://127.0.0.1:9478"}
     assert streamlit_command(1, prometheus_url="http://p:9090")[1]["GPUWATCH_PROMETHEUS_URL"] == "http://p:9090"
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "full_s"),
+    [
+        ([0.064] * 990 + [0.5] * 10, 0.192),  # all wait alike, but for the first of each epoch
+        ([0.064] * 1000, 0.064),
+        ([0.0] * 990 + [0.5] * 10, 0.5),  # only they wait
+        ([0.01] * 500 + [1.0] * 500, 1.0),
+        ([0.0] * 5, 1.0),
+    ],
+)
+def test_full_colour_of_the_heat_map_leaves_room_for_what_stands_out(waits_s: list[float], full_s: float) -> None:
+    assert full_colour_s(sorted(waits_s)) == pytest.approx(full_s)
