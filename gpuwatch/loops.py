@@ -27,6 +27,24 @@ T = TypeVar("T")
 class Loop(Generic[T]):
     """One pass over a loader."""
 
+    __slots__ = (
+        "__weakref__",
+        "_first",
+        "_level",
+        "_looks",
+        "_nested",
+        "_to",
+        "_tokens",
+        "_watch",
+        "fetch",
+        "is_open",
+        "iterator",
+        "owner",
+        "recorder",
+        "samples",
+        "training",
+    )
+
     def __init__(
         self,
         watch: Watch,
