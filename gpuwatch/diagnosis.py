@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpuwatch.finding import SEVERITIES, Evidence, Finding, Severity
@@ -23,6 +23,7 @@ ROOTS: dict[str, tuple[str, ...]] = {
     **{cause: ("stalled",) for cause in _INPUT},
 }
 """By consequence: the causes that explain it, the most telling first. Only what has no root is shown first."""
+_FALLBACKS = {rule.__name__ for rule in FALLBACK_RULES}
 
 
 def diagnose(window: Window) -> list[Finding]:
@@ -32,8 +33,8 @@ def diagnose(window: Window) -> list[Finding]:
     """
     findings = [finding for rule in RULES if (finding := rule(window)) is not None]
     causes = {finding.cause for finding in findings}
-    findings += [f for rule in FALLBACK_RULES if (f := rule(window)) is not None and not _explained(f, causes)]
-    return in_order(findings)
+    findings += [f for rule in FALLBACK_RULES if (f := rule(window)) is not None]
+    return in_order([finding for finding in findings if not is_explained(finding, causes)])
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -62,13 +63,14 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
     return ordered
 
 
-def _explained(fallback: Finding, causes: set[str]) -> bool:
-    """Whether a rule of the fallback's family ("input_…") has named the cause already."""
-    family = fallback.cause.partition("_")[0] + "_"
-    return any(
-        cause.startswith(family) or cause in ("epoch_start_pause", "artificial_limit", "slow_worker")
+def is_explained(finding: Finding, causes: Collection[str]) -> bool:
+    """Whether it says that nothing is proven ("input_unexplained"), while one of these causes of its family is."""
+    family = finding.cause.partition("_")[0] + "_"
+    return finding.cause in _FALLBACKS and any(
+        (cause.startswith(family) and cause not in _FALLBACKS)
+        or cause in ("epoch_start_pause", "artificial_limit", "slow_worker")
         for cause in causes
     )
 
 
-__all__ = ["ROOTS", "SEVERITIES", "Evidence", "Finding", "Severity", "diagnose", "in_order"]
+__all__ = ["ROOTS", "SEVERITIES", "Evidence", "Finding", "Severity", "diagnose", "in_order", "is_explained"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from gpuwatch.diagnosis import Finding, in_order
+from gpuwatch.diagnosis import Finding, in_order, is_explained
 from gpuwatch.stacks.records import Stacks
 
 BEGIN_AFTER_NS = 3_000_000_000
@@ -80,6 +80,10 @@ class FindingBook:
     def active(self, run: str, rank: int) -> list[ActiveFinding]:
         """Return the run's active findings in the diagnosis's order of the last moment."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
+        causes = {entry.finding.cause for entry in found}
+        found = [
+            entry for entry in found if not is_explained(entry.finding, causes)
+        ]  # it lingers; the cause is known by now
         by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
         ordered = []
         for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet is none

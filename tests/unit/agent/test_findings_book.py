@@ -45,6 +45,18 @@ def test_finding_begins_after_three_seconds_and_ends_after_ten() -> None:
     assert values(book, run) == {("active", "run-a", FINDING.cause): 0.0}
 
 
+def test_not_proven_does_not_linger_beside_what_is_proven_by_now() -> None:
+    book = FindingBook()
+    proven = replace(FINDING, cause="artificial_limit")
+    for second in range(5):
+        book.update("run-a", 0, [FINDING], second * S, 1000.0 + second)
+    for second in range(5, 8):
+        book.update("run-a", 0, [proven], second * S, 1000.0 + second)
+    assert [entry.finding.cause for entry in book.active("run-a", 0)] == ["input_unexplained"], "not active yet"
+    book.update("run-a", 0, [proven], 8 * S, 1008.0)
+    assert [entry.finding.cause for entry in book.active("run-a", 0)] == ["artificial_limit"]
+
+
 def test_wall_clock_that_is_set_back_neither_holds_nor_delays_a_finding() -> None:
     book = FindingBook()
     book.update("run-a", 0, [FINDING], 0, 10_000.0)
