@@ -26,9 +26,8 @@ moment, not only at the end).
 - GPU *fake*: a device that is only time (`gpuwatch.testing.FakeDevice`) and a fake NVML whose utilisation and power follow from what that
   device did. The GPU causes have not been run on a GPU.
 - Some programs set thresholds of time in the agent's configuration file, so that what takes ten minutes to prove takes 15 seconds.
-- It takes a machine with a core to spare, and the table below is the last word of several goes (`--go-on`) on one that others loaded. On two cores at a load
-  of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and three healthy programs that were not scheduled first
-  (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and so for data, and were said to. A whole run in one go without a miss has not been seen yet.
+- It takes a machine with a core to spare. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and
+  three healthy programs that were not scheduled first (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and so for data, and were said to.
 """
 
 
