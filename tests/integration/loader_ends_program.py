@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 
 import torch
@@ -37,6 +38,7 @@ def eat() -> None:
 def fill() -> None:
     """Write 64 MiB of shared memory, as a data set that caches what it has decoded does; its room is not asked for before."""
     shared = SharedMemory(create=True, size=64 << 20)
+    resource_tracker.unregister(shared._name, "shared_memory")  # it would make room as soon as this process is dead
     for at in range(0, shared.size, 4096):
         shared.buf[at] = 1
     raise SystemExit("there was room")
