@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuwatch.accounts import Accounts
-from gpuwatch.prediction import PREFETCH
 from gpuwatch.rules.worker_killed import LARGER_SHM, worker_killed
+from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.units import size
@@ -58,12 +58,9 @@ class LoaderHealth:
         tensor = largest_tensor_bytes(worker.pid for worker in self._workers if worker.pid)
         if loader is None or not loader.num_workers or tensor is None:
             return LARGER_SHM
-        ahead = loader.num_workers * (loader.prefetch_factor or PREFETCH)
-        needed = ahead * tensor * self._accounts.local_world_size
-        return (
-            f"{loader.num_workers} workers × {loader.prefetch_factor or PREFETCH} batches with a tensor of {size(tensor)} need {size(needed)} or more: "
-            f"docker run --shm-size={-(-needed * 5 // 4 // 2**20)}m, or fewer workers or prefetch_factor=1"
-        )
+        needed = queues_bytes(loader, tensor, self._accounts.local_world_size)
+        queues = f"{loader.num_workers} workers × {prefetch_of(loader)} batches with a tensor of {size(tensor)}"
+        return f"{queues} need {size(needed)} or more: {larger_shm(needed)}"
 
     def look_for_dead_workers(self) -> None:
         """Note which workers a signal has killed, and say it. The loader's own words for it come later, or are less."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from gpuwatch.ledger import INPUT_WAIT
+from gpuwatch.shm_need import prefetch_of
 from gpuwatch.window import Window
 
-PREFETCH = 2
-"""torch's default prefetch_factor."""
 HANDOVER_S = (0.0003, 0.003)
 """What a handover takes where it cannot be seen: without workers, or while none of them ever has a batch ready."""
 SHM_USABLE = 0.8
@@ -136,7 +135,7 @@ def _queue_bytes_a_worker(window: Window) -> int | None:
     loader = window.loader
     if loader is None or loader.batch_bytes is None:
         return None
-    return (loader.prefetch_factor or PREFETCH) * loader.batch_bytes * window.local_world_size
+    return prefetch_of(loader) * loader.batch_bytes * window.local_world_size
 
 
 def _shm_cap(window: Window, workers: int) -> int | None:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from gpuwatch.finding import Evidence, Finding
 from gpuwatch.ledger import INPUT_WAIT
+from gpuwatch.shm_need import prefetch_of
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window
@@ -29,7 +30,7 @@ def burst_every_n(window: Window) -> Finding | None:
     inside, even = share_of_slowest(waits, count), 1 / count
     if inside - even < THRESHOLDS.burst_share * (1 - even):
         return None
-    prefetch = loader.prefetch_factor or 2
+    prefetch = prefetch_of(loader)
     return Finding(
         cause="burst_every_n",
         severity="warning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent, size
 from gpuwatch.window import Window
@@ -23,11 +24,10 @@ def shm_exhaustion(window: Window) -> Finding | None:
     ]  # fmt: skip
     advice = "give the container a larger /dev/shm (docker run --shm-size=…, or an emptyDir with medium: Memory)"
     if forecast is not None and window.loader is not None:
-        workers, prefetch = window.loader.num_workers or 0, window.loader.prefetch_factor or 2
+        workers, prefetch = window.loader.num_workers or 0, prefetch_of(window.loader)
         text = f"{workers} workers × {prefetch} batches of {size(window.loader.batch_bytes or 0)} need up to {size(forecast)}"
         evidence.append(Evidence("shm forecast", forecast / whole, "ratio", text))
-        needed = max(used, forecast) * 5 // 4
-        advice = f"docker run --shm-size={-(-needed // 2**20)}m, or fewer workers or prefetch_factor=1"
+        advice = larger_shm(max(used, forecast))
     return Finding(
         cause="shm_exhaustion",
         severity="critical" if ratio >= THRESHOLDS.shm_used_critical else "warning",
@@ -43,4 +43,4 @@ def _forecast_bytes(window: Window) -> int | None:
     loader = window.loader
     if loader is None or not loader.num_workers or loader.batch_bytes is None:
         return None
-    return loader.num_workers * (loader.prefetch_factor or 2) * loader.batch_bytes * window.local_world_size
+    return queues_bytes(loader, loader.batch_bytes, window.local_world_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
 from gpuwatch.prediction import free_cores
+from gpuwatch.shm_need import prefetch_of
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent, size
 from gpuwatch.window import Window
@@ -27,7 +28,7 @@ def too_many_workers(window: Window) -> Finding | None:
     fewer = free_cores(window) or 1
     kept = ""
     if loader.batch_bytes is not None:
-        spared = (workers - fewer * window.local_world_size) * (loader.prefetch_factor or 2) * loader.batch_bytes
+        spared = (workers - fewer * window.local_world_size) * prefetch_of(loader) * loader.batch_bytes
         kept = f"; gives back up to {size(spared)} of /dev/shm"
     return Finding(
         cause="too_many_workers",

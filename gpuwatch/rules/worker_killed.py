@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from signal import SIGBUS, SIGKILL, Signals
 
 from gpuwatch.finding import Evidence, Finding
-from gpuwatch.prediction import PREFETCH
+from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.units import size
 from gpuwatch.window import Window
 from gpuwatch.wire import WorkerDeath
@@ -44,9 +44,8 @@ def _bus(window: Window, death: WorkerDeath) -> tuple[str, str]:
         return title, LARGER_SHM
     room, used, free = _shm(window, death)
     full = bool(room and free is not None and free < _FULL * room)
-    ahead = (
-        (loader.num_workers * (loader.prefetch_factor or PREFETCH) + 1) * loader.batch_bytes * window.local_world_size
-    )
+    ranks = window.local_world_size
+    ahead = queues_bytes(loader, loader.batch_bytes, ranks) + loader.batch_bytes * ranks  # and one in hand
     needed = max(ahead, used or 0)
     if room and full and ahead < _ROOMY * room:
         return title, (
@@ -57,10 +56,8 @@ def _bus(window: Window, death: WorkerDeath) -> tuple[str, str]:
         return "a loader worker was killed by a bus error, and not for lack of room in /dev/shm", (
             "a file that it maps into memory was shortened, or its disk is full or failing: look at memory-mapped data sets and dmesg"
         )
-    return title, (
-        f"docker run --shm-size={-(-needed * 5 // 4 // 2**20)}m ({loader.num_workers} workers × {loader.prefetch_factor or PREFETCH} batches of "
-        f"{size(loader.batch_bytes)}), or fewer workers or prefetch_factor=1"
-    )
+    batches = f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes)}"
+    return title, larger_shm(needed, f" ({batches})")
 
 
 def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, int | None]:
