@@ -60,9 +60,8 @@ class PartContext:
             if not recorder.claim_thread(steps=False):
                 return
             self._watch._start()
-        if (
-            recorder.steady is None and recorder.activity is IN_STEP and recorder.device is None
-        ):  # a usual case, written out
+        # A usual case, written out.
+        if recorder.steady is None and recorder.activity is IN_STEP and recorder.device is None:
             recorder.parts.append(IN_STEP)
             recorder.activity = self._part
             recorder.mark_ns = recorder.clock()

@@ -158,11 +158,7 @@ class Loop(Generic[T]):
             recorder.device.begin()
         if self._first:
             self._note_first(batch)
-        if self.samples is not None:
-            try:
-                recorder.samples = self.samples(batch)
-            except Exception as error:
-                self.cannot_count(error)
+        self._count(batch)
         if self._to is not None:
             return self._moved(batch)
         if recorder.device is None and self._looks.is_quick and not recorder.epoch_start:
@@ -217,11 +213,8 @@ class Loop(Generic[T]):
         recorder.unfed = False
         if self._first:
             self._note_first(batch)
-        if self.samples is not None and recorder.samples == UNKNOWN_SAMPLES:
-            try:
-                recorder.samples = self.samples(batch)
-            except Exception as error:
-                self.cannot_count(error)
+        if recorder.samples == UNKNOWN_SAMPLES:
+            self._count(batch)
         if self._to is not None:
             recorder.begin_part(TRANSFERRING, recorder.clock())
             try:
@@ -245,6 +238,14 @@ class Loop(Generic[T]):
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._watch)
         if self.training:
             self._watch._first_batch(batch)
+
+    def _count(self, batch: T) -> None:
+        """Set the number of samples of the open step, where they are counted. `watched_iterator` has this written out."""
+        if self.samples is not None:
+            try:
+                self.recorder.samples = self.samples(batch)
+            except Exception as error:
+                self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
         """Counting this batch's samples has failed: count none any more."""

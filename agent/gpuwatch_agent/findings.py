@@ -81,9 +81,8 @@ class FindingBook:
         """Return the run's active findings in the diagnosis's order of the last moment."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
         causes = {entry.finding.cause for entry in found}
-        found = [
-            entry for entry in found if not is_explained(entry.finding, causes)
-        ]  # it lingers; the cause is known by now
+        # What is not proven lingers for some seconds when its cause is known by now.
+        found = [entry for entry in found if not is_explained(entry.finding, causes)]
         by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
         ordered = []
         for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet is none

@@ -99,7 +99,8 @@ def holders(source: PrometheusSource, level: str, span: Span, most: int) -> Hold
     label, window = LEVELS[level], _window(span)
     lost = f"sum by ({label}) (sum_over_time({level}_kind:{HOURS}{{{_LOST}}}[{window}]))"
     by_name = _by(source.instant(lost, span.end_s), label)
-    first = sorted(by_name, key=lambda name: -by_name[name])[:most]
+    ordered = sorted(by_name, key=lambda name: -by_name[name])
+    first, others = ordered[:most], ordered[most:]
     if not first:
         return Holders(())
     own = selector(Match(label, "=~", "|".join(re.escape(name) for name in first)))
@@ -111,8 +112,8 @@ def holders(source: PrometheusSource, level: str, span: Span, most: int) -> Hold
     costs = _by(source.instant(spent, span.end_s), label)
     return Holders(
         tuple(Holder(name, hours_of[name], gpus.get(name), costs.get(name)) for name in first),
-        len(by_name) - len(first),
-        sum(hours for name, hours in by_name.items() if name not in first),
+        len(others),
+        sum(by_name[name] for name in others),
     )
 
 
