@@ -1,5 +1,5 @@
 """Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run
-(of one rank, and of all).
+(of one rank, and of all). A look serves every finding about the same processes that began before it or within a minute.
 
 py-spy runs in a thread of its own; the sampler starts it and picks up what it found in a later turn. It never waits for it.
 """
@@ -26,6 +26,8 @@ from gpuwatch_agent.runs import RUNNING, Run
 logger = logging.getLogger(__name__)
 
 _MOST_RANKS = 16
+_SERVES_NS = 60_000_000_000
+"""One trouble is told by several findings, some of which take seconds longer to be proven: they share the look at it."""
 _SUFFIX = ".speedscope.json"
 
 
@@ -38,6 +40,18 @@ class _Asked:
     cause: str
     targets: tuple[Target, ...]
     at_ns: int
+
+    def serves(self, run: str, rank: int, entry: ActiveFinding) -> bool:
+        """Whether what was seen explains this finding too."""
+        of_all = LOOK_AT[self.cause] == ALL_RANKS
+        return (
+            not entry.looked_at
+            and entry.finding.cause in LOOK_AT
+            and _of_all(entry) == of_all
+            and run == self.run
+            and (of_all or rank == self.rank)
+            and entry.since_ns <= self.at_ns + _SERVES_NS
+        )
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -63,11 +77,13 @@ class StackWatch:
         self._looked_ns: dict[tuple[str, bool], int] = {}
         """When each run was looked at last, for one of its ranks and (True) for all of them: a hang must not go unseen because its
         loader was slow before."""
+        self._seen: list[tuple[_Asked, Stacks | None]] = []
+        """What was found lately; None where a look failed."""
         self._said: set[str] = set()
 
     def turn(self, runs: Sequence[Run], book: FindingBook, table: ProcessTable, now_ns: int, now_s: float) -> None:
         """Give findings the stacks that have come, and start the next look if a finding wants one."""
-        self._pick_up(book)
+        self._pick_up(book, now_ns)
         if not self._settings.automatic or self._under_way:
             return
         self._looked_ns = {key: at for key, at in self._looked_ns.items() if now_ns - at < self._settings.every_s * 1e9}
@@ -80,17 +96,17 @@ class StackWatch:
                 self._start(_Asked(run.run, run.rank, wanted.finding.cause, targets, now_ns))
                 return
 
-    def _pick_up(self, book: FindingBook) -> None:
+    def _pick_up(self, book: FindingBook, now_ns: int) -> None:
+        self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
         while True:
             try:
-                asked, stacks = self._done.get_nowait()
+                self._seen.append(self._done.get_nowait())
             except queue.Empty:
-                return
+                break
             self._under_way = False
-            for (run, rank, cause, _), entry in book.entries.items():
-                everyone = LOOK_AT.get(cause) == ALL_RANKS
-                began = entry.since_ns <= asked.at_ns
-                if began and run == asked.run and cause == asked.cause and (everyone or rank == asked.rank):
+        for asked, stacks in self._seen:
+            for (run, rank, _, _), entry in book.entries.items():
+                if asked.serves(run, rank, entry):
                     entry.looked_at, entry.stacks = True, stacks
 
     def _targets(

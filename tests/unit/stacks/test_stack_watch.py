@@ -23,6 +23,7 @@ from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 SLOW = Finding("input_cpu", "warning", "too few workers", 0.6, (), "more workers")
 HUNG = Finding("hung", "critical", "no progress", 0.9, (), "look at the stacks")
+BURST = Finding("burst_every_n", "warning", "one slow step in every 2", 0.6, (), "feed the step first")
 GOOD = Finding("gpu_saturated", "info", "nothing to gain", 0.9, (), "")
 DECODE = HotLine("/home/alice/dataset.py", 88, "decode", 0.71, 0.71)
 
@@ -119,6 +120,28 @@ def test_a_hang_is_looked_at_though_its_loader_was_a_minute_before(tmp_path: Pat
     found(book, HUNG, 0, 1, begin_s=60)
     watch.turn(runs, book, Table(), 64 * S, 64.0)
     assert spy.asked == [[100], [100, 200]]
+
+
+def test_findings_about_the_same_processes_share_a_look(tmp_path: Path) -> None:
+    spy = Spy()
+    watch, book, runs = world(tmp_path, spy), found(FindingBook(), BURST, 0), ranks(0, 1)
+    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    found(book, SLOW, 0, 1, begin_s=8)  # proven a little later, and the root of the other one
+    watch.turn(runs, book, Table(), 12 * S, 12.0)
+    first, second = (finding_view(entry) for entry in book.active("run-a", 0))
+    assert (first["cause"], second["cause"]) == ("input_cpu", "burst_every_n")
+    assert first["stacks"] == second["stacks"] is not None
+    (other_rank,) = book.active("run-a", 1)
+    assert other_rank.stacks is None and spy.asked == [[100]]
+
+
+def test_a_finding_of_minutes_later_is_not_told_by_an_old_look(tmp_path: Path) -> None:
+    spy = Spy()
+    watch, book, runs = world(tmp_path, spy), found(FindingBook(), BURST, 0), ranks(0)
+    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    found(book, SLOW, 0, begin_s=66)
+    watch.turn(runs, book, Table(), 70 * S, 70.0)
+    assert book.active("run-a", 0)[0].stacks is None and spy.asked == [[100]]
 
 
 @pytest.mark.parametrize("finding", [GOOD, SLOW])
