@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml requirements-test.txt
+$(STAMP): pyproject.toml requirements-test.txt hatch_build.py gpuwatch/_hot.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
@@ -23,7 +23,7 @@ demo: $(STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck 
 test-tools: ## install what the tests need beside Python (as root, with apt; elsewhere says what is missing)
 	@bash scripts/install-test-tools.sh
 
-test: $(STAMP) test-tools ## run all tests (TESTS='-k hook' for some)
+test: test-tools $(STAMP) ## run all tests (TESTS='-k hook' for some)
 	@sh scripts/run-tests.sh $(BIN)/python $(TESTS)
 
 lint: $(STAMP) ## format, lint and types, nothing changed

@@ -245,7 +245,8 @@ class Watch:
                 self._health.pass_begins(loader, loop.iterator)
             except Exception as error:
                 self._failed("reading the loader's settings", error)
-        return WatchedIterator(loop)
+        iterator: Iterator[T] = WatchedIterator(loop)
+        return iterator
 
     def _first_batch(self, batch: Any) -> None:
         """Note what only a training batch can tell, once a pass."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from gpuwatch.measuring import rest_device
 from gpuwatch.recorder import Recorder
 
+L = TypeVar("L")
 T = TypeVar("T")
 LOOKED_AT_EVERY = 4
 LOOKED_AT_SELDOM = 32
@@ -63,8 +64,8 @@ class Looks:
             own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
             recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.device is not None)
 
-    def meter_usual(self, ask: Callable[[bool], T]) -> T:
-        """Return the batch that the hot path `ask` brings, and tell the meter what it took beside the fetch."""
+    def meter_usual(self, usual: Callable[[L], T], loop: L) -> T:
+        """Return the batch that the loop's `usual` step brings, and tell the meter what it took beside the fetch."""
         recorder = self._recorder
         meter, clock = recorder.meter, recorder.clock
         owner = recorder.steady
@@ -72,7 +73,7 @@ class Looks:
         begin = clock()
         self._look_at_device(begin)
         asked = clock()
-        batch = ask(False)
+        batch = usual(loop)
         answered = clock()
         wait_ns = recorder.fed_ns - recorder.begin_ns
         self._set_pace(wait_ns)

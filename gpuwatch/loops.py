@@ -96,17 +96,17 @@ class Loop(Generic[T]):
             return False
         return not torch.is_grad_enabled()
 
-    def ask(self, usual: Callable[[Loop[T]], Callable[[bool], T]]) -> T:
-        """End the open step and return the next one's batch, whatever else is going on. `usual` makes what takes the usual step."""
+    def ask(self, usual: Callable[[Loop[T]], T]) -> T:
+        """End the open step and return the next one's batch, whatever else is going on. `usual` takes a usual step."""
         recorder = self.recorder
         if recorder.thread != get_ident() or not self.is_open:
             batch = self.fetch()
             return batch if self._to is None else move(batch, self._to)
         if recorder.steady is self.owner:
             if not self._looks.is_due_for_usual():
-                return usual(self)(False)
+                return usual(self)
             if self._looks.meters_next:
-                return self._looks.meter_usual(usual(self))
+                return self._looks.meter_usual(usual, self)
         recorder.leave_steady()
         # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
         if recorder.step_owner is self.owner and recorder.activity is IN_STEP:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.compiled import hot
 from gpuwatch.entries import (
     AWAIT,
     BETWEEN,
@@ -45,6 +46,10 @@ class _UsualStep:
     """What the hot path touches of a recorder. The slots of a base come first: these lie in one line of the processor's cache, or two."""
 
     __slots__ = ("begin_ns", "fed_ns", "samples", "steady", "thread", "transfer_ns")
+
+
+if not TYPE_CHECKING and hot is not None:
+    _UsualStep = hot.UsualStep
 
 
 class Recorder(_UsualStep):

@@ -1,7 +1,7 @@
 """What a `for` loop over a watched loader holds, and the usual step of such a loop: the hot path.
 
 Beside a real step all of this runs from cold caches, so that what counts is how little is touched: two readings of the clock, one
-tuple, a few slots of the recorder. `map` and `cycle` call the function and count its calls without a look-up or a line of Python.
+tuple, a few slots of the recorder. `usual_step` says it in Python; where the installation has a compiled one (`_hot.c`), that does the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import cycle
 from threading import get_ident
 from typing import Any, TypeVar
 
+from gpuwatch.compiled import hot
 from gpuwatch.entries import USUAL
 from gpuwatch.looks import LOOKED_AT_SELDOM
 from gpuwatch.loops import Loop
@@ -22,13 +23,10 @@ _TURNS = (*(False,) * (LOOKED_AT_SELDOM - 1), True)
 """Of so many steps one is the loop's, which may look at it closely."""
 
 
-class WatchedIterator(map):  # type: ignore[type-arg]  # of no parameters at run time
-    """One pass over a loader, which ends when this is dropped. All else is the loader's own iterator's."""
+class _OneOfTheLoaders:
+    """One pass over a loader, which ends when this is dropped. All but fetching is the loader's own iterator's."""
 
     _loop: Loop[Any]
-
-    def __new__(cls, loop: Loop[Any]) -> WatchedIterator:
-        return super().__new__(cls, usual_step(loop), cycle(_TURNS))
 
     def __init__(self, loop: Loop[Any]) -> None:
         self._loop = loop
@@ -59,6 +57,25 @@ class WatchedIterator(map):  # type: ignore[type-arg]  # of no parameters at run
             pass
 
 
+class InPython(_OneOfTheLoaders, map):  # type: ignore[type-arg]  # of no parameters at run time
+    """Its steps are taken by `usual_step`. `map` and `cycle` call that and count its calls without a look-up or a line of Python."""
+
+    def __new__(cls, loop: Loop[Any]) -> InPython:
+        return super().__new__(cls, usual_step(loop), cycle(_TURNS))
+
+
+WatchedIterator: Any = InPython
+if hot is not None:
+
+    class Compiled(_OneOfTheLoaders, hot.Steps):  # type: ignore[misc]
+        """Its steps are taken in C."""
+
+        def __new__(cls, loop: Loop[Any]) -> Compiled:
+            return super().__new__(cls, loop, LOOKED_AT_SELDOM)  # type: ignore[no-any-return]
+
+    WatchedIterator = Compiled
+
+
 def usual_step(loop: Loop[T]) -> Callable[[bool], T]:
     """Return what ends one step of the loop and fetches the next one's batch; it leaves all but the usual step to the loop."""
     recorder, owner, fetch = loop.recorder, loop.owner, loop.fetch
@@ -66,7 +83,7 @@ def usual_step(loop: Loop[T]) -> Callable[[bool], T]:
 
     def ask(due: bool) -> T:
         if due or recorder.steady is not owner or recorder.thread != get_ident():
-            return loop.ask(usual_step)
+            return loop.ask(_take_one)
         now = clock()
         copied_ns = recorder.transfer_ns
         log((USUAL, recorder.begin_ns, now, recorder.fed_ns, copied_ns, recorder.samples))
@@ -96,4 +113,9 @@ def usual_step(loop: Loop[T]) -> Callable[[bool], T]:
     return ask
 
 
-__all__ = ["WatchedIterator", "usual_step"]
+def _take_one(loop: Loop[T]) -> T:
+    """Take one usual step, whosever turn it is."""
+    return usual_step(loop)(False)
+
+
+__all__ = ["InPython", "WatchedIterator"]

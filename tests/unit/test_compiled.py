@@ -1,0 +1,274 @@
+"""The compiled hot path: what it takes hold of it lets go of, what goes wrong in it goes wrong as in Python, and nobody needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch import compiled
+from gpuwatch.entries import USUAL
+from gpuwatch.hook import Watch
+from gpuwatch.loops import Loop
+from tests.unit.hook_fakes import Clock, compiled_iterator, fake_watch
+
+ROOT = Path(__file__).parents[2]
+
+
+class Batch:
+    """Something that can be seen to be gone."""
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    compiled_iterator()
+    watch = fake_watch(Clock(), monkeypatch)
+    yield watch
+    watch.close()
+
+
+def batches(count: int, seen: list[weakref.ref[Batch]]) -> Iterator[Batch]:
+    def made() -> Batch:
+        batch = Batch()
+        seen.append(weakref.ref(batch))
+        return batch
+
+    for _ in range(count):
+        yield made()
+
+
+def test_batches_and_loops_are_let_go_of(watch: Watch) -> None:
+    seen: list[weakref.ref[Batch]] = []
+    iterator = iter(watch.steps(batches(200, seen)))
+    loop = weakref.ref(iterator._loop)  # type: ignore[attr-defined]
+    for _ in range(100):
+        next(iterator)
+    assert sum(each() is not None for each in seen) == 0
+    owner, before = iterator._loop.owner, sys.getrefcount(iterator._loop.owner)  # type: ignore[attr-defined]
+    for _ in range(90):
+        next(iterator)
+    assert sys.getrefcount(owner) == before
+    del iterator
+    assert loop() is None  # without a garbage collection
+
+
+def test_what_each_step_makes_and_calls_is_let_go_of(watch: Watch) -> None:
+    def count(batch: Batch) -> int:
+        return 4
+
+    seen: list[weakref.ref[Batch]] = []
+    iterator = iter(watch.steps(batches(200, seen), samples=count))
+    for _ in range(100):
+        next(iterator)
+    held = sys.getrefcount(count)
+    for _ in range(20):
+        next(iterator)
+    assert sys.getrefcount(count) == held
+    entry = watch._recorder.log[-1]
+    assert entry[0] == USUAL and sys.getrefcount(entry) == 3  # the log, `entry` and the call's own
+
+
+def test_a_batch_in_whose_fetch_something_else_went_on_is_let_go_of(watch: Watch) -> None:
+    seen: list[weakref.ref[Batch]] = []
+    plain = batches(200, seen)
+
+    class Loader:
+        def __iter__(self) -> Loader:
+            return self
+
+        def __next__(self) -> Batch:
+            if len(seen) % 20 == 19:
+                with watch.data():
+                    pass
+            return next(plain)
+
+    for _ in watch.steps(Loader()):
+        pass
+    del _
+    assert len(seen) == 200 and sum(each() is not None for each in seen) == 0
+
+
+def test_a_cycle_through_the_iterator_is_collected(watch: Watch) -> None:
+    class Loader:
+        held: Any = None
+
+        def __iter__(self) -> Loader:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+    loader = Loader()
+    loader.held = iter(watch.steps(loader))
+    for _ in range(50):
+        next(loader.held)
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("error", [KeyError("a sample"), KeyboardInterrupt(), SystemExit(3)])
+def test_what_the_loader_raises_is_raised_with_its_traceback(error: BaseException, watch: Watch) -> None:
+    class Loader:
+        count = 0
+
+        def __iter__(self) -> Loader:
+            return self
+
+        def __next__(self) -> int:
+            self.count += 1
+            if self.count == 60:
+                raise error
+            return self.count
+
+    iterator = iter(watch.steps(Loader()))
+    for _ in range(59):
+        next(iterator)
+    with pytest.raises(type(error)) as raised:
+        next(iterator)
+    assert raised.value is error
+    assert [entry.name for entry in raised.traceback][-1] == "__next__"
+    assert next(iterator) == 61
+    assert watch.report().steps == 59
+
+
+def test_many_failed_fetches_leave_nothing_behind(watch: Watch) -> None:
+    class Failure(Exception):
+        pass
+
+    alive: list[weakref.ref[Failure]] = []
+
+    class Loader:
+        count = 0
+
+        def __iter__(self) -> Loader:
+            return self
+
+        def __next__(self) -> int:
+            self.count += 1
+            if self.count % 40 == 0:
+                failure = Failure()
+                alive.append(weakref.ref(failure))
+                raise failure
+            return self.count
+
+    iterator = iter(watch.steps(Loader()))
+    for _ in range(2000):
+        with contextlib.suppress(Failure):
+            next(iterator)
+    gc.collect()
+    assert len(alive) == 50 and sum(each() is not None for each in alive) == 0
+
+
+def test_samples_that_cannot_be_counted_do_not_reach_the_training(watch: Watch) -> None:
+    calls = 0
+
+    def count(batch: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise ValueError("not a batch of mine")
+        return 4
+
+    assert len(list(watch.steps(range(100), samples=count))) == 100
+    assert calls == 30
+    report = watch.report()
+    assert report.steps == 100
+
+
+def test_another_thread_is_not_measured_by_it(watch: Watch) -> None:
+    iterator = iter(watch.steps(range(100)))
+    for _ in range(50):
+        next(iterator)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(next(iterator) for _ in range(3)))
+    thread.start()
+    thread.join()
+    assert got == [50, 51, 52]
+    assert next(iterator) == 53
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda hot, recorder: hot.Steps(object(), 3), AttributeError),
+        (lambda hot, recorder: hot.Steps(), TypeError),
+        (lambda hot, recorder: hot.TimedCopy(object(), len, len, len), TypeError),
+        (lambda hot, recorder: setattr(recorder, "begin_ns", "now"), TypeError),
+        (lambda hot, recorder: delattr(recorder, "fed_ns"), TypeError),
+    ],
+)
+def test_wrong_use_is_an_error_and_no_crash(
+    wrong: Callable[[Any, Any], Any], error: type[Exception], watch: Watch
+) -> None:
+    with pytest.raises(error):
+        wrong(compiled.hot, watch._recorder)
+
+
+def test_a_recorder_that_is_half_made_or_taken_apart_takes_no_usual_step(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterator = iter(watch.steps(range(100)))
+    for _ in range(50):
+        next(iterator)
+    monkeypatch.setattr(Loop, "ask", lambda self, usual: "asked")
+    recorder = watch._recorder
+    thread = recorder.thread
+    for strange in (None, -1, "me", 1 << 80):
+        recorder.thread = strange  # type: ignore[assignment]
+        assert next(iterator) == "asked"
+    del recorder.thread
+    assert next(iterator) == "asked"
+    recorder.thread = thread
+    assert next(iterator) == 50
+
+
+def in_fresh_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+KIND = "from gpuwatch.watched_iterator import WatchedIterator; print(WatchedIterator.__name__)"
+
+
+def test_it_is_left_alone_where_that_is_asked_for() -> None:
+    compiled_iterator()
+    assert in_fresh_python(KIND) == "Compiled"
+    assert in_fresh_python(KIND, GPUWATCH_COMPILED="0") == "InPython"
+
+
+def test_one_of_another_version_is_left_alone() -> None:
+    older = "import sys, types; old = types.ModuleType('gpuwatch._hot'); old.INTERFACE = 0; sys.modules['gpuwatch._hot'] = old\n"
+    assert in_fresh_python(older + KIND) == "InPython"
+
+
+def test_the_hook_is_the_same_without_it() -> None:
+    files = [f"tests/unit/test_{name}.py" for name in ("hook", "loops", "recorder", "transfers", "usual_step")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        env={**os.environ, "GPUWATCH_COMPILED": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
