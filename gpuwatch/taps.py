@@ -24,7 +24,7 @@ class Taps:
     def __init__(self, recorder: Recorder, device_events: bool, transfers: bool) -> None:
         self._recorder = recorder
         self._device_events = device_events
-        self._transfers = TransferWatch(recorder) if transfers else None
+        self._transfers = TransferWatch(recorder).methods if transfers else None
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
         self.communication = CommunicationWatch(recorder)
