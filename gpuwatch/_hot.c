@@ -20,13 +20,14 @@
 typedef struct {
     PyObject_HEAD
     long long begin_ns, fed_ns, transfer_ns;
-    PyObject *steady, *thread, *samples; /* NULL until they are set */
+    PyObject *clock, *samples, *steady, *thread; /* NULL until they are set */
 } UsualStep;
 
 static PyMemberDef usual_members[] = {
     {"begin_ns", T_LONGLONG, offsetof(UsualStep, begin_ns), 0, NULL},
     {"fed_ns", T_LONGLONG, offsetof(UsualStep, fed_ns), 0, NULL},
     {"transfer_ns", T_LONGLONG, offsetof(UsualStep, transfer_ns), 0, NULL},
+    {"clock", T_OBJECT_EX, offsetof(UsualStep, clock), 0, NULL},
     {"steady", T_OBJECT_EX, offsetof(UsualStep, steady), 0, NULL},
     {"thread", T_OBJECT_EX, offsetof(UsualStep, thread), 0, NULL},
     {"samples", T_OBJECT_EX, offsetof(UsualStep, samples), 0, NULL},
@@ -36,6 +37,7 @@ static PyMemberDef usual_members[] = {
 static int
 usual_traverse(UsualStep *self, visitproc visit, void *arg)
 {
+    Py_VISIT(self->clock);
     Py_VISIT(self->steady);
     Py_VISIT(self->thread);
     Py_VISIT(self->samples);
@@ -45,6 +47,7 @@ usual_traverse(UsualStep *self, visitproc visit, void *arg)
 static int
 usual_clear(UsualStep *self)
 {
+    Py_CLEAR(self->clock);
     Py_CLEAR(self->steady);
     Py_CLEAR(self->thread);
     Py_CLEAR(self->samples);
@@ -87,11 +90,18 @@ is_training_thread(UsualStep *recorder)
     return ident == PyThread_get_thread_ident();
 }
 
-/* Read a recorder's clock. Returns -1 with an exception set where that failed. */
+/* Read the recorder's clock. Returns -1 with an exception set where that failed. */
 static int
-read_clock(PyObject *clock, long long *ns)
+read_clock(UsualStep *recorder, long long *ns)
 {
+    PyObject *clock = recorder->clock;
+    if (clock == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "clock");
+        return -1;
+    }
+    Py_INCREF(clock);
     PyObject *now = PyObject_CallNoArgs(clock);
+    Py_DECREF(clock);
     if (now == NULL) {
         return -1;
     }
@@ -105,7 +115,7 @@ read_clock(PyObject *clock, long long *ns)
 typedef struct {
     PyObject_HEAD
     UsualStep *recorder;
-    PyObject *loop, *owner, *fetch, *clock, *append;
+    PyObject *loop, *owner, *fetch, *append;
     int turn, turns; /* of so many steps one is the loop's, which may look at it closely */
 } Steps;
 
@@ -219,7 +229,7 @@ take_step(Steps *self, int is_due)
     if (is_due || recorder->steady != self->owner || !is_training_thread(recorder)) {
         return PyObject_CallMethodOneArg(self->loop, name_ask, (PyObject *)self);
     }
-    if (read_clock(self->clock, &now) < 0 || log_step(self, now) < 0) {
+    if (read_clock(recorder, &now) < 0 || log_step(self, now) < 0) {
         return NULL;
     }
     recorder->begin_ns = now;
@@ -229,7 +239,7 @@ take_step(Steps *self, int is_due)
     if (batch == NULL) {
         return nothing_came(self);
     }
-    if (read_clock(self->clock, &fed) < 0) {
+    if (read_clock(recorder, &fed) < 0) {
         Py_DECREF(batch);
         return NULL;
     }
@@ -272,7 +282,6 @@ steps_traverse(Steps *self, visitproc visit, void *arg)
     Py_VISIT(self->loop);
     Py_VISIT(self->owner);
     Py_VISIT(self->fetch);
-    Py_VISIT(self->clock);
     Py_VISIT(self->append);
     return 0;
 }
@@ -285,7 +294,6 @@ steps_dealloc(Steps *self)
     Py_XDECREF(self->loop);
     Py_XDECREF(self->owner);
     Py_XDECREF(self->fetch);
-    Py_XDECREF(self->clock);
     Py_XDECREF(self->append);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -313,8 +321,7 @@ steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *log = recorder == NULL ? NULL : PyObject_GetAttrString(recorder, "log");
     self->append = log == NULL ? NULL : PyObject_GetAttrString(log, "append");
     Py_XDECREF(log);
-    self->clock = self->append == NULL ? NULL : PyObject_GetAttrString(recorder, "clock");
-    self->owner = self->clock == NULL ? NULL : PyObject_GetAttrString(loop, "owner");
+    self->owner = self->append == NULL ? NULL : PyObject_GetAttrString(loop, "owner");
     self->fetch = self->owner == NULL ? NULL : PyObject_GetAttrString(loop, "fetch");
     if (self->fetch == NULL) {
         Py_DECREF(self);
@@ -343,7 +350,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     UsualStep *recorder;
-    PyObject *clock, *original, *otherwise, *is_overridden, *dict;
+    PyObject *original, *otherwise, *is_overridden, *dict;
 } TimedCopy;
 
 static PyObject *name_is_cpu;
@@ -379,13 +386,13 @@ timed_copy(TimedCopy *self, PyObject *const *args, size_t nargsf, PyObject *name
     if (overridden != Py_False) {
         return PyObject_Vectorcall(self->otherwise, args, nargsf, names);
     }
-    if (read_clock(self->clock, &begin) < 0) {
+    if (read_clock(recorder, &begin) < 0) {
         return NULL;
     }
     PyObject *tensor = Py_NewRef(args[0]);
     PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
     if (result != NULL && result != tensor && is_on_cpu(tensor) == 1 && is_on_cpu(result) == 0) {
-        if (read_clock(self->clock, &end) < 0) {
+        if (read_clock(recorder, &end) < 0) {
             Py_CLEAR(result);
         }
         else {
@@ -406,7 +413,6 @@ static int
 timed_traverse(TimedCopy *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->recorder);
-    Py_VISIT(self->clock);
     Py_VISIT(self->original);
     Py_VISIT(self->otherwise);
     Py_VISIT(self->is_overridden);
@@ -427,7 +433,6 @@ timed_dealloc(TimedCopy *self)
 {
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->recorder);
-    Py_XDECREF(self->clock);
     Py_XDECREF(self->original);
     Py_XDECREF(self->otherwise);
     Py_XDECREF(self->is_overridden);
@@ -442,14 +447,11 @@ timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTuple(args, "O!OOO:TimedCopy", &UsualStepType, &recorder, &original, &otherwise, &is_overridden)) {
         return NULL;
     }
-    PyObject *clock = PyObject_GetAttrString(recorder, "clock");
-    TimedCopy *self = clock == NULL ? NULL : (TimedCopy *)type->tp_alloc(type, 0);
+    TimedCopy *self = (TimedCopy *)type->tp_alloc(type, 0);
     if (self == NULL) {
-        Py_XDECREF(clock);
         return NULL;
     }
     self->call = (vectorcallfunc)timed_copy;
-    self->clock = clock;
     self->recorder = (UsualStep *)Py_NewRef(recorder);
     self->original = Py_NewRef(original);
     self->otherwise = Py_NewRef(otherwise);

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class _UsualStep:
     """What the hot path touches of a recorder. The slots of a base come first: these lie in one line of the processor's cache, or two."""
 
-    __slots__ = ("begin_ns", "fed_ns", "samples", "steady", "thread", "transfer_ns")
+    __slots__ = ("begin_ns", "clock", "fed_ns", "samples", "steady", "thread", "transfer_ns")
 
 
 if not TYPE_CHECKING and hot is not None:
@@ -58,7 +58,6 @@ class Recorder(_UsualStep):
     __slots__ = (
         "_serial",
         "activity",
-        "clock",
         "copy",
         "countdown",
         "data_ns",

@@ -69,10 +69,11 @@ def test_what_each_step_makes_and_calls_is_let_go_of(watch: Watch) -> None:
     iterator = iter(watch.steps(batches(200, seen), samples=count))
     for _ in range(100):
         next(iterator)
-    held = sys.getrefcount(count)
+    counts = iterator._loop.samples  # type: ignore[attr-defined]
+    held = sys.getrefcount(counts)
     for _ in range(20):
         next(iterator)
-    assert sys.getrefcount(count) == held
+    assert counts is not None and sys.getrefcount(counts) == held
     entry = watch._recorder.log[-1]
     assert entry[0] == USUAL and sys.getrefcount(entry) == 3  # the log, `entry` and the call's own
 
