@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from overhead_variants import VARIANTS, Variant
 
+from gpuwatch.compiled import hot
+
 Costs = Mapping[str, dict[str, Any] | str]
 
 
@@ -43,6 +45,7 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
         return None if added is None or others is None else added + others
 
     def ratio(key: str) -> float | None:
+        """Of more than the clocks and the queue: evidence and samples, which nobody does without."""
         ours, theirs = of("whole_host_timeline", "added_us"), of(key, "added_us")
         return ours / theirs if ours is not None and theirs else None
 
@@ -91,6 +94,7 @@ def page(costs: Costs, extras: Mapping[str, Any]) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
         *[row(variant, costs[variant.key], unit) for variant in VARIANTS if variant.key in costs],
     ]
+    kind = "compiled, but where the row says not" if hot is not None else "not compiled here, and runs in Python"
     memory, wire, loss = (extras.get(name) or {} for name in ("memory", "wire", "loss"))
     return f"""# Overhead: what a step costs more
 
@@ -103,7 +107,7 @@ model; bare it took {bare}, by the variant's process: the wider that range, the 
 
 Each variant runs in a process of its own, where blocks of bare and of measured steps take turns. **Added** is the median over blocks of the block's median step less that of the
 bare blocks around it, **between the work** the part of it from the end of one step's work to the begin of the next one's: the bracketed cost, far less noisy, blind to what a tool does
-inside the step and to cold caches that it leaves behind. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
+inside the step and to cold caches that it leaves behind. gpuwatch's hot path is {kind}. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
 
 {chr(10).join(table)}
 
