@@ -182,9 +182,10 @@ def _cards(report: RunReport) -> str:
         cards.append(card(duration(step.data_wait_s), "of it waiting for data"))
         cards.append(card(duration(step.p95_s), "95th percentile"))
     if report.cost is not None:
-        lost = report.cost.total - report.cost.states.get("compute", 0.0)
-        cards.append(card(money(report.cost.total, report.cost.currency), f"for {report.cost.gpus} GPUs so far"))
-        cards.append(card(money(lost, report.cost.currency), "of it outside compute"))
+        cost, gpus = report.cost, f"{report.cost.gpus} GPU{'s' if report.cost.gpus > 1 else ''}"
+        so_far = " so far" if report.status == "running" else ""
+        cards.append(card(money(cost.total, cost.currency), f"for {gpus}{so_far}"))
+        cards.append(card(money(cost.outside_compute, cost.currency), "of it outside compute"))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
