@@ -5,6 +5,7 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -17,6 +18,7 @@ _MEMORY = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Limit, use, and what of it can be had back, of versions 2 and 1."""
+_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
 _KILLS = ("memory.events", "memory.oom_control")
 
 
@@ -37,6 +39,10 @@ class MemoryRoom:
     available_bytes: int
     limit_bytes: int
     """Of the group that leaves the least."""
+    used_bytes: int
+    """Of the same group, pages of files included."""
+    folder: Path
+    """That group's."""
 
 
 def folders(controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> list[Path]:
@@ -78,7 +84,12 @@ def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self")
 
     Pages of files that are not in use count as had. Source: memory.max, memory.current and memory.stat, or their elders of version 1.
     """
-    rooms = [room for folder in folders("memory", procfs, sysfs, pid) if (room := _room(folder)) is not None]
+    return room_within(folders("memory", procfs, sysfs, pid))
+
+
+def room_within(groups: Sequence[Path]) -> MemoryRoom | None:
+    """Return what can be had within the memory limits of groups, by their folders; None where they have none."""
+    rooms = [room for folder in groups if (room := _room(folder)) is not None]
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
@@ -109,11 +120,28 @@ def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -
 
     Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory as well.
     """
-    for folder in folders("memory", procfs, sysfs, pid):
-        for name in _KILLS:
-            count = _counts(folder / name).get("oom_kill")
-            if count is not None:
-                return count
+    groups = folders("memory", procfs, sysfs, pid)
+    return next((count for folder in groups if (count := kills_in(folder)) is not None), None)
+
+
+def kills_in(folder: Path) -> int | None:
+    """Return how many processes of one group, and in version 2 of those within it, were killed; None where it does not tell, or is gone."""
+    counts = (_counts(folder / name).get("oom_kill") for name in _KILLS)
+    return next((count for count in counts if count is not None), None)
+
+
+def counts_those_within(folder: Path) -> bool:
+    """Return whether a group's count of kills is of the groups within it as well, as in version 2."""
+    return (folder / _KILLS[0]).exists()
+
+
+def peak_bytes(folder: Path) -> int | None:
+    """Return the most memory that a group has used; None for one that is gone, and before Linux 5.19 in version 2. Source: memory.peak."""
+    for name in _PEAK:
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
     return None
 
 
@@ -136,7 +164,8 @@ def _room(folder: Path) -> MemoryRoom | None:
         except (OSError, ValueError):  # absent, or "max"
             continue
         if limit < _NO_LIMIT:
-            return MemoryRoom(max(0, limit - used + _counts(folder / "memory.stat").get(cache, 0)), limit)
+            available = max(0, limit - used + _counts(folder / "memory.stat").get(cache, 0))
+            return MemoryRoom(available, limit, used, folder)
     return None
 
 

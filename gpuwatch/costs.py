@@ -11,6 +11,8 @@ from gpuwatch.errors import ConfigError
 PRICE_VARIABLE = "GPUWATCH_GPU_HOUR"
 """What a GPU-hour costs, for a training process's own verdict: "4.2" or "4.2 EUR"."""
 
+_LEAST = 0.0001
+
 
 class Cost(msgspec.Struct, frozen=True):
     """What the GPUs of a run cost, by the prices of the configuration."""
@@ -21,6 +23,10 @@ class Cost(msgspec.Struct, frozen=True):
     """Of all GPUs of the run together."""
     total: float
     states: dict[str, float]
+
+    @property
+    def outside_compute(self) -> float:
+        return self.total - self.states.get("compute", 0.0)
 
 
 def cost_of(states_s: Mapping[str, float], hourly: Sequence[float], currency: str) -> Cost | None:
@@ -50,7 +56,9 @@ def together(costs: Sequence[Cost]) -> Cost | None:
 
 
 def money(amount: float, currency: str) -> str:
-    """Return e.g. "12.40 USD", "0.0031 USD"."""
+    """Return e.g. "12.40 USD", "0.0031 USD", "< 0.0001 USD"."""
+    if 0 < amount < _LEAST:
+        return f"< {_LEAST} {currency}"
     return f"{amount:,.2f} {currency}" if amount >= 0.1 or amount == 0 else f"{amount:.2g} {currency}"
 
 

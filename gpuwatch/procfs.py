@@ -73,6 +73,26 @@ def memory_available_bytes(procfs: Path = Path("/proc")) -> int:
     raise NoData(f"{procfs}/meminfo does not tell what is available")
 
 
+def oom_kills_on_node(procfs: Path = Path("/proc")) -> int | None:
+    """Return how many processes the kernel has killed for lack of memory since boot; None where it does not tell.
+
+    Source: oom_kill in /proc/vmstat, proc_vmstat(5); those killed in control groups are among them.
+    """
+    try:
+        lines = _read(procfs / "vmstat").splitlines()
+    except NoData:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def resident_bytes(pid: int, procfs: Path = Path("/proc")) -> int:
+    """Return the memory of a process that is in RAM, what it shares with others included. Source: statm, proc(5). Raises: NoData if it is gone."""
+    fields = _read(procfs / str(pid) / "statm").split()
+    if len(fields) < 2:
+        raise NoData(f"process {pid} has an unreadable statm file")
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def start_ticks(pid: int, procfs: Path = Path("/proc")) -> int:
     """Return when a process started, in clock ticks since boot. Raises: NoData if it is gone."""
     fields = _read(procfs / str(pid) / "stat").rpartition(")")[2].split()

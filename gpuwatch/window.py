@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from gpuwatch.input_wait import InputWait, steady_input_wait
 from gpuwatch.ledger import INPUT_WAIT, shares
@@ -114,6 +115,23 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
+class MemoryKills:
+    """The kernel's kills for lack of memory between the last sign of life of a run and its loss."""
+
+    where: Literal["group", "around", "node"]
+    """Whose count it is: of the run's own control group, of one that it is in (with all groups within that), of the whole node."""
+    kills: int
+    limit_bytes: int | None = None
+    """What the control group that left the run the least might have. None: it had no limit, or none that was seen; so for all below."""
+    used_bytes: int | None = None
+    """Most that was seen used of it in that time, pages of files included."""
+    peak_bytes: int | None = None
+    """Most that it ever used, by the kernel."""
+    resident_bytes: int | None = None
+    """Most that the training process itself was seen to have in that time."""
+
+
+@dataclass(frozen=True)
 class Window:
     """Everything a rule may look at."""
 
@@ -157,6 +175,8 @@ class Window:
     """The run's ranks on this node that train now, this one included; empty where there is none to compare with."""
     worker_deaths: tuple[WorkerDeath, ...] = ()
     """Loader workers that a signal has killed, in the whole run."""
+    oom: MemoryKills | None = None
+    """Only of a run that is lost, and only where the kernel has killed meanwhile."""
     activity: str | None = None
     stalled_s: float | None = None
     """For how long the run has been without a step, when it is stalled now."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuwatch.control_group import memory_room, oom_kills
 from gpuwatch.errors import NoData
-from gpuwatch.procfs import shm_bytes
+from gpuwatch.procfs import oom_kills_on_node, shm_bytes
 from gpuwatch.wire import WorkerDeath
 
 _DEADLY = frozenset(
@@ -51,7 +51,7 @@ class OomKills:
         return None if room is None else room.limit_bytes
 
     def _counts(self) -> tuple[int | None, int | None]:
-        return oom_kills(self._procfs, self._sysfs), _on_node(self._procfs / "vmstat")
+        return oom_kills(self._procfs, self._sysfs), oom_kills_on_node(self._procfs)
 
 
 def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:
@@ -79,12 +79,3 @@ def _space(shm: Path) -> tuple[int | None, int | None]:
     except NoData:
         return None, None
     return size, size - used
-
-
-def _on_node(vmstat: Path) -> int | None:
-    """Return the kernel's count of kills on the whole node. Source: oom_kill in /proc/vmstat."""
-    try:
-        lines = vmstat.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]), None)

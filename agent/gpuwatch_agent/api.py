@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpuwatch import __version__
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch_agent import api_queries as queries
 from gpuwatch_agent.exporter import content_type
 from gpuwatch_agent.history import History
@@ -25,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def make_app(
-    snapshot: Callable[[], Snapshot | None], history: History, host: str, listen: tuple[str, ...]
+    snapshot: Callable[[], Snapshot | None], history: History, host: str, listen: tuple[str, ...], prices: Prices
 ) -> Starlette:
     """Return the ASGI application. `snapshot` gives the latest one, None before the first."""
     started_s = time.time()
@@ -72,7 +73,9 @@ def make_app(
         now = snapshot()
         live = now.runs if now else []
         query = dict(request.query_params)
-        return await asked(lambda: queries.runs(history.reader, live, query)) if query else _json({"runs": live})
+        return (
+            await asked(lambda: queries.runs(history.reader, live, query, prices)) if query else _json({"runs": live})
+        )
 
     async def findings(request: Request) -> Response:
         now = snapshot()

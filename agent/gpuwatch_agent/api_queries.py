@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.history_reader import HistoryReader
 from gpuwatch_agent.ledger_between import ledgers_between
@@ -34,14 +35,14 @@ class NothingKept(Exception):
     """Nothing of what was asked for is in the history."""
 
 
-def runs(reader: HistoryReader, live: Sequence[Json], query: Query) -> Json:
+def runs(reader: HistoryReader, live: Sequence[Json], query: Query, prices: Prices) -> Json:
     """Return the runs of /api/v1/runs: with `kept=all`, those that the history keeps as well, the most recently active first."""
     kept = query.pop("kept", "live")
     if kept not in ("live", "all") or query:
         raise BadRequest(f"kept={kept!r}: give live or all, and nothing else" if not query else _unknown(query))
     known = {(view["run"], view["rank"]) for view in live}
     records = reader.runs() if kept == "all" else []
-    old = [record_view(record) for record in records if (record.run, record.rank) not in known]
+    old = [record_view(record, prices) for record in records if (record.run, record.rank) not in known]
     return {"runs": [*live, *sorted(old, key=lambda view: -float(view["last_message_s"]))]}
 
 

@@ -69,6 +69,8 @@ class _Bucket:
         self.samples = 0
         self.samples_known = 0
         self.columns = {name: _Column() for name in TIMES}
+        self.step_ns: list[int] = []
+        """Of some of its steps, sorted; empty of old ones."""
         self._batches: list[Batch] = []
 
     def add(self, batch: Batch, steps: int) -> None:
@@ -112,7 +114,7 @@ class _Bucket:
 
 
 def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
-    """Return at most `points` buckets of equally many steps, epochs and percentiles; times in s, None: not measured.
+    """Return at most `points` buckets of equally many steps, epochs and percentiles of all and of each; times in s, None: not measured.
 
     `total` is how many steps the batches and the `old` minutes before them hold. A minute is never divided, so that a bucket
     of old steps may be a larger one; in the percentiles its steps count as its mean.
@@ -151,14 +153,13 @@ def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[St
         "steps": taken,
         "bucket_steps": size,
         "epochs": epochs[:MOST_EPOCHS],
-        "step_s": {f"p{q}": step_ns[min(len(step_ns) - 1, len(step_ns) * q // 100)] / 1e9 for q in (5, 50, 95, 99)}
-        if step_ns
-        else None,
+        "step_s": {f"p{q}": _quantile_s(step_ns, q) for q in (5, 50, 95, 99)} if step_ns else None,
         "step": [bucket.step for bucket in buckets],
         "time_s": [bucket.time_s for bucket in buckets],
         "end_s": [bucket.end_s for bucket in buckets],
         "count": [bucket.steps for bucket in buckets],
         "samples": [bucket.samples if bucket.samples_known else None for bucket in buckets],
+        "bucket_s": {f"p{q}": [_quantile_s(bucket.step_ns, q) for bucket in buckets] for q in (5, 50, 95)},
         "columns": {f"{name}_s": _spread([b.columns[name] for b in buckets]) for name in TIMES},
     }
 
@@ -168,7 +169,12 @@ def _close(buckets: Sequence[_Bucket], taken: int, every: int, step_ns: list[int
     if buckets and (host := buckets[-1].close()):
         first = -(taken - buckets[-1].steps) % every
         parts = [column[first::every] for column in host]
-        step_ns.extend(sum(max(0, part) for part in parts) for parts in zip(*parts, strict=True))
+        buckets[-1].step_ns = sorted(sum(max(0, part) for part in parts) for parts in zip(*parts, strict=True))
+        step_ns.extend(buckets[-1].step_ns)
+
+
+def _quantile_s(ordered_ns: Sequence[int], percent: int) -> float | None:
+    return ordered_ns[min(len(ordered_ns) - 1, len(ordered_ns) * percent // 100)] / 1e9 if ordered_ns else None
 
 
 def _epochs(batch: Batch) -> list[dict[str, float]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis import diagnose
-from gpuwatch.rules.worker_killed import worker_killed
+from gpuwatch.rules import ENDINGS
 from gpuwatch.verdict import give_verdict
 from gpuwatch.window import GpuFacts, HostFacts, RankFacts
 from gpuwatch_agent.findings import FindingBook
@@ -97,7 +97,7 @@ class Judge:
         active = self.findings.active(*key)
         verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
         if run.status != RUNNING:
-            why = worker_killed(window)
+            why = next((found for rule in ENDINGS if (found := rule(window)) is not None), None)
             active = self.findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
         return Judgement(recent_view(run, window), verdict_view(verdict), [finding_view(entry) for entry in active])
 

@@ -55,7 +55,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         stack.callback(receiver.stop)
         sampler.start()
         stack.callback(sampler.stop)
-        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), receiver.endpoints)
+        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), receiver.endpoints, options.prices)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds
+from gpuwatch.rules import ENDINGS
 
 SEVERITY = {rule.name: rule.severity for rule in ALERT_RULES}
 
@@ -20,6 +21,8 @@ _BY_CAUSE = {
     "throttled": ("GpuThrottled", "throttled_for_s"),
 }
 """The alert of a finding, and the threshold that says how long it must hold. Causes of the input family are GpuStarved."""
+
+_ENDINGS = [rule.__name__ for rule in ENDINGS]
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,18 @@ def _of_finding(finding: Mapping[str, Any], thresholds: AlertThresholds) -> Cond
 def _lost_runs(runs: Sequence[Mapping[str, Any]], thresholds: AlertThresholds) -> Iterator[Condition]:
     for run in runs:
         if run["status"] == "lost":
+            found = next((f for f in run.get("findings", ()) if f["cause"] in _ENDINGS), None)
+            why = ["Its process died, or its messages stopped without a good-bye."]
+            do = "see whether the process lives; its last words are in its own log, the kernel's in dmesg -T"
+            if found is not None:
+                why, do = [f"- {evidence['text']}" for evidence in found["evidence"]], found["advice"]
             yield Condition(
                 f"GpuwatchTelemetryLost/{run['run']}/{run['rank']}",
                 "GpuwatchTelemetryLost",
                 SEVERITY["GpuwatchTelemetryLost"],
                 thresholds.telemetry_for_s,
                 run["last_message_s"],
-                f"run {run['name']}, rank {run['rank']}: is no longer measured",
-                "Its process died, or its messages stopped without a good-bye.\n"
-                f"Owner: {run.get('user') or 'unknown'}\n"
-                "Do: see whether the process lives; its last words are in its own log, the kernel's in dmesg -T",
+                f"run {run['name']}, rank {run['rank']}: "
+                + ("is no longer measured" if found is None else found["title"]),
+                "\n".join([*why, f"Owner: {run.get('user') or 'unknown'}", f"Do: {do}"]),
             )

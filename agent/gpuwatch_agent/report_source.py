@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.costs import cost_of
 from gpuwatch.errors import ConfigError
 from gpuwatch_agent.history_file import check_readable
 from gpuwatch_agent.history_reader import HistoryReader
@@ -38,12 +42,18 @@ class HistorySource:
         first, columns = self._reader.steps(run, rank, last)
         return {"run": run, "rank": rank, "first_step": first, **columns} if columns["time_s"] else None
 
+    def condensed_steps(self, run: str, rank: int, points: int) -> Json | None:
+        found = self._reader.condensed_steps(run, rank, points)
+        return {"run": run, "rank": rank, **found} if found["steps"] else None
+
     def findings(self, run: str) -> list[Json]:
         return self._reader.findings(run)
 
 
-def record_view(record: RunRecord) -> Json:
-    """Return what /api/v1/runs would say of a run that is kept, as far as its record tells it."""
+def record_view(record: RunRecord, prices: Prices | None = None) -> Json:
+    """Return what /api/v1/runs would say of a run that is kept, as far as its record tells it; without `prices` no cost."""
+    states_s, gpus = {state: ns / 1e9 for state, ns in record.states_ns.items() if ns}, list(record.gpus.values())
+    cost = None if prices is None else cost_of(states_s, prices.hourly(gpus), prices.currency)
     hello = record.hello
     counts: Counts = record.before
     for speaker in record.speakers:
@@ -66,9 +76,10 @@ def record_view(record: RunRecord) -> Json:
         "steps": counts.steps,
         "samples": counts.samples if counts.samples >= 0 else None,
         "records_lost": record.lost,
-        "states": {state: ns / 1e9 for state, ns in record.states_ns.items() if ns},
+        "states": states_s,
+        "cost": None if cost is None else msgspec.to_builtins(cost),
         "loader": loader_view(hello),
         "versions": dict(hello.versions) if hello is not None else {},
-        "gpus": list(record.gpus.values()),
+        "gpus": gpus,
         "tags": dict(hello.tags) if hello is not None else {},
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from gpuwatch.control_group import kills_in
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.cgroups import cgroup_paths
 from gpuwatch_agent.collectors.pressure import parse_pressure
@@ -55,9 +56,7 @@ def _memory_v2(root: Path, path: str, labels: tuple[str, str]) -> Iterator[Sampl
     used = _word(root / path.lstrip("/") / "memory.current") if _within(path) else ""
     if used.isdigit():
         yield Sample("gpuwatch_run_memory_used_bytes", int(used), labels)
-    kills = dict(line.split() for line in (_read(root / path.lstrip("/") / "memory.events") or "").splitlines())
-    if _within(path) and kills.get("oom_kill", "").isdigit():
-        yield Sample("gpuwatch_run_oom_kills_total", int(kills["oom_kill"]), labels)
+    yield from _kills(root, path, labels)
 
 
 def _memory_v1(root: Path, path: str, labels: tuple[str, str]) -> Iterator[Sample]:
@@ -68,6 +67,13 @@ def _memory_v1(root: Path, path: str, labels: tuple[str, str]) -> Iterator[Sampl
     used = _word(root / path.lstrip("/") / "memory.usage_in_bytes") if _within(path) else ""
     if used.isdigit():
         yield Sample("gpuwatch_run_memory_used_bytes", int(used), labels)
+    yield from _kills(root, path, labels)
+
+
+def _kills(root: Path, path: str, labels: tuple[str, str]) -> Iterator[Sample]:
+    kills = kills_in(root / path.lstrip("/")) if _within(path) else None
+    if kills is not None:
+        yield Sample("gpuwatch_run_oom_kills_total", kills, labels)
 
 
 def _pressure(root: Path, path: str, labels: tuple[str, str]) -> Iterator[Sample]:

@@ -7,6 +7,7 @@ from operator import lt
 import msgspec
 
 from gpuwatch import wire
+from gpuwatch.window import MemoryKills
 from gpuwatch_agent.owners import NOBODY, Owner
 
 PHASES = ("data_wait", "transfer", "compute")
@@ -118,6 +119,7 @@ class RunRecord(msgspec.Struct):
     """What each worker had done as far as it is in `worker_io`."""
     gpus: dict[str, str] = msgspec.field(default_factory=dict)
     """Models of the GPUs that it held last, by UUID."""
+    oom: MemoryKills | None = None
 
 
 def _sum_known(one: int, other: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
+from gpuwatch.window import MemoryKills
 from gpuwatch_agent.last_minute import MINUTE_NS, LastMinute
 from gpuwatch_agent.owners import NOBODY
 from gpuwatch_agent.recent_steps import RecentSteps
@@ -60,6 +61,8 @@ class Run:
         self.owner = NOBODY
         self.worker_io = WorkerIo()
         self.worker_io_seen: dict[int, WorkerIo] = {}
+        self.oom: MemoryKills | None = None
+        """What the kernel killed for lack of memory as the run was lost."""
         self.gpus: dict[str, str] = {}
         """Models of the GPUs that it held last, by UUID: what its time is charged for."""
         self.steps = RecentSteps()
@@ -156,6 +159,7 @@ class Run:
             worker_io_seen=self.worker_io_seen,
             ended_s=self.ended_s,
             gpus=self.gpus,
+            oom=self.oom,
         )
 
     @classmethod
@@ -169,7 +173,7 @@ class Run:
             setattr(run, name, getattr(record, name))
         run.worker_cpu_s, run.worker_seen_s, run.user = record.worker_cpu_s, dict(record.worker_seen_s), record.user
         run.owner = record.owner
-        run.gpus = dict(record.gpus)
+        run.gpus, run.oom = dict(record.gpus), record.oom
         run.worker_io, run.worker_io_seen = record.worker_io, dict(record.worker_io_seen)
         run.speakers = {speaker.sender: speaker for speaker in record.speakers}
         run.heard_ns = now_ns
@@ -182,7 +186,7 @@ class Run:
         return run
 
     def _resume(self) -> None:
-        self.status, self.ended_s = RUNNING, None
+        self.status, self.ended_s, self.oom = RUNNING, None, None
 
     def _speaker(self, origin: wire.Origin, now_ns: int, now_s: float) -> Speaker:
         """Return the process that sent this, noted when it is heard for the first time."""

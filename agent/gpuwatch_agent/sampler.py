@@ -19,6 +19,7 @@ from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.judging import Judge
 from gpuwatch_agent.node_memory import NodeMemory
+from gpuwatch_agent.oom_watch import OomWatch
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.run_book import RunBook
@@ -58,6 +59,7 @@ class Sampler:
         self._table = ProcessTable(roots.procfs, roots.sysfs)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
+        self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = NodeMemory()
         self._judge = Judge(self._node, self._workers, self._table)
         self._turns = 0
@@ -113,6 +115,7 @@ class Sampler:
         for run in runs:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
+        self._oom.look(runs, now_ns)
         node_samples = self._collecting.turn()
         self._node.remember(node_samples, now_ns)
         self._workers.look(runs, now_ns)

@@ -66,6 +66,7 @@ def run_window(
         world_size=hello.world_size if hello is not None else 1,
         ranks=tuple(ranks),
         worker_deaths=hello.worker_deaths if hello is not None else (),
+        oom=run.oom,
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
     )

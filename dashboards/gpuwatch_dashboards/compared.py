@@ -8,7 +8,7 @@ from html import escape
 
 from gpuwatch.reports import Comparison, RunReport, compare
 from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
-from gpuwatch.reports.words import headline
+from gpuwatch.reports.words import headline, plotted_steps
 from gpuwatch.units import duration
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Card, text_card
@@ -143,7 +143,9 @@ def _steps(reports: Sequence[RunReport]) -> Card:
     """Return the median step time of each run over its own time."""
     known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
     looks = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
-    head = markup.looks_head(_STEPS, "Median of each group of steps, by the time since the run began.", looks)
+    notes = [f" {report.name}: {note}." for _, report in known if (note := plotted_steps(report))]
+    question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
+    head = markup.looks_head(_STEPS, question, looks)
     if not known:
         return text_card("steps", head, "None of these runs has steps that are kept.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)

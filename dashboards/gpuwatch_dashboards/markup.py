@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from gpuwatch.costs import money
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration
 from gpuwatch_dashboards.charts import DrawnLine
@@ -72,7 +73,18 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     if gain > 1.05:
         figures.append(("gain", f"≤ {gain:.1f}×", "possible speed-up"))
     figures.append(("count", f"{run.steps:,}", "steps done"))
-    return figures
+    return figures + cost_figures(run)
+
+
+def cost_figures(run: Run) -> list[tuple[str, str, str]]:
+    """Return (class, number, what it is) of what a run's GPUs cost; nothing where that is not known."""
+    cost = run.cost
+    if cost is None:
+        return []
+    return [
+        ("cost", money(cost.total, cost.currency), "cost so far" if run.status == "running" else "cost"),
+        ("lost", money(cost.outside_compute, cost.currency), "of it outside compute"),
+    ]
 
 
 def _figure(kind: str, number: str, what: str) -> str:

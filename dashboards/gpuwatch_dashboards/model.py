@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpuwatch.costs import Cost
 from gpuwatch.stacks.records import Stacks
 
 Status = Literal["running", "ended", "lost", "gone"]
@@ -91,6 +92,8 @@ class Run:
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
     loader: Loader | None = None
+    cost: Cost | None = None
+    """Of the rank's GPUs, where the agent has a price."""
     instance: str | None = None
     """Prometheus's name of the node's agent; None with an agent as source, which knows one node only."""
 

@@ -19,11 +19,14 @@ import typer
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
-from gpuwatch.tuning import Interrupted, Progress, TuneResult
+from gpuwatch.tuning import Interrupted, Progress, Setting, TuneResult
 from gpuwatch.tuning import tune as tune_loader
 from gpuwatch.tuning.result import as_json, line, table
 from gpuwatch.tuning.target import load
 from gpuwatch.units import duration
+
+_NARROW = 76
+"""Columns of a terminal below which there is no room for a bar beside the words."""
 
 
 def tune(
@@ -96,31 +99,39 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
     if not console.is_terminal:
         yield lambda progress: _log(progress, shown)
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[time]}"),
-    )
-    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
+    narrow = console.width < _NARROW
+    columns = [TextColumn("{task.description}", markup=False), TextColumn("{task.fields[time]}")]
+    with Bar(
+        *columns[:1],
+        *(() if narrow else (BarColumn(bar_width=20),)),
+        *columns[1:],
+        console=console,
+        auto_refresh=False,
+        transient=True,
+    ) as bar:
         task = bar.add_task("starting", total=1.0, time="")
 
         def show(progress: Progress) -> None:
             if progress.trying is not None and progress.elapsed_s - shown[1] < 0.1:
                 return
             shown[1] = progress.elapsed_s
-            last = line(progress.rows[-1]) if progress.rows else ""
-            text = f"trying {progress.trying}" if progress.trying is not None else last
+            trying = progress.trying
+            if trying is not None:
+                bar.update(task, description=_short(f"trying {_few(trying) if narrow else trying}", 40))
+            else:
+                bar.console.print(line(progress.rows[-1]), markup=False, highlight=False)
             bar.update(
                 task,
-                description=_short(text, 40),
                 completed=min(1.0, progress.elapsed_s / progress.budget_s),
                 time=f"{progress.elapsed_s:.0f} of {duration(progress.budget_s)}",
             )
-            if progress.trying is None:
-                bar.console.print(_short(last, console.width), markup=False, highlight=False)
             bar.refresh()
 
         yield show
+
+
+def _few(setting: Setting) -> str:
+    return f"{setting.num_workers} worker{'' if setting.num_workers == 1 else 's'}"
 
 
 def _log(progress: Progress, shown: list[float]) -> None:

@@ -9,8 +9,8 @@ from gpuwatch.reports import svg
 from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
 from gpuwatch.reports.comparing import Comparison
 from gpuwatch.reports.model import RunReport
-from gpuwatch.reports.page import document, findings, key, ledger_plot, step_plot, table
-from gpuwatch.reports.words import headline
+from gpuwatch.reports.page import STEP_LINES, document, findings, key, ledger_plot, sentence, step_plot, table
+from gpuwatch.reports.words import headline, plotted_steps
 
 
 def compare_page(comparison: Comparison) -> str:
@@ -32,14 +32,18 @@ def compare_page(comparison: Comparison) -> str:
         "<h2>Share of time by state</h2>",
         _two(a, b, ledger_plot),
         "<h2>Step time</h2>",
-        _two(a, b, lambda run: step_plot(run, top_s)),
-        '<p class="soft">Band: 5th to 95th percentile; line: median; dashed: mean wait for data.</p>',
+        _two(a, b, lambda run: step_plot(run, top_s) + soft(sentence(plotted_steps(run)))),
+        soft(STEP_LINES),
         "<h2>What to change</h2>",
         _two(a, b, lambda run: findings(run.findings)),
         '<p class="soft">The step times compared are means, first batches of passes left out; the interval is Welch\'s t on the '
         "logarithms of the means of 20 blocks of consecutive steps of each run.</p>",
     ]
     return document(f"{a.name} → {b.name} · gpuwatch", body, b.generated_s, b.gpuwatch)
+
+
+def soft(text: str) -> str:
+    return f'<p class="soft">{escape(text)}</p>' if text else ""
 
 
 def _two(

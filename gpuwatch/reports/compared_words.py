@@ -18,6 +18,9 @@ def outcome_sentences(comparison: Comparison) -> list[str]:
 def _speed(comparison: Comparison) -> str:
     a, b, ratio = comparison.a.name, comparison.b.name, comparison.speedup
     if ratio is None:
+        old = [run.name for run in (comparison.a, comparison.b) if run.steps and run.step_time is None]
+        if old:
+            return f"the speeds are not compared: single steps of {' and '.join(old)} are no longer kept"
         return "one of the runs has no steps to compare"
     what = "a sample" if comparison.per_sample else "a step"
     low_high = comparison.speedup_interval
@@ -53,6 +56,9 @@ def compared_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
     a, b = comparison.a, comparison.b
     rows = [("time", duration(a.until_s - a.started_s), duration(b.until_s - b.started_s), "")]
     rows.append(("steps", f"{a.steps:,}", f"{b.steps:,}", ""))
+    taken = _taken(a), _taken(b)
+    if taken != ("all", "all"):
+        rows.append(("of which the times are", *taken, ""))
     for what, name in (("step, mean", "mean_s"), ("step, median", "median_s"), ("step, 95th percentile", "p95_s"),
                        ("waiting for data, a step", "data_wait_s"), ("transfer, a step", "transfer_s"), ("compute, a step", "compute_s")):  # fmt: skip
         texts = _two(a, b, name)
@@ -71,6 +77,11 @@ def compared_rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
         each = a.cost.total / a.steps * 1000, b.cost.total / b.steps * 1000
         rows.append(("cost of 1,000 steps", money(each[0], a.cost.currency), money(each[1], b.cost.currency), f"{each[1] / each[0] - 1:+.0%}"))  # fmt: skip
     return rows
+
+
+def _taken(run: RunReport) -> str:
+    """Return of which of a run's steps its times are."""
+    return f"the last {run.step_time.of_last:,}" if run.step_time and run.step_time.of_last else "all"
 
 
 def _two(a: RunReport, b: RunReport, name: str) -> tuple[str, str, str]:

@@ -8,9 +8,10 @@ import msgspec
 
 from gpuwatch.reports.model import EvidenceItem, Found
 from gpuwatch.reports.source import Json
+from gpuwatch.rules import ENDINGS
 from gpuwatch.stacks.records import Stacks
 
-_ENDS_A_RUN = ("worker_killed",)
+_ENDS_A_RUN = tuple(rule.__name__ for rule in ENDINGS)
 """Causes that nothing is weighed against: they are found once, at the end."""
 
 

@@ -18,12 +18,14 @@ from gpuwatch.reports.choosing import choose
 from gpuwatch.reports.findings import merge
 from gpuwatch.reports.source import Json, Source
 from gpuwatch.reports.statistics import block_means, mean_interval, quantile
+from gpuwatch.reports.step_plot import GROUPS, of_buckets, of_steps, step_totals
 from gpuwatch.verdict import give_verdict
 from gpuwatch.window import StepColumns, Window
 
 _INTERVALS = 120
 _STEPS = 20_000
-_GROUPS = 120
+_MISSED = 0.01
+"""Share of a run's step records that may be missing for other reasons than that they are old."""
 
 
 def gather(source: Source, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
@@ -38,6 +40,7 @@ def gather(source: Source, wanted: str, now_s: float, prices: Prices | None = No
     until_s = max(rank["watermark_s"] for rank in ranks)
     taken = source.steps(run, first["rank"], _STEPS)
     columns, times = _columns(taken) if taken else (StepColumns(), [])
+    of_last = _of_last(first, taken, columns)
     samples = [rank["samples"] for rank in ranks if rank["samples"] is not None]
     return model.RunReport(
         schema=model.SCHEMA,
@@ -61,7 +64,7 @@ def gather(source: Source, wanted: str, now_s: float, prices: Prices | None = No
         samples=sum(samples) if samples else None,
         records_lost=sum(rank["records_lost"] for rank in ranks),
         verdict=_verdict(first, states, columns),
-        step_time=_statistics(columns),
+        step_time=_statistics(columns, of_last),
         findings=merge(source.findings(run)),
         ranks=tuple(
             model.Rank(rank["rank"], rank["host"], rank["pid"], rank["status"], rank["steps"], _ordered(rank["states"]))
@@ -72,7 +75,7 @@ def gather(source: Source, wanted: str, now_s: float, prices: Prices | None = No
         tags=first["tags"],
         gpus=_gpu_models(source, run, min(rank["started_s"] for rank in ranks), now_s),
         over_time=_over_time(source, run, min(rank["started_s"] for rank in ranks), until_s),
-        steps_over_time=_steps_over_time(columns, times),
+        steps_over_time=_steps_over_time(source, first, columns, times, taken is not None and of_last is None),
         cost=_cost(ranks, prices),
     )
 
@@ -127,15 +130,11 @@ def _columns(taken: Json) -> tuple[StepColumns, list[float]]:
     return columns, times
 
 
-def _totals(columns: StepColumns) -> list[float]:
-    return [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
-
-
-def _statistics(columns: StepColumns) -> model.StepStatistics | None:
+def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
     kept = [index for index, first in enumerate(columns.epoch_start) if not first]
     if not kept:
         return None
-    every = _totals(columns)
+    every = step_totals(columns)
     totals = [every[index] for index in kept]
     ordered = sorted(totals)
     blocks = block_means(totals)
@@ -150,19 +149,26 @@ def _statistics(columns: StepColumns) -> model.StepStatistics | None:
         transfer_s=fmean(columns.transfer_s[index] for index in kept),
         compute_s=fmean(columns.compute_s[index] for index in kept),
         block_means_s=blocks,
+        of_last=of_last,
     )
 
 
-def _steps_over_time(columns: StepColumns, times: Sequence[float]) -> model.StepsOverTime:
-    totals = _totals(columns)
-    size = max(1, -(-len(totals) // _GROUPS))
-    rows = []
-    for at in range(0, len(totals), size):
-        group = sorted(totals[at : at + size])
-        rows.append(
-            (times[at], quantile(group, 0.05), median(group), quantile(group, 0.95), fmean(columns.data_wait_s[at : at + size]))
-        )  # fmt: skip
-    return model.StepsOverTime(*(tuple(row[index] for row in rows) for index in range(5)))
+def _of_last(first: Json, taken: Json | None, columns: StepColumns) -> int | None:
+    """Return how many of its last steps were taken, None for all of those whose records came."""
+    expected, count = first["steps"] - first["records_lost"], len(columns)
+    if taken is None or count >= expected:
+        return None
+    older = count >= _STEPS or taken.get("first_step", 0) > 0 or count < (1 - _MISSED) * expected
+    return count if older else None
+
+
+def _steps_over_time(
+    source: Source, first: Json, columns: StepColumns, times: Sequence[float], whole: bool
+) -> model.StepsOverTime:
+    if whole or not first["steps"]:
+        return of_steps(columns, times)
+    condensed = source.condensed_steps(str(first["run"]), first["rank"], GROUPS)
+    return of_steps(columns, times) if condensed is None else of_buckets(condensed)
 
 
 def _over_time(source: Source, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:

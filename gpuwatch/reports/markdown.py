@@ -9,7 +9,7 @@ from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_
 from gpuwatch.reports.comparing import Comparison
 from gpuwatch.reports.gates import Broken
 from gpuwatch.reports.model import Found, RunReport
-from gpuwatch.reports.words import facts, gain, headline, interval, state_rows
+from gpuwatch.reports.words import facts, gain, headline, interval, measured_steps, state_rows
 from gpuwatch.units import duration
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
@@ -25,13 +25,18 @@ def run_markdown(report: RunReport, broken: Sequence[Broken] = ()) -> str:
         step = report.step_time
         surely = f" (95% of the mean: {interval(step.mean_interval_s)})" if step.mean_interval_s else ""
         lines += [
-            f"A step takes {duration(step.mean_s)} on average{surely}, median {duration(step.median_s)}, 95th percentile "
+            f"{_a_step(report)} takes {duration(step.mean_s)} on average{surely}, median {duration(step.median_s)}, 95th percentile "
             f"{duration(step.p95_s)}; {duration(step.data_wait_s)} of it is waiting for data.",
             "",
         ]
     lines += ["## What to change", "", *_findings(report.findings), "", "## Environment", ""]
     lines += table(("what", "value"), facts(report))
     return "\n".join(lines) + "\n"
+
+
+def _a_step(report: RunReport) -> str:
+    which = measured_steps(report)
+    return f"A step ({which})" if which else "A step"
 
 
 def compare_markdown(comparison: Comparison) -> str:

@@ -74,6 +74,8 @@ class StepStatistics(msgspec.Struct, frozen=True):
     """Means of the three parts."""
     block_means_s: tuple[float, ...]
     """What the interval is made of: means of consecutive blocks of equal size, oldest first."""
+    of_last: int | None = None
+    """How many of the run's last steps were taken; None: all whose records came."""
 
 
 class LedgerOverTime(msgspec.Struct, frozen=True):
@@ -93,6 +95,10 @@ class StepsOverTime(msgspec.Struct, frozen=True):
     p95_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     """Mean wait for data in each group."""
+    steps: int = 0
+    """Steps in all groups together."""
+    means: int = 0
+    """The first so many groups are of old steps, of which single ones are no longer kept: their three times of a step are one and the same mean."""
 
 
 class Rank(msgspec.Struct, frozen=True):

@@ -11,9 +11,21 @@ from gpuwatch.reports import svg
 from gpuwatch.reports.gates import Broken
 from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.model import Found, RunReport
-from gpuwatch.reports.words import VISIBLE, facts, gain, headline, interval, state_rows, when
+from gpuwatch.reports.words import (
+    VISIBLE,
+    facts,
+    gain,
+    headline,
+    interval,
+    measured_steps,
+    plotted_steps,
+    state_rows,
+    when,
+)
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration, percent
+
+STEP_LINES = "Band: 5th to 95th percentile; line: median; dashed: mean wait for data."
 
 
 def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
@@ -114,10 +126,15 @@ def plots(report: RunReport) -> str:
     return (
         figure("Share of time by state", ledger, "", key(report.shares))
         + figure(
-            "Step time", band, "Band: 5th to 95th percentile; line: median; dashed: mean wait for data. Of the last steps that are kept."
+            "Step time", band, " ".join(filter(None, (STEP_LINES, sentence(plotted_steps(report)))))
         )
         + figure("When each cause was there", when_found, "")
     )  # fmt: skip
+
+
+def sentence(text: str) -> str:
+    """Return a text as a sentence; nothing of nothing."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def ledger_plot(report: RunReport) -> str:
@@ -156,13 +173,19 @@ def _cards(report: RunReport) -> str:
     cards = [card(percent(report.shares.get("compute", 0.0)), "of the time is compute")]
     if step is not None:
         surely = f" (95%: {interval(step.mean_interval_s)})" if step.mean_interval_s else ""
-        cards.append(card(duration(step.mean_s), f"a step on average{surely}"))
+        cards.append(
+            card(
+                duration(step.mean_s),
+                f"a step on average{surely}{f', {which}' if (which := measured_steps(report)) else ''}",
+            )
+        )
         cards.append(card(duration(step.data_wait_s), "of it waiting for data"))
         cards.append(card(duration(step.p95_s), "95th percentile"))
     if report.cost is not None:
-        lost = report.cost.total - report.cost.states.get("compute", 0.0)
-        cards.append(card(money(report.cost.total, report.cost.currency), f"for {report.cost.gpus} GPUs so far"))
-        cards.append(card(money(lost, report.cost.currency), "of it outside compute"))
+        cost, gpus = report.cost, f"{report.cost.gpus} GPU{'s' if report.cost.gpus > 1 else ''}"
+        so_far = " so far" if report.status == "running" else ""
+        cards.append(card(money(cost.total, cost.currency), f"for {gpus}{so_far}"))
+        cards.append(card(money(cost.outside_compute, cost.currency), "of it outside compute"))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 

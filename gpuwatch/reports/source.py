@@ -29,6 +29,9 @@ class Source(Protocol):
     def steps(self, run: str, rank: int, last: int) -> Json | None:
         """Return /api/v1/runs/{run}/steps; None where none are kept."""
 
+    def condensed_steps(self, run: str, rank: int, points: int) -> Json | None:
+        """Return the same with `points`: all steps in so many buckets at most; None where none are kept."""
+
     def findings(self, run: str) -> list[Json]:
         """Return /api/v1/runs/{run}/findings: every finding that the run has had."""
 
@@ -56,6 +59,10 @@ class AgentSource:
 
     def steps(self, run: str, rank: int, last: int) -> Json | None:
         found: Json | None = self._get(f"/api/v1/runs/{_quoted(run)}/steps?rank={rank}&last={last}", or_none=True)
+        return found
+
+    def condensed_steps(self, run: str, rank: int, points: int) -> Json | None:
+        found: Json | None = self._get(f"/api/v1/runs/{_quoted(run)}/steps?rank={rank}&points={points}", or_none=True)
         return found
 
     def findings(self, run: str) -> list[Json]:

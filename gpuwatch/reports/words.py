@@ -79,4 +79,24 @@ def headline(report: RunReport) -> str:
     """Return e.g. "resnet50-a · 2h 05m, 8,120 steps of 42 ms"."""
     wall = report.until_s - report.started_s
     text = f"{report.name} · {duration(max(0.0, wall))}, {report.steps:,} steps"
-    return text + (f" of {duration(report.step_time.mean_s)}" if report.step_time else "")
+    if report.step_time is None:
+        return text
+    last = "" if report.step_time.of_last is None else f", the last {report.step_time.of_last:,}"
+    return f"{text}{last} of {duration(report.step_time.mean_s)}"
+
+
+def measured_steps(report: RunReport) -> str:
+    """Return which steps the times of a step are of, e.g. "the last 20,000 of 1,200,000 steps"; empty where all are."""
+    of_last = None if report.step_time is None else report.step_time.of_last
+    return "" if of_last is None else f"the last {of_last:,} of {report.steps:,} steps"
+
+
+def plotted_steps(report: RunReport) -> str:
+    """Return what of the run's steps a plot of their times shows otherwise than as single steps, or not at all; empty for nothing."""
+    over = report.steps_over_time
+    if report.step_time is not None and report.step_time.of_last == over.steps:  # an agent that does not condense
+        return f"shown are {measured_steps(report)}"
+    if not over.means:
+        return ""
+    until = "" if over.means == len(over.time_s) else f"up to {when(over.time_s[over.means])} "
+    return f"{until}means alone: single steps from then are no longer kept"

@@ -32,6 +32,7 @@ from gpuwatch.rules.straggler import straggler
 from gpuwatch.rules.sync_every_step import sync_every_step
 from gpuwatch.rules.throttled import throttled
 from gpuwatch.rules.too_many_workers import too_many_workers
+from gpuwatch.rules.training_killed import training_killed
 from gpuwatch.rules.transfer_pageable import transfer_pageable
 from gpuwatch.rules.transfer_pcie import transfer_pcie
 from gpuwatch.rules.worker_killed import worker_killed
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     stalled,
     straggler,
     worker_killed,
+    training_killed,
     shm_exhaustion,
     input_single_process,
     input_cpu,
@@ -70,6 +72,9 @@ RULES: tuple[Rule, ...] = (
 
 FALLBACK_RULES: tuple[Rule, ...] = (input_unexplained,)
 """Rules that speak only where no other one has named a cause of the same family."""
+
+ENDINGS: tuple[Rule, ...] = (worker_killed, training_killed)
+"""Of these, what can end a run: asked when it has ended, the first that answers is why."""
 
 CAUSES: tuple[str, ...] = tuple(rule.__name__ for rule in (*RULES, *FALLBACK_RULES))
 """Names of all causes: a rule's function is called what it finds."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from signal import SIGBUS, SIGKILL, Signals
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.rules.memory_advice import fewer_workers, more_memory
 from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.units import size
 from gpuwatch.window import Window
@@ -73,17 +74,14 @@ def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, in
 
 
 def _killed(window: Window, death: WorkerDeath) -> tuple[str, str]:
-    workers = window.loader.num_workers if window.loader is not None else None
-    fewer = f"num_workers {workers} → {workers // 2}" if workers is not None and workers > 1 else "fewer workers"
+    fewer = fewer_workers(window)
     if death.signal != SIGKILL:
         return f"a loader worker crashed with {_name(death)}", (
             "a library that the worker calls has crashed: run the dataset alone, with num_workers=0 and python -X faulthandler"
         )
     if death.out_of_memory:
-        more = "more memory" if death.memory_limit_bytes is None else f"more than its {size(death.memory_limit_bytes)}"
         return "a loader worker was killed for lack of memory", (
-            f"{fewer}, prefetch_factor=1 or smaller batches; or give the job {more} (docker run --memory=…, "
-            "resources.limits.memory, sbatch --mem)"
+            f"{fewer}, prefetch_factor=1 or smaller batches; or {more_memory(death.memory_limit_bytes)}"
         )
     if death.out_of_memory is None:
         return "a loader worker was killed with SIGKILL, mostly for lack of memory", (

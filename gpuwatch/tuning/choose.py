@@ -124,14 +124,22 @@ def limit(rows: Sequence[Row], cores: int) -> str:
     return "no reason was seen"
 
 
-def why(rows: Sequence[Row], chosen: Measured, setting: Setting, step_s: float | None, cores: int) -> str:
+def why(
+    rows: Sequence[Row],
+    chosen: Measured,
+    setting: Setting,
+    step_s: float | None,
+    cores: int,
+    interrupted: bool = False,
+) -> str:
     """Return the verdict: what to take, what it does, and what its neighbours do not."""
+    the_limit = "interrupted before more was tried" if interrupted else f"the limit: {limit(rows, cores)}"
     every = f"a batch every {duration(chosen.batch_s)}"
     name = f"num_workers={setting.num_workers}"
     others = [row for row in measured(rows) if row.setting.num_workers != setting.num_workers]
     larger = [row for row in others if row.setting.num_workers > setting.num_workers]
     if step_s is None:
-        more = _nothing_more(larger, chosen, limit(rows, cores), rows)
+        more = _brought(larger, chosen, limit(rows, cores)) if larger else f"; {the_limit}" if len(rows) > 1 else ""
         return f"{name} is the smallest within 5% of the best ({every}, {chosen.batches_per_s:.3g} a second){more}"
     step = duration(step_s)
     if feeds(chosen, step_s):
@@ -143,17 +151,15 @@ def why(rows: Sequence[Row], chosen: Measured, setting: Setting, step_s: float |
             return f"{name} feeds a {step} step ({every}); 0 would add its {duration(below.batch_s)} to each step"
         lacks = "leaves less than 10% to spare" if below.batch_s <= step_s else "does not"
         return f"{name} feeds a {step} step ({every}); {below.setting.num_workers} {lacks} ({duration(below.batch_s)})"
-    reason = limit(rows, cores)
     if setting.num_workers and chosen.batch_s <= step_s:
-        return f"{name} keeps up with a {step} step, with less than 10% to spare ({every}); the limit: {reason}"
+        return f"{name} keeps up with a {step} step, with less than 10% to spare ({every}); {the_limit}"
     slower = percent(max(0.0, cost_s(chosen, step_s) / step_s - 1))
-    return f"nothing feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); the limit: {reason}"
+    nothing = "nothing that was tried" if interrupted else "nothing"
+    return f"{nothing} feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); {the_limit}"
 
 
-def _nothing_more(larger: Sequence[Measured], chosen: Measured, reason: str, rows: Sequence[Row]) -> str:
-    if larger:
-        next_one = min(larger, key=lambda row: row.setting.num_workers)
-        gain = 1 - next_one.batch_s / chosen.batch_s
-        brings = "brings nothing more" if gain < WORTH else f"brings {percent(gain)}"
-        return f"; {next_one.setting.num_workers} {brings}: {reason}"
-    return f"; the limit: {reason}" if len(rows) > 1 else ""
+def _brought(larger: Sequence[Measured], chosen: Measured, reason: str) -> str:
+    next_one = min(larger, key=lambda row: row.setting.num_workers)
+    gain = 1 - next_one.batch_s / chosen.batch_s
+    brings = "brings nothing more" if gain < WORTH else f"brings {percent(gain)}"
+    return f"; {next_one.setting.num_workers} {brings}: {reason}"

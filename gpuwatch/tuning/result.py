@@ -11,7 +11,9 @@ from gpuwatch.tuning.choose import cost_s
 from gpuwatch.tuning.rows import Failed, LeftOut, Measured, Row, Setting
 from gpuwatch.units import duration, percent, size
 
-WIDTH = 80
+WIDTH, LEAST_WIDTH = 80, 40
+_NARROW_HEAD = f"{'workers':>7} {'prefetch':>8} {'batch every':>11} {'step':>7}"
+"""Where the other columns have no room."""
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
 
 
@@ -47,9 +49,10 @@ class TuneResult:
 
 
 def table(result: TuneResult, width: int = WIDTH) -> str:
-    """Return the table, the verdict under it, and what to write; lines of at most `width` characters, 80 or more."""
-    width = max(WIDTH, width)
-    lines = [_HEAD if result.step_s is not None else _HEAD[:-8]]
+    """Return the table, the verdict under it, and what to write; lines of at most `width` characters, 40 or more."""
+    width = max(LEAST_WIDTH, width)
+    head = _NARROW_HEAD if _is_narrow(width) else _HEAD
+    lines = [head if result.step_s is not None else head[:-8]]
     for row in result.rows:
         lines += _row(row, result, width)
     lines.append("")
@@ -103,20 +106,29 @@ def _row(row: Row, result: TuneResult, width: int) -> list[str]:
     spread = f"±{percent(row.spread_ratio)}" if row.spread_ratio is not None else ""
     unsteady = "" if row.steady else "*"
     memory = (row.usage.main_rss_bytes or 0) + row.setting.num_workers * (row.usage.worker_private_bytes or 0)
-    cells = [
-        f"{duration(row.first_batch_s):>7}",
-        f"{duration(row.batch_s) + unsteady:>9} {spread:>5}",
-        f"{row.batches_per_s:>8.3g}",
-        f"{row.cpu_cores:>5.1f}" if row.cpu_cores is not None else f"{'-':>5}",
-        f"{size(memory) if memory else '-':>8}",
-    ]
+    time = duration(row.batch_s) + unsteady
+    if _is_narrow(width):
+        cells = [f"{time:>11}"]
+    else:
+        cells = [
+            f"{duration(row.first_batch_s):>7}",
+            f"{time:>9} {spread:>5}",
+            f"{row.batches_per_s:>8.3g}",
+            f"{row.cpu_cores:>5.1f}" if row.cpu_cores is not None else f"{'-':>5}",
+            f"{size(memory) if memory else '-':>8}",
+        ]
     if result.step_s is not None:
         cells.append(f"{duration(cost_s(row, result.step_s)):>7}")
     tail = _options(row.setting, row)
     text = start + " ".join(cells)
     if mark == "*":
         text = text + " <-"
-    return [text, *(([" " * 17 + tail]) if tail else [])]
+    indent = " " * (4 if _is_narrow(width) else len(start))
+    return [text, *textwrap.wrap(tail, width, initial_indent=indent, subsequent_indent=indent)]
+
+
+def _is_narrow(width: int) -> bool:
+    return width < len(_HEAD) + len(" <-")
 
 
 def _options(setting: Setting, row: Measured) -> str:

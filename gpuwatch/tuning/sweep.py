@@ -39,6 +39,9 @@ class Goal:
     """The settings that make_loader takes."""
 
 
+_INTERRUPTED = "interrupted"
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where a sweep stands."""
@@ -89,7 +92,7 @@ class Sweep:
             self._refine()
             setting = self._options(choose(self._rows, self._goal.step_s))
         except KeyboardInterrupt:
-            self._stopped = "interrupted"
+            self._stopped = _INTERRUPTED
             best = choose(self._rows, self._goal.step_s)
             raise Interrupted(self._result(best.setting) if best else None) from None
         if setting is None:
@@ -247,7 +250,7 @@ class Sweep:
             rows=tuple(self._rows),
             chosen=setting,
             feeds=None if step_s is None else feeds(chosen, step_s),
-            why=why(self._rows, chosen, setting, step_s, self._start.cores),
+            why=why(self._rows, chosen, setting, step_s, self._start.cores, self._stopped == _INTERRUPTED),
             step_s=step_s,
             cores=self._start.cores,
             stopped=self._stopped,

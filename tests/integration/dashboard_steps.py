@@ -74,6 +74,7 @@ class MadeUpSteps:
             "end_s": [start_s + self.begin_s(s + c) for s, c in zip(steps, counts, strict=True)],
             "count": counts,
             "samples": [64 * c for c in counts],
+            "bucket_s": {name: [self.step_s] * len(steps) for name in ("p5", "p50", "p95")},
             "columns": columns,
         }
 

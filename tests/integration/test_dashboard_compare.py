@@ -18,6 +18,7 @@ BEFORE, AFTER, WORSE = (
     MadeUpSteps(10_000, 0.05, 0.01, 1000),
     MadeUpSteps(10_000, 0.2, 0.16, 1000),
 )
+LONG = MadeUpSteps(1_200_000, 0.1, 0.06, 1000)
 
 
 def ended(run: str, age_s: float, steps: MadeUpSteps, **more: Any) -> dict[str, Any]:
@@ -27,11 +28,12 @@ def ended(run: str, age_s: float, steps: MadeUpSteps, **more: Any) -> dict[str, 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[FakeAgent]:
     fake = FakeAgent()
-    fake.steps = {"before": BEFORE, "after": AFTER, "worse": WORSE}
+    fake.steps = {"before": BEFORE, "after": AFTER, "worse": WORSE, "long": LONG}
     before = ended("before", 3000.0, BEFORE)
     loader = {"num_workers": 8, "prefetch_factor": 2, "batch_size": 64, "pin_memory": False}
     shares = {"startup": 6.0, "input_wait": 54.0, "compute": 240.0}
     fake.runs = [before, ended("after", 2000.0, AFTER, states=shares, loader=loader), ended("worse", 1000.0, WORSE)]
+    fake.runs.append(ended("long", 130_000.0, LONG))
     fake.past = [{**before["findings"][0], "rank": 0, "seen_s": before["started_s"] + 2900.0, "run": "before",
                   "since_s": before["started_s"] + 10.0}]  # fmt: skip
     fake.start()
@@ -71,6 +73,17 @@ def test_two_runs_with_their_prediction(page: Any) -> None:
     assert page.locator(".st-key-panel-steps [role=img]").get_attribute("aria-label", timeout=WAIT_MS) == (
         "Step time over the run: medians before 100 ms, after 50 ms"
     )
+
+
+def test_a_run_of_more_steps_than_a_report_takes_is_drawn_from_its_start(page: Any) -> None:
+    page.goto("/compare?runs=before,long")
+    page.locator(".gw-outcome[data-run=long]").wait_for(timeout=WAIT_MS)
+    assert cells(page, "long", "steps") == ["10,000", "1,200,000", ""]
+    assert cells(page, "long", "of which the times are") == ["all", "the last 20,000", ""]
+    drawn = page.locator(".st-key-panel-steps [role=img]")
+    drawn.wait_for(timeout=WAIT_MS)
+    axis = drawn.evaluate("e => e.closest('.st-key-panel-steps').innerText")
+    assert "shown are" not in axis and "no longer kept" not in axis
 
 
 def test_a_third_run_joins_and_is_kept_in_the_link(page: Any) -> None:

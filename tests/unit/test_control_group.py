@@ -56,7 +56,8 @@ FIRST: Tree = {
 @pytest.mark.parametrize("files", [SECOND, FIRST], ids=["version 2, in a job", "version 1, in a container"])
 def test_the_tightest_group_counts_wherever_it_is(tmp_path: Path, files: Tree) -> None:
     proc, sys = tree(tmp_path, files)
-    assert memory_room(proc, sys) == MemoryRoom(GIB + GIB // 2, 4 * GIB)
+    job = sys / "fs/cgroup" / ("slurm/job_7" if files is SECOND else "memory")
+    assert memory_room(proc, sys) == MemoryRoom(GIB + GIB // 2, 4 * GIB, 3 * GIB, job)
     assert within_limit(100 * GIB, proc, sys) == within_limit(None, proc, sys) == GIB + GIB // 2
     assert within_limit(GIB, proc, sys) == GIB
     assert [within_quota(cores, proc, sys) for cores in (2, 64)] == [2, 3]

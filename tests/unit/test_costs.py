@@ -17,6 +17,7 @@ def test_a_states_cost_is_its_time_times_the_price_of_all_gpus_that_were_held() 
     assert cost is not None
     assert (cost.gpus, cost.per_hour, cost.currency) == (2, 6.0, "EUR")
     assert cost.states == {"compute": 3.0, "input_wait": 6.0} and cost.total == 9.0
+    assert cost.outside_compute == 6.0
     both = together([cost, cost])
     assert both is not None and (both.gpus, both.per_hour, both.total) == (4, 12.0, 18.0)
     assert both.states == {"compute": 6.0, "input_wait": 12.0}
@@ -39,3 +40,4 @@ def test_a_price_from_the_environment() -> None:
 
 def test_money_is_told_to_the_cent_or_to_two_figures() -> None:
     assert [money(amount, "USD") for amount in (1234.5, 0.0, 0.00314)] == ["1,234.50 USD", "0.00 USD", "0.0031 USD"]
+    assert money(6.2e-07, "EUR") == "< 0.0001 EUR"

@@ -55,4 +55,8 @@ class SharedSource:
     def report(self, run: Run) -> RunReport:
         over = run.status != "running"
         key = ("report", run.run, run.instance, over)
-        return self._once.get(key, lambda: self._source.report(run), lambda _: OVER_HOLD_S if over else REPORT_HOLD_S)
+        return self._once.get(
+            key,
+            lambda: self._source.report(run),
+            lambda took_s: OVER_HOLD_S if over else max(REPORT_HOLD_S, STEPS_HOLD_FACTOR * took_s),
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.style import Style
 from rich.text import Text
 
+from gpuwatch.costs import money
 from gpuwatch.units import duration
 from gpuwatch_dashboards.model import Recent, Run
 from gpuwatch_dashboards.palette import PHASES
@@ -57,7 +58,7 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
 
 
 def step_lines(run: Run, strands: Strands, width: int) -> list[Text]:
-    """Return the time of a step and the speed, and what the mean step of the last minute was made of."""
+    """Return the time of a step, the speed and the cost, and what the mean step of the last minute was made of."""
     recent = run.recent or Recent()
     pieces: list[Text] = []
     if recent.step_s_p50 is not None:
@@ -68,6 +69,9 @@ def step_lines(run: Run, strands: Strands, width: int) -> list[Text]:
         pieces.append(_figure("", digits(recent.steps_per_s), " steps/s"))
     if recent.samples_per_s:
         pieces.append(_figure("", digits(recent.samples_per_s), " samples/s"))
+    if run.cost is not None:
+        lost = money(run.cost.outside_compute, run.cost.currency)
+        pieces.append(_figure("", money(run.cost.total, run.cost.currency), f" ({lost} outside compute)"))
     lines = flowed(pieces, width, gap=" · ")
     phases = strands.phases_s if strands.key == key_of(run) else {}
     known = [phase for phase in reversed(PHASES) if phase in phases]

@@ -123,4 +123,4 @@ def _figures(run: Run, drawn: Content) -> list[tuple[str, str, str]]:
     ]
     if len(steps.epochs):
         figures.append(("epochs", f"{len(steps.epochs):,}", "epochs begun"))
-    return figures
+    return figures + markup.cost_figures(run)

@@ -86,6 +86,8 @@ def test_buckets_have_mean_least_and_most_of_their_steps_whatever_the_messages(h
     assert wait["max"][4] == 0.25 and wait["min"][4] == 0.003
     assert found["columns"]["input_wait_s"] is None, "no device column was ever sent"
     assert found["step_s"] == pytest.approx({"p5": 0.01, "p50": 0.01, "p95": 0.01, "p99": 0.257})
+    assert found["bucket_s"]["p50"] == pytest.approx([0.01] * 10)
+    assert found["bucket_s"]["p95"] == pytest.approx([0.01] * 4 + [0.257] + [0.01] * 5)
 
 
 def test_steps_that_the_device_did_not_measure_are_left_out_of_its_mean(history: History) -> None:

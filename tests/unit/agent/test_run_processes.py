@@ -182,6 +182,7 @@ def test_control_group_of_version_2(node: Node) -> None:
 def test_control_group_of_version_1_with_pressure_of_version_2(node: Node) -> None:
     node.group("5:memory:/slurm/job_1\n3:cpu,cpuacct:/slurm/job_1\n0::/slurm/job_1\n")
     node.write("fs/cgroup/memory/slurm/job_1", memory__limit_in_bytes=f"{1 << 63}\n", memory__usage_in_bytes="512\n")
+    node.write("fs/cgroup/memory/slurm/job_1", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     node.write("fs/cgroup/memory/slurm", memory__limit_in_bytes="4096\n")
     node.write(
         "fs/cgroup/unified/slurm/job_1", memory__pressure="some avg10=0.00 avg60=0.00 avg300=0.00 total=2000000\n"
@@ -189,6 +190,7 @@ def test_control_group_of_version_1_with_pressure_of_version_2(node: Node) -> No
     assert node.groups(a_run()) == {
         ("memory_limit_bytes", "run-a", "0"): 4096,
         ("memory_used_bytes", "run-a", "0"): 512,
+        ("oom_kills_total", "run-a", "0"): 2,
         ("pressure_memory_waiting_seconds_total", "run-a", "0"): 2.0,
     }
 

@@ -138,6 +138,27 @@ def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
     assert "1 GPU fell off the bus" in next(body for title, body in post.got if "GpuLost" in title)
 
 
+def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
+    killed = finding(
+        "training_killed", 1.0, title="the training process was killed for lack of memory", advice="smaller batches"
+    )
+    run = {
+        "run": "r1",
+        "rank": 3,
+        "name": "a",
+        "status": "lost",
+        "user": "",
+        "last_message_s": START_S,
+        "findings": [killed],
+    }
+    (told,) = conditions([run], [killed], THRESHOLDS)
+    assert (told.alert, told.title) == (
+        "GpuwatchTelemetryLost",
+        "run a, rank 3: the training process was killed for lack of memory",
+    )
+    assert told.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
+
+
 def test_a_refusal_is_tried_again_after_longer_and_longer_and_nothing_is_lost() -> None:
     post = Post()
     post.works = False

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwatch.costs import Cost
 from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
@@ -59,6 +60,15 @@ def test_verdict_has_the_sentence_its_number_and_who_it_is_about() -> None:
     ):
         assert text in html
     assert "<b>≤ 2.6×</b>" in html
+
+
+def test_what_the_gpus_cost_is_a_figure_where_there_is_a_price() -> None:
+    html = markup.verdict(replace(RUN, cost=Cost("EUR", 2, 8.4, 12.5, {"compute": 7.0, "input_wait": 5.5})))
+    assert (
+        "<b>12.50 EUR</b><span>cost so far</span>" in html
+        and "<b>5.50 EUR</b><span>of it outside compute</span>" in html
+    )
+    assert "EUR" not in markup.verdict(RUN)
 
 
 def test_verdict_leaves_out_what_was_not_measured() -> None:

@@ -68,6 +68,18 @@ def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> 
     return {**plain, **columns}
 
 
+def condensed(buckets: int, size: int, old: int = 0, **device: float) -> dict[str, Any]:
+    """Return /api/v1/runs/{run}/steps?points=: buckets of equal steps of 60 + 40 ms, the first of them long ago."""
+    marks = {"p5": 0.09, "p50": 0.1, "p95": 0.2}
+    means = {"data_wait_s": 0.06, "transfer_s": 0.0, "compute_s": 0.04, **device}
+    return {
+        "steps": buckets * size,
+        "time_s": [START_S + 0.1 * size * index for index in range(buckets)],
+        "bucket_s": {name: [None] * old + [value] * (buckets - old) for name, value in marks.items()},
+        "columns": {name: {"mean": [value] * buckets} for name, value in means.items()},
+    }
+
+
 class FakeSource:
     """Implements `gpuwatch.reports.source.Source`."""
 
@@ -79,7 +91,9 @@ class FakeSource:
         taken: dict[str, Any] | None = None,
         findings: list[dict[str, Any]] | None = None,
         series: Mapping[str, list[dict[str, Any]]] | None = None,
+        condensed: dict[str, Any] | None = None,
     ) -> None:
+        self._condensed = condensed
         self._runs = [run()] if runs is None else runs
         self._taken = steps(100, 0.060, 0.040) if taken is None else taken
         self._findings = findings or []
@@ -95,6 +109,9 @@ class FakeSource:
 
     def steps(self, run: str, rank: int, last: int) -> dict[str, Any] | None:
         return self._taken or None
+
+    def condensed_steps(self, run: str, rank: int, points: int) -> dict[str, Any] | None:
+        return self._condensed
 
     def findings(self, run: str) -> list[dict[str, Any]]:
         return self._findings

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.reports import as_json, from_json, gather
-from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
+from gpuwatch.reports import RunReport, as_json, compare, from_json, gather
+from gpuwatch.reports.compared_words import compared_rows, outcome_sentences
+from gpuwatch.reports.markdown import run_markdown
+from gpuwatch.reports.page import run_page
+from gpuwatch.reports.words import headline, measured_steps, plotted_steps, when
+from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
 
 NOW_S = START_S + 100
 
@@ -56,6 +60,62 @@ def test_a_run_without_steps_has_no_step_time() -> None:
     assert report.step_time is None
     assert report.verdict.state == "startup"
     assert report.steps_over_time.time_s == ()
+
+
+def long_run(old: int = 0, **device: float) -> RunReport:
+    taken = {**steps(20_000, 0.060, 0.040), "first_step": 1_180_000}
+    source = FakeSource([run(steps=1_200_000)], taken, condensed=condensed(120, 10_000, old, **device))
+    return gather(source, "resnet", NOW_S)
+
+
+def test_the_plot_of_a_long_run_is_of_all_of_it_and_its_times_say_of_what_they_are() -> None:
+    report = long_run()
+    over = report.steps_over_time
+    assert (over.steps, over.means, len(over.time_s)) == (1_200_000, 0, 120)
+    assert over.time_s[0] == START_S and over.time_s[-1] == pytest.approx(START_S + 119_000)
+    assert (over.p05_s[0], over.median_s[0], over.p95_s[0], over.data_wait_s[0]) == (0.09, 0.1, 0.2, 0.06)
+    assert report.step_time is not None and report.step_time.of_last == 20_000
+    assert measured_steps(report) == "the last 20,000 of 1,200,000 steps" and plotted_steps(report) == ""
+    assert headline(report).endswith("1,200,000 steps, the last 20,000 of 100 ms")
+    assert "A step (the last 20,000 of 1,200,000 steps) takes 100 ms on average" in run_markdown(report)
+    rows = compared_rows(compare(gather(FakeSource(), "resnet", NOW_S), report))
+    assert ("of which the times are", "all", "the last 20,000", "") in rows
+
+
+def test_old_steps_are_means_and_the_plot_says_so() -> None:
+    report = long_run(old=60)
+    over = report.steps_over_time
+    assert over.means == 60
+    assert over.p05_s[59] == over.median_s[59] == over.p95_s[59] == pytest.approx(0.1)
+    assert over.p95_s[60] == 0.2
+    assert plotted_steps(report).startswith(f"up to {when(START_S + 60_000)} means alone: single steps")
+    assert "Up to 20" in run_page(report)
+
+
+def test_the_devices_times_are_plotted_where_it_measured() -> None:
+    device = {"input_wait_s": 0.02, "device_transfer_s": 0.01, "device_compute_s": 0.05, "host_wait_s": 0.01}
+    over = long_run(old=120, **device).steps_over_time
+    assert over.data_wait_s[0] == 0.02 and over.median_s[0] == pytest.approx(0.09)
+
+
+def test_steps_that_an_agent_does_not_condense_are_said_to_be_the_last_ones() -> None:
+    taken = {**steps(20_000, 0.060, 0.040), "first_step": 1_180_000}
+    report = gather(FakeSource([run(steps=1_200_000)], taken), "resnet", NOW_S)
+    assert plotted_steps(report) == "shown are the last 20,000 of 1,200,000 steps"
+
+
+def test_a_run_whose_records_all_came_but_a_few_is_whole() -> None:
+    report = gather(FakeSource([run(steps=101)]), "resnet", NOW_S)
+    assert report.step_time is not None and report.step_time.of_last is None
+    assert report.steps_over_time.steps == 100 and measured_steps(report) == plotted_steps(report) == ""
+
+
+def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
+    report = gather(FakeSource([run(steps=1200)], {}, condensed=condensed(12, 100, old=12)), "resnet", NOW_S)
+    assert report.step_time is None and report.steps_over_time.means == 12
+    assert plotted_steps(report) == "means alone: single steps from then are no longer kept"
+    (said, *_) = outcome_sentences(compare(report, gather(FakeSource(), "resnet", NOW_S)))
+    assert said == "the speeds are not compared: single steps of resnet are no longer kept"
 
 
 def counter(state: str, *points: tuple[float, float], rank: str = "0") -> dict[str, object]:

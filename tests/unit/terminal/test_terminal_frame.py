@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
+from gpuwatch.costs import Cost
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Collector, Finding, Recent
 from gpuwatch_dashboards.terminal.facts import Facts
@@ -50,6 +51,13 @@ def test_run_page_at_80_by_24_says_it_all() -> None:
         "g  GPUs   f  findings   ?  help   q  quit",
     ):
         assert said in text, f"{said}\n{text}"
+
+
+def test_what_a_run_costs_is_told_where_there_is_a_price() -> None:
+    cost = Cost("EUR", 1, 4.2, 12.5, {"compute": 7.0, "input_wait": 5.5})
+    assert "12.50 EUR (5.50 EUR outside compute)" in "\n".join(screen(facts(run("r1", cost=cost))))
+    assert "12.50 EUR (5.50 EUR outside compute)" in "\n".join(screen(facts(run("r1", cost=cost, recent=None)), 60, 20))
+    assert "EUR" not in "\n".join(screen(facts(run("r1"))))
 
 
 def test_at_60_by_20_verdict_ledger_and_what_to_do_are_there() -> None:

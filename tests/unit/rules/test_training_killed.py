@@ -1,0 +1,74 @@
+"""A training process that the kernel has killed is named by the kernel's counts, and by no more than they tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from signal import SIGKILL
+
+import pytest
+
+from gpuwatch.rules.training_killed import training_killed
+from gpuwatch.window import MemoryKills, Window
+from gpuwatch.wire import WorkerDeath
+from tests.unit.rules.windows import HEALTHY
+
+GIB = 1 << 30
+KILLED = MemoryKills("group", 1, limit_bytes=4 * GIB, used_bytes=3 * GIB, peak_bytes=4 * GIB, resident_bytes=GIB)
+
+
+def lost(oom: MemoryKills, **changes: object) -> Window:
+    return replace(HEALTHY, oom=oom, **changes)  # type: ignore[arg-type]
+
+
+def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
+    finding = training_killed(lost(KILLED))
+    assert finding is not None and finding.severity == "critical"
+    assert finding.title == "the training process was killed for lack of memory"
+    assert [(e.what, e.value, e.text) for e in finding.evidence] == [
+        ("oom kills", 1, "since its last sign of life the kernel has killed 1 process in its control group for lack of memory (oom_kill)"),
+        ("memory limit", 4 * GIB, "its control group may have 4 GiB"),
+        ("memory used", 3 * GIB, "3 GiB were used when that was seen last, 75% of it"),
+        ("memory peak", 4 * GIB, "the most that was ever used is 4 GiB"),
+        ("resident memory", GIB, "the training process alone had 1 GiB when it was seen last"),
+    ]  # fmt: skip
+    assert finding.advice == (
+        "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or give the job more than its 4 GiB "
+        "(docker run --memory=…, resources.limits.memory, sbatch --mem)"
+    )
+
+
+def test_where_the_training_process_itself_had_the_memory_it_is_to_keep_less() -> None:
+    finding = training_killed(lost(replace(KILLED, resident_bytes=2 * GIB)))
+    assert finding is not None and finding.advice.startswith(
+        "keep less in the training process (what the data set caches"
+    )
+
+
+@pytest.mark.parametrize(
+    ("oom", "world_size", "end"),
+    [
+        (KILLED, 2, "killed for lack of memory in its control group"),
+        (replace(KILLED, kills=2), 2, "was killed for lack of memory"),
+        (replace(KILLED, where="around"), 1, "killed for lack of memory in a control group around its own"),
+        (replace(KILLED, where="node"), 1, "killed for lack of memory on this node"),
+    ],
+)
+def test_no_more_is_said_than_is_known(oom: MemoryKills, world_size: int, end: str) -> None:
+    finding = training_killed(lost(oom, world_size=world_size))
+    assert finding is not None and finding.title.endswith(end)
+    assert finding.title.startswith("the training process is gone, and the kernel has") is (
+        "has killed" in finding.title
+    )
+
+
+def test_without_a_limit_nothing_is_said_of_one() -> None:
+    finding = training_killed(lost(MemoryKills("node", 3)))
+    assert finding is not None and "give the job more memory (docker" in finding.advice
+    assert [e.text for e in finding.evidence] == [
+        "since its last sign of life the kernel has killed 3 processes on this node for lack of memory (oom_kill)"
+    ]
+
+
+def test_quiet_where_a_worker_was_what_was_killed_and_where_none_was() -> None:
+    assert training_killed(lost(KILLED, worker_deaths=(WorkerDeath(4711, SIGKILL, True),))) is None
+    assert training_killed(HEALTHY) is None
