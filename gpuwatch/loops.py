@@ -112,7 +112,7 @@ class Loop(Generic[T]):
         if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
             begin = recorder.clock()
             if recorder.device is not None:
-                recorder.device_ends(begin)
+                recorder.device_ends(begin, more_follow=True)
             recorder.log.append(
                 (
                     STEP,

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
 
 
+_AWAITED = (AWAIT,)
+_METERED = 16
+"""Of so many last launches one is metered."""
+
+
 class _UsualStep:
     """What the hot path touches of a recorder. The slots of a base come first: these lie in one line of the processor's cache, or two."""
 
@@ -320,22 +325,36 @@ class Recorder(_UsualStep):
             self.device_ends(at_ns)
         self.log.append((kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start))
 
-    def device_ends(self, at_ns: int) -> None:
-        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
+    def device_ends(self, at_ns: int, more_follow: bool = False) -> None:
+        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times.
+
+        `more_follow`: those of others before it need not be told at once.
+        """
         device = self.device
         if device is not None:
-            if device.end():
-                self.log.append((AWAIT,))
+            if device.end(at_ns):
+                self.log.append(_AWAITED)
             if device.saw_foreign_work():
                 self.log.append((UNVERIFIED,))
+            if more_follow:
+                if device.is_due(at_ns):
+                    begin = self.clock()
+                    self.poll(at_ns)
+                    self.meter.harvested(at_ns, self.clock() - begin)
+                return
         self.poll(at_ns)
 
-    def launched(self) -> None:
-        """The step's last known launch has been made."""
-        if self.device is not None and self.in_step and self.thread == get_ident():
+    def launched(self, *_: Any) -> None:
+        """The step's last known launch has been made. (An optimizer tells more, which nobody needs.)"""
+        device = self.device
+        if device is None or not self.in_step or self.thread != get_ident():
+            return
+        if device.launches % _METERED:
+            device.launched()
+        else:
             begin = self.clock()
-            self.device.launched()
-            self.meter.taps_ns += self.clock() - begin
+            device.launched()
+            self.meter.taps_ns += (self.clock() - begin) * _METERED
 
     def poll(self, at_ns: int) -> None:
         """Log what the device's timeline knows by now. Called in the training thread only."""

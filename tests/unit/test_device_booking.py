@@ -39,7 +39,7 @@ class Training:
         if optimizer:
             self.timeline.launched()
         self.clock.sleep(after / 1e3)
-        assert self.timeline.end()
+        assert self.timeline.end(self.clock())
         self.open.append((begin, self.clock(), wait * MS))
         self.harvest()
 
