@@ -19,6 +19,8 @@ RING = 256
 HARVESTED_AFTER = 16
 HARVESTED_AFTER_NS = 2_000_000
 """Ended pieces are read so many at a time, or after so long: at once where steps are slow, and in one go where they are quick."""
+AWAITED, FOREIGN, DUE = 1, 2, 4
+"""What `end` tells, together: the piece's times will be told; work was seen elsewhere; it is time to `harvest`."""
 _ASTRAY = 16
 """Pieces in a row that begin on another device or stream before that one is taken for the training's."""
 
@@ -163,27 +165,31 @@ class DeviceTimeline:
         if self._open is not None:
             self._open.read_back = True
 
-    def end(self, at_ns: int) -> bool:
-        """The host is done with the piece. Return whether `harvest` will tell its times; else the host's clock must do."""
-        piece, self._open = self._open, None
-        if piece is None:
-            return False
-        events = self._events
-        if not events.usable():
-            self.given_up += 1
-            self._last = None
-            return False
-        if piece.end is None:
-            piece.end = events.record(None)
-        elif events.ready(piece.end):
-            piece.drained_ns = at_ns
-        self._last = piece.end
-        self._pending.append(piece)
-        return True
-
-    def is_due(self, now_ns: int) -> bool:
-        """Return whether it is time for `harvest`: the ring stays short, and nobody waits long for a step's times."""
-        return len(self._pending) >= HARVESTED_AFTER or now_ns - self._harvested_ns >= HARVESTED_AFTER_NS
+    def end(self, at_ns: int) -> int:
+        """The host is done with the piece. Return AWAITED if `harvest` will tell its times, else the host's clock must do;
+        FOREIGN if work on another device or stream was seen since this was last said; DUE if others wait to be told."""
+        piece, events = self._open, self._events
+        self._open = None
+        told = 0
+        if piece is not None:
+            if events.usable():
+                end = piece.end
+                if end is None:
+                    piece.end = end = events.record(None)
+                elif events.ready(end):
+                    piece.drained_ns = at_ns
+                self._last = end
+                self._pending.append(piece)
+                told = AWAITED
+            else:
+                self.given_up += 1
+                self._last = None
+        if events.foreign > self._foreign_told:
+            self._foreign_told = events.foreign
+            told |= FOREIGN
+        if at_ns - self._harvested_ns >= HARVESTED_AFTER_NS or len(self._pending) >= HARVESTED_AFTER:
+            told |= DUE
+        return told
 
     def harvest(self, now_ns: int) -> list[DeviceTimes]:
         """Return the times of the pieces that the device has finished, in order. Costs one query at least, or none."""
@@ -222,12 +228,6 @@ class DeviceTimeline:
     def saw(self, device: Any) -> None:
         """Note the device that a tensor of the step came to."""
         self._events.saw(device)
-
-    def saw_foreign_work(self) -> bool:
-        """Return whether work on another device or stream was seen since this was last asked."""
-        foreign, told = self._events.foreign, self._foreign_told
-        self._foreign_told = foreign
-        return foreign > told
 
     @property
     def is_astray(self) -> bool:

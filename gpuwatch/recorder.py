@@ -14,6 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.device import AWAITED, DUE, FOREIGN
 from gpuwatch.entries import (
     AWAIT,
     BETWEEN,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
 
 
-_AWAITED = (AWAIT,)
 _METERED = 16
 """Of so many last launches one is metered."""
 
@@ -325,24 +325,22 @@ class Recorder(_UsualStep):
             self.device_ends(at_ns)
         self.log.append((kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start))
 
-    def device_ends(self, at_ns: int, more_follow: bool = False) -> None:
-        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times.
-
-        `more_follow`: those of others before it need not be told at once.
-        """
-        device = self.device
-        if device is not None:
-            if device.end(at_ns):
-                self.log.append(_AWAITED)
-            if device.saw_foreign_work():
-                self.log.append((UNVERIFIED,))
-            if more_follow:
-                if device.is_due(at_ns):
-                    begin = self.clock()
-                    self.poll(at_ns)
-                    self.meter.harvested(at_ns, self.clock() - begin)
-                return
+    def device_ends(self, at_ns: int) -> None:
+        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
+        if self.device is not None:
+            self.note_device(self.device.end(at_ns) & ~DUE, at_ns)
         self.poll(at_ns)
+
+    def note_device(self, told: int, at_ns: int) -> None:
+        """Note what the device's timeline has told at the end of a piece."""
+        if told & AWAITED:
+            self.log.append((AWAIT,))
+        if told & FOREIGN:
+            self.log.append((UNVERIFIED,))
+        if told & DUE:
+            begin = self.clock()
+            self.poll(at_ns)
+            self.meter.harvested(at_ns, self.clock() - begin)
 
     def launched(self, *_: Any) -> None:
         """The step's last known launch has been made. (An optimizer tells more, which nobody needs.)"""
