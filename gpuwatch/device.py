@@ -9,12 +9,18 @@ is ever synchronised. No device is initialised here: events begin once the user'
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 RING = 256
 """Pieces whose events are still open, at most. A device that runs further behind is measured by the host's clock, counted."""
+HARVESTED_AFTER = 16
+HARVESTED_AFTER_NS = 2_000_000
+"""Ended pieces are read so many at a time, or after so long: at once where steps are slow, and in one go where they are quick."""
+AWAITED, FOREIGN, DUE = 1, 2, 4
+"""What `end` tells, together: the piece's times will be told; work was seen elsewhere; it is time to `harvest`."""
 _ASTRAY = 16
 """Pieces in a row that begin on another device or stream before that one is taken for the training's."""
 
@@ -65,16 +71,17 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
 class _Piece:
     """The events of one open piece."""
 
-    __slots__ = ("batch", "copies", "drained", "end", "launch_seen", "previous", "read_back")
+    __slots__ = ("batch", "copies", "drained_ns", "end", "launch_seen", "previous", "read_back")
 
     def __init__(self, previous: Any | None, batch: Any) -> None:
         self.previous = previous
         self.batch = batch
-        self.copies: list[tuple[Any, Any]] = []
+        self.copies: Sequence[tuple[Any, Any]] = ()
         """Begin and end of each run of copies to the device."""
         self.end: Any | None = None
         self.launch_seen = False
-        self.drained = False
+        self.drained_ns = 0
+        """When the host had finished the step, if the device had too by then; else 0."""
         self.read_back = False
 
 
@@ -89,7 +96,10 @@ class DeviceTimeline:
         self._pending: deque[_Piece] = deque()
         self.given_up = 0
         """Pieces that were left to the host's clock."""
-        self.measured = 0
+        self.launches = 0
+        """How often the last launch of a step was noted."""
+        self._harvested_ns = 0
+        """When the pieces were last read, as far as they could be."""
         self._foreign_told = 0
         self._begun_elsewhere = 0
 
@@ -98,24 +108,24 @@ class DeviceTimeline:
 
         Said again before anything was launched (a second loader feeds the step too), it moves the moment.
         """
-        piece = self._open
-        if piece is not None and not piece.launch_seen and self._events.usable():
+        piece, events = self._open, self._events
+        if piece is not None and not piece.launch_seen and events.usable():
             if not piece.copies:  # else it was copied while it was fetched, and is on the device already
-                self._events.record(piece.batch)
+                events.record(piece.batch)
             return
         self._open = None
         if len(self._pending) >= RING:
             self.given_up += 1
             self._last = None
             return
-        foreign = self._events.foreign
-        if not self._events.usable():
-            self._begun_elsewhere = self._begun_elsewhere + 1 if self._events.foreign > foreign else 0
+        foreign = events.foreign
+        if not events.usable():
+            self._begun_elsewhere = self._begun_elsewhere + 1 if events.foreign > foreign else 0
             self._last = None
             return
         self._begun_elsewhere = 0
-        previous, self._last = self._last, None
-        self._open = _Piece(previous, self._events.record(None))
+        self._open = _Piece(self._last, events.record(None))
+        self._last = None
 
     def copy_begins(self, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
@@ -140,13 +150,14 @@ class DeviceTimeline:
         if piece.copies and piece.copies[-1][1] is begin:
             self._events.record(begin)  # the run of copies goes on: its end moves
         else:
-            piece.copies.append((begin, self._events.record(None)))
+            piece.copies = [*piece.copies, (begin, self._events.record(None))]
 
     def launched(self) -> None:
         """The optimizer has launched its work: the last launch of the step that is known of."""
-        piece = self._open
-        if piece is not None and self._events.usable():
-            piece.end = self._events.record(piece.end)
+        self.launches += 1
+        piece, events = self._open, self._events
+        if piece is not None and events.usable():
+            piece.end = events.record(piece.end)
             piece.launch_seen = True
 
     def read_back(self) -> None:
@@ -154,32 +165,52 @@ class DeviceTimeline:
         if self._open is not None:
             self._open.read_back = True
 
-    def end(self) -> bool:
-        """The host is done with the piece. Return whether `harvest` will tell its times; else the host's clock must do."""
-        piece, self._open = self._open, None
-        if piece is None:
-            return False
-        if not self._events.usable():
-            self.given_up += 1
-            self._last = None
-            return False
-        if piece.end is None:
-            piece.end = self._events.record(None)
-        else:
-            piece.drained = self._events.ready(piece.end)
-        self._last = piece.end
-        self._pending.append(piece)
-        return True
+    def end(self, at_ns: int) -> int:
+        """The host is done with the piece. Return AWAITED if `harvest` will tell its times, else the host's clock must do;
+        FOREIGN if work on another device or stream was seen since this was last said; DUE if others wait to be told."""
+        piece, events = self._open, self._events
+        self._open = None
+        told = 0
+        if piece is not None:
+            if events.usable():
+                end = piece.end
+                if end is None:
+                    piece.end = end = events.record(None)
+                elif events.ready(end):
+                    piece.drained_ns = at_ns
+                self._last = end
+                self._pending.append(piece)
+                told = AWAITED
+            else:
+                self.given_up += 1
+                self._last = None
+        if events.foreign > self._foreign_told:
+            self._foreign_told = events.foreign
+            told |= FOREIGN
+        if at_ns - self._harvested_ns >= HARVESTED_AFTER_NS or len(self._pending) >= HARVESTED_AFTER:
+            told |= DUE
+        return told
 
     def harvest(self, now_ns: int) -> list[DeviceTimes]:
-        """Return the times of the pieces that the device has finished, in order. Costs one query when there is none."""
-        done: list[DeviceTimes] = []
-        pending = self._pending
-        if not pending or not self._events.usable():
-            return done
-        while pending and self._events.ready(pending[0].end):
-            done.append(self._read(pending.popleft(), now_ns))
-        return done
+        """Return the times of the pieces that the device has finished, in order. Costs one query at least, or none."""
+        pending, events = self._pending, self._events
+        if not pending or not events.usable():
+            return []
+        self._harvested_ns = now_ns
+        newest = pending[-1]
+        if newest.drained_ns or events.ready(newest.end):  # then so are those before it: they are of one stream
+            done = list(pending)
+            pending.clear()
+        else:
+            done = []
+            while events.ready(pending[0].end):
+                done.append(pending.popleft())
+        observed_ns, times = now_ns, []
+        for piece in reversed(done):
+            observed_ns = piece.drained_ns or observed_ns
+            times.append(self._read(piece, observed_ns))
+        times.reverse()
+        return times
 
     def interrupt(self) -> None:
         """Something else than the next step follows: the time until then is no gap."""
@@ -198,12 +229,6 @@ class DeviceTimeline:
         """Note the device that a tensor of the step came to."""
         self._events.saw(device)
 
-    def saw_foreign_work(self) -> bool:
-        """Return whether work on another device or stream was seen since this was last asked."""
-        foreign, told = self._events.foreign, self._foreign_told
-        self._foreign_told = foreign
-        return foreign > told
-
     @property
     def is_astray(self) -> bool:
         """Whether the training goes on on another device or stream than it began on."""
@@ -221,7 +246,7 @@ class DeviceTimeline:
     def pending(self) -> int:
         return len(self._pending)
 
-    def _read(self, piece: _Piece, now_ns: int) -> DeviceTimes:
+    def _read(self, piece: _Piece, observed_ns: int) -> DeviceTimes:
         elapsed, release = self._events.elapsed_ns, self._events.release
         previous, batch = piece.previous, piece.batch
         transfer_ns = sum([max(0, elapsed(begin, end)) for begin, end in piece.copies]) if piece.copies else 0
@@ -231,11 +256,10 @@ class DeviceTimeline:
             transfer_ns,
             max(0, elapsed(batch, piece.end) - transfer_ns),
             piece.launch_seen,
-            piece.drained or bool(gap_ns),
-            now_ns,
+            bool(piece.drained_ns or gap_ns),
+            observed_ns,
             piece.read_back,
         )
-        self.measured += 1
         # The end is the next piece's `previous`: it goes back to the pool with that one.
         release(batch)
         if previous is not None:

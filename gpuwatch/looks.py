@@ -54,7 +54,9 @@ class Looks:
         if thread_time is not None:
             fetches.count(thread_time.busy_ns() - busy, fetched - asked)
         self._set_pace(fetched - asked)
-        self._own_ns, self._fetched_ns = asked - begin_ns, 0 if is_first else fetched
+        harvest_at_ns, harvest_ns = meter.last_harvest
+        self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0)
+        self._fetched_ns = 0 if is_first else fetched
         return batch
 
     def note_cost(self) -> None:
@@ -94,6 +96,7 @@ class Looks:
         if home is None or home.is_astray:
             self._find_device()
             return
-        recorder.poll(now_ns)
+        if recorder.device is None:  # else its steps are read in their turn
+            recorder.poll(now_ns)
         if one_in > 1 or recorder.resting:
             rest_device(recorder, recorder.meter.visits % one_in != 0)

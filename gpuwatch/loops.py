@@ -12,7 +12,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuwatch.batches import move, sample_counter
-from gpuwatch.entries import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
+from gpuwatch.device import AWAITED
+from gpuwatch.entries import AWAIT, DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger import EVAL
 from gpuwatch.looks import Looks
 from gpuwatch.recorder import Recorder
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
+_AWAITED = (AWAIT,)
 
 
 class Loop(Generic[T]):
@@ -107,12 +109,17 @@ class Loop(Generic[T]):
                 return usual(self)
             if self._looks.meters_next:
                 return self._looks.meter_usual(usual, self)
-        recorder.leave_steady()
+        if recorder.steady is not None:
+            recorder.leave_steady()
         # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
         if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
             begin = recorder.clock()
             if recorder.device is not None:
-                recorder.device_ends(begin)
+                told = recorder.device.end(begin)
+                if told == AWAITED:
+                    recorder.log.append(_AWAITED)
+                else:
+                    recorder.note_device(told, begin)
             recorder.log.append(
                 (
                     STEP,
@@ -158,7 +165,12 @@ class Loop(Generic[T]):
             recorder.device.begin()
         if self._first:
             self._note_first(batch)
-        self._count(batch)
+        count = self.samples
+        if count is not None:
+            try:
+                recorder.samples = count(batch)
+            except Exception as error:
+                self.cannot_count(error)
         if self._to is not None:
             return self._moved(batch)
         if recorder.device is None and self._looks.is_quick and not recorder.epoch_start:
@@ -240,7 +252,7 @@ class Loop(Generic[T]):
             self._watch._first_batch(batch)
 
     def _count(self, batch: T) -> None:
-        """Set the number of samples of the open step, where they are counted. `watched_iterator` has this written out."""
+        """Set the number of samples of the open step, where they are counted. What every step goes through has this written out."""
         if self.samples is not None:
             try:
                 self.recorder.samples = self.samples(batch)

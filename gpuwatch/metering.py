@@ -33,6 +33,7 @@ class Meter:
         "budget",
         "cost_ns",
         "device_one_in",
+        "last_harvest",
         "ratio",
         "stretch",
         "taps_ns",
@@ -48,6 +49,8 @@ class Meter:
         self._evidence: deque[int] = deque(maxlen=_KEPT)
         self.taps_ns = 0
         """Time in device events outside of fetches, all of it."""
+        self.last_harvest = (0, 0)
+        """When the device's times were last read for many steps at once, and how long that took; it is in `taps_ns` too."""
         self.stretch = 1
         """Fetches are looked at so many times more seldom than usual."""
         self.device_one_in = 1
@@ -67,6 +70,11 @@ class Meter:
         """Note what the hook took of one fetch, beside the fetch itself."""
         kind = self._evidence if with_evidence else self._by_device if by_device else self._plain
         kind.append(own_ns)
+
+    def harvested(self, at_ns: int, took_ns: int) -> None:
+        """Note what it took to read the device's times of many steps: of no single fetch, though it came before one."""
+        self.last_harvest = (at_ns, took_ns)
+        self.taps_ns += took_ns
 
     def settle(self, steps: int, sampled: int, step_ns: int) -> None:
         """Bring the account up to date: so many steps by now, so many fetches sampled, so much time in steps (cumulative)."""

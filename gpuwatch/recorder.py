@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.compiled import hot
+from gpuwatch.device import AWAITED, DUE, FOREIGN
 from gpuwatch.entries import (
     AWAIT,
     BETWEEN,
@@ -40,6 +41,10 @@ from gpuwatch.metering import Meter
 
 if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
+
+
+_METERED = 16
+"""Of so many last launches one is metered."""
 
 
 class _UsualStep:
@@ -326,20 +331,32 @@ class Recorder(_UsualStep):
 
     def device_ends(self, at_ns: int) -> None:
         """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
-        device = self.device
-        if device is not None:
-            if device.end():
-                self.log.append((AWAIT,))
-            if device.saw_foreign_work():
-                self.log.append((UNVERIFIED,))
+        if self.device is not None:
+            self.note_device(self.device.end(at_ns) & ~DUE, at_ns)
         self.poll(at_ns)
 
-    def launched(self) -> None:
-        """The step's last known launch has been made."""
-        if self.device is not None and self.in_step and self.thread == get_ident():
+    def note_device(self, told: int, at_ns: int) -> None:
+        """Note what the device's timeline has told at the end of a piece."""
+        if told & AWAITED:
+            self.log.append((AWAIT,))
+        if told & FOREIGN:
+            self.log.append((UNVERIFIED,))
+        if told & DUE:
             begin = self.clock()
-            self.device.launched()
-            self.meter.taps_ns += self.clock() - begin
+            self.poll(at_ns)
+            self.meter.harvested(at_ns, self.clock() - begin)
+
+    def launched(self, *_: Any) -> None:
+        """The step's last known launch has been made. (An optimizer tells more, which nobody needs.)"""
+        device = self.device
+        if device is None or not self.in_step or self.thread != get_ident():
+            return
+        if device.launches % _METERED:
+            device.launched()
+        else:
+            begin = self.clock()
+            device.launched()
+            self.meter.taps_ns += (self.clock() - begin) * _METERED
 
     def poll(self, at_ns: int) -> None:
         """Log what the device's timeline knows by now. Called in the training thread only."""

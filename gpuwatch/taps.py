@@ -65,7 +65,7 @@ class Taps:
         adopt_device(self._recorder, DeviceTimeline(events))
         optimizer = sys.modules.get("torch.optim.optimizer")
         if optimizer is not None and self._optimizer_hook is None:
-            self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._launched)
+            self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Take every tap back. The device is asked a last time in the training thread only."""
@@ -83,7 +83,3 @@ class Taps:
         patches, self._accelerate = self._accelerate, None
         if patches is not None:
             patches.restore()
-
-    def _launched(self, *_: Any) -> None:
-        """An optimizer has stepped: the last launch of a step that is known of."""
-        self._recorder.launched()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.device import RING, DeviceTimeline, DeviceTimes
+from gpuwatch.device import AWAITED, RING, DeviceTimeline, DeviceTimes
 from gpuwatch.testing import FakeClock, FakeDevice
 
 MS = 1_000_000
@@ -42,7 +42,7 @@ class Loop:
         if optimizer:
             self.timeline.launched()
         self.clock.sleep(after_s)
-        self.timeline.end()
+        self.timeline.end(self.clock())
         self.found += self.timeline.harvest(self.clock())
 
     def finish(self) -> list[DeviceTimes]:
@@ -103,7 +103,7 @@ def test_copies_that_follow_each_other_are_one_transfer_and_a_late_one_is_added(
     loop.device.launch(0.001)
     line.copy_ends(token)
     line.launched()
-    assert line.end()
+    assert line.end(loop.clock()) & AWAITED
     (times,) = loop.finish()
     assert (times.transfer_ns, times.compute_ns) == (6 * MS, 10 * MS)
 
@@ -114,7 +114,7 @@ def test_nothing_is_touched_while_a_graph_is_captured() -> None:
     loop.device.capturing = True  # recording or querying raises now
     loop.timeline.begin()
     loop.timeline.launched()
-    assert loop.timeline.end() is False
+    assert not loop.timeline.end(loop.clock()) & AWAITED
     assert loop.timeline.harvest(loop.clock()) == []
     loop.device.capturing = False
     loop.step(wait_s=0.001, device_s=0.005)

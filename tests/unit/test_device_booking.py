@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.device import DeviceTimeline
+from gpuwatch.device import AWAITED, DeviceTimeline
 from gpuwatch.device_booking import DeviceBooking, Exposed
 from gpuwatch.ledger import OTHER, Ledger
 from gpuwatch.testing import FakeClock, FakeDevice
@@ -39,7 +39,7 @@ class Training:
         if optimizer:
             self.timeline.launched()
         self.clock.sleep(after / 1e3)
-        assert self.timeline.end()
+        assert self.timeline.end(self.clock()) & AWAITED
         self.open.append((begin, self.clock(), wait * MS))
         self.harvest()
 
