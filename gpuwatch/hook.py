@@ -234,11 +234,7 @@ class Watch:
         tokens: Callable[[Any], int] | None = None,
     ) -> Iterator[T]:
         """Return a new pass over the loader."""
-        self._start()
-        loop = Loop(self, loader, to, samples, tokens)
-        if loop.is_open:
-            self._loops.add(loop)
-            self._tap(self._taps.loop_begins)
+        loop = self._pass(loader, to, samples, tokens)
         if loop.training:  # the loader of an evaluation says nothing of what feeds the training
             try:
                 self._publisher.loader = loader_facts(loader, loop.iterator)
@@ -247,6 +243,21 @@ class Watch:
                 self._failed("reading the loader's settings", error)
         iterator: Iterator[T] = WatchedIterator(loop)
         return iterator
+
+    def _pass(
+        self,
+        loader: Iterable[T],
+        to: Any = None,
+        samples: Callable[[Any], int] | None = None,
+        tokens: Callable[[Any], int] | None = None,
+    ) -> Loop[T]:
+        """Return a new pass, whatever it is over."""
+        self._start()
+        loop = Loop(self, loader, to, samples, tokens)
+        if loop.is_open:
+            self._loops.add(loop)
+            self._tap(self._taps.loop_begins)
+        return loop
 
     def _first_batch(self, batch: Any) -> None:
         """Note what only a training batch can tell, once a pass."""
@@ -274,7 +285,13 @@ class Watch:
             self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
         self._tap(self._taps.loop_ends)
         recorder = self._recorder
-        if self._verdicts.printed or recorder.levels or recorder.in_step or sys.is_finalizing():
+        if (
+            not loop.is_last_word
+            or self._verdicts.printed
+            or recorder.levels
+            or recorder.in_step
+            or sys.is_finalizing()
+        ):
             return
         # A forgotten loop may be collected while this thread makes a report: its lock is not to be had twice.
         if self._publisher.reporting != threading.get_ident():

@@ -39,6 +39,7 @@ class Loop(Generic[T]):
         "_tokens",
         "_watch",
         "fetch",
+        "is_last_word",
         "is_open",
         "iterator",
         "owner",
@@ -66,6 +67,8 @@ class Loop(Generic[T]):
         self._looks = Looks(recorder, watch._find_device)
         self._nested = False
         self.training = False
+        self.is_last_word = True
+        """Its end may be the end of the run, so that a verdict is due."""
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
         if not self.is_open:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ from gpuwatch.batches import sample_count, sample_counter, size_bytes
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
-from gpuwatch.looks import LOOKED_AT_EVERY, LOOKED_AT_SELDOM, QUICK_FETCH_NS
+from gpuwatch.watched_iterator import WatchedIterator
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 
 T = TypeVar("T")
-_FIRST_LOOKS = 4
-"""The device is set up by the first steps, so that those are looked at more often."""
 _active: list[Training] = []
 
 
@@ -54,12 +51,17 @@ class Training:
             tap_torch(self.watch)
         self._thread = get_ident()
         self._step, self._data, self._transfer = self.watch.step(), self.watch.data(), self.watch.transfer()
+        self._recorder = self.watch._recorder
+        self._asking = _Asking()
+        self._pass: Iterator[Any] | None = None
+        """What asks, watched as a loop's loader is; a new one once it has come to its end."""
         self._stepping = self._trained = False
+        self._by_hand = False
+        """The open step is none of the pass's."""
+        self._is_ahead = False
+        """Batches are fetched before the one that is trained on: how many samples a step has is told by what it trains on."""
         self._phases = 0
         self._fresh = True
-        self._countdown = 1
-        """Fetches until the next one that is looked at closely."""
-        self._looks = 0
         self._count: Callable[[Any], int] = sample_count
         self._ended = False
         _active.append(self)
@@ -73,33 +75,23 @@ class Training:
         """Return `ask(*args)`: the next batch. The time is a wait for data; a step that has trained ends here."""
         if not self.is_input():
             return ask(*args)
-        if self._trained:
-            self.end_step()
-        fed = self._stepping
-        if not fed:
-            self._begin_step()
-        self._countdown -= 1
-        try:
+        if self._stepping and not self._trained:  # a batch ahead, or one more of the same step
+            self._is_ahead = True
             with self._data:
-                batch = ask(*args) if self._countdown else self._fetch_closely(ask, *args)
-        except BaseException:
-            if not fed:  # no batch at all: this was a wait, and no step
-                self._stepping = False
-                drop_step(self.watch)
+                return ask(*args)
+        if self._by_hand:
+            self.end_step()
+        if self._pass is None:
+            self._pass = new_pass(self.watch, self._asking)
+        self._asking.ask, self._asking.args = ask, args
+        self._trained, self._stepping = False, True
+        try:
+            batch: T = next(self._pass)
+        except BaseException as error:  # no batch at all: this was a wait, and no step
+            self._stepping = False
+            if isinstance(error, StopIteration):
+                self._pass = None
             raise
-        return batch
-
-    def _fetch_closely(self, ask: Callable[..., T], *args: Any) -> T:
-        """Fetch, and look meanwhile: at the thread's own time, and at the device. That takes several times what a fetch's clocks take."""
-        self._countdown = LOOKED_AT_EVERY  # also if there is none
-        begin, busy = time.monotonic_ns(), busy_ns(self.watch)
-        look_at_device(self.watch, begin)
-        batch = ask(*args)
-        wall_ns = time.monotonic_ns() - begin
-        count_fetch(self.watch, busy, wall_ns)
-        self._looks += 1
-        if wall_ns < QUICK_FETCH_NS and self._looks >= _FIRST_LOOKS:
-            self._countdown = LOOKED_AT_SELDOM
         return batch
 
     def fetched(self, batches: Sequence[Any]) -> None:
@@ -110,7 +102,10 @@ class Training:
         if not self._stepping:
             if all(batch is None for batch in batches):
                 return
-            self._begin_step()  # the last batch, fetched before the one that there was not
+            self._stepping = self._by_hand = True  # the last batch, fetched before the one that there was not
+            self._step.__enter__()
+        elif len(batches) == 1 and not self._is_ahead:
+            return  # the one that was fetched: its samples are counted
         try:
             if not batches:
                 return
@@ -122,10 +117,6 @@ class Training:
         except Exception as error:  # a batch of a kind that nobody thought of
             say_once(f"samples are not counted: {error!r}")
 
-    def _begin_step(self) -> None:
-        self._stepping = True
-        self._step.__enter__()
-
     def starting_workers(self) -> AbstractContextManager[None]:
         """Return the context of making an iterator: a wait for data, for the step that comes."""
         return self._data
@@ -133,9 +124,12 @@ class Training:
     def end_step(self) -> None:
         """End the open step: the next batch is asked for, or the epoch has ended."""
         self._trained = False
-        if self._stepping:
-            self._stepping = False
+        if self._by_hand:
+            self._by_hand = False
             self._step.__exit__(None, None, None)
+        elif self._stepping:
+            end_open_step(self.watch)
+        self._stepping = False
 
     # What is no training input ------------------------------------------------------------------------------------
 
@@ -154,8 +148,16 @@ class Training:
         """Call `original`, which copies a batch to the device."""
         if not self.is_input():
             return original(*args, **kwargs)
-        with self._transfer:
-            return original(*args, **kwargs)
+        recorder = self._recorder
+        if recorder.steady is None:
+            with self._transfer:
+                return original(*args, **kwargs)
+        # A usual step stays one. The tensors that are copied inside are timed too: what they took is in this.
+        before_ns, begin = recorder.transfer_ns, recorder.clock()
+        result = original(*args, **kwargs)
+        if recorder.steady is not None and recorder.begin_ns <= begin:
+            recorder.transfer_ns = before_ns + recorder.clock() - begin
+        return result
 
     def close(self) -> None:
         """End the training: all that was patched is restored, and an own Watch is closed and tells its verdict."""
@@ -165,6 +167,7 @@ class Training:
         _active.remove(self)
         self.patches.restore()
         self.end_step()
+        self._pass = None
         if not self._disabled:
             untap_torch(self.watch)
         if self._owned:
@@ -188,6 +191,19 @@ class Training:
             iterator = original(loader)
         note_loader(self.watch, loader, iterator)
         return iterator
+
+
+class _Asking:
+    """Asks for batches as a framework does, as an iterator: so its steps take the way of any loop's."""
+
+    ask: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def __iter__(self) -> _Asking:
+        return self
+
+    def __next__(self) -> Any:
+        return self.ask(*self.args)
 
 
 class _Phase:
@@ -253,39 +269,26 @@ def untap_torch(watch: Watch) -> None:
     watch._tap(watch._taps.loop_ends)
 
 
-@_fail_open
-def look_at_device(watch: Watch, now_ns: int) -> None:
-    """Find the device once the user's code has set it up, and read what it has finished."""
-    if watch._recorder.home is None:
-        watch._find_device()
-    else:
-        watch._recorder.poll(now_ns)
+def new_pass(watch: Watch, asking: Iterator[T]) -> Iterator[T]:
+    """Return a pass over what is asked for, measured as one over a loader."""
+    loop = watch._pass(asking)
+    loop.is_last_word = False  # the framework's training goes on, and says when it ends
+    watched: Iterator[T] = WatchedIterator(loop)
+    return watched
 
 
 @_fail_open
-def drop_step(watch: Watch) -> None:
-    """The open step got no batch: its time was a wait for data."""
-    watch._recorder.abandon(watch._recorder.clock())
+def end_open_step(watch: Watch) -> None:
+    """End the step that is open in the training thread."""
+    recorder = watch._recorder
+    if recorder.thread == get_ident():
+        recorder.end_step(recorder.clock())
 
 
 def count_samples(watch: Watch, *samples: int) -> None:
     """Set the number of samples of the open step, which these batches have together; none where one of them is not known (-1)."""
     if min(samples) >= 0:
         watch._recorder.samples = sum(samples)
-
-
-@_fail_open
-def count_fetch(watch: Watch, busy_ns_before: int | None, wall_ns: int) -> None:
-    """Count a fetch by the training thread: evidence for why it waited."""
-    after = busy_ns(watch)
-    if after is not None and busy_ns_before is not None:
-        watch._recorder.fetches.count(after - busy_ns_before, wall_ns)
-
-
-def busy_ns(watch: Watch) -> int | None:
-    """Return the training thread's time on a CPU or in the queue for one, in ns; None before there is such a thread."""
-    thread_time = watch._recorder.fetches.thread_time
-    return None if thread_time is None else thread_time.busy_ns()
 
 
 @_fail_open
