@@ -140,7 +140,7 @@ last_over_time(gpuwatch_run_up[<telemetry_window_s>]) == 1 unless gpuwatch_run_u
         description="Its process died, or its messages stopped without a good-bye: what its GPUs do is unknown, and its other "
         "alerts say nothing about it now.",
         owner=RANK_OWNER,
-        cause="the process died, was stopped, or its socket to the agent is gone",
+        cause="the process died, was stopped, or its socket to the agent is gone; by its findings: " + CAUSE,
         advice="see whether the process lives; its last words are in its own log, the kernel's in `dmesg -T`",
         lost_gpus=None,
     ),

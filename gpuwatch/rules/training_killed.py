@@ -11,7 +11,7 @@ from gpuwatch.window import MemoryKills, Window
 
 _WHERE = {"group": "in its control group", "around": "in a control group around its own", "node": "on this node"}
 _MOST = 0.5
-"""Share of the memory used from which the training process itself is where there is something to save."""
+"""Share of the memory used from which the training process itself is where there is something to save, and of the limit from which that is said."""
 
 
 def training_killed(window: Window) -> Finding | None:
@@ -19,10 +19,8 @@ def training_killed(window: Window) -> Finding | None:
     oom = window.oom
     if oom is None or window.worker_deaths:
         return None
-    # Of one process alone in its group there is no doubt; of several ranks, or of what others share, it may have been another one.
-    certain = oom.where == "group" and oom.kills >= window.world_size
     title = "the training process was killed for lack of memory"
-    if not certain:
+    if oom.where != "group" or window.world_size > 1:  # it may have been another rank, or what else is there
         title = f"the training process is gone, and the kernel has killed for lack of memory {_WHERE[oom.where]}"
     return Finding(
         cause="training_killed",
@@ -58,6 +56,8 @@ def _memory(oom: MemoryKills) -> Iterator[Evidence]:
 
 def _less(window: Window, oom: MemoryKills) -> str:
     own, used = oom.resident_bytes, oom.used_bytes
-    if own is not None and used is not None and own >= _MOST * used:
+    # What was seen long before the limit was reached does not tell what has grown since.
+    near = used is not None and (oom.limit_bytes is None or used >= _MOST * oom.limit_bytes)
+    if own is not None and used is not None and near and own >= _MOST * used:
         return "keep less in the training process (what the data set caches, results kept over the steps), or smaller batches"
     return f"{fewer_workers(window)}, prefetch_factor=1 or smaller batches"

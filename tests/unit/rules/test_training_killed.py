@@ -44,11 +44,18 @@ def test_where_the_training_process_itself_had_the_memory_it_is_to_keep_less() -
     )
 
 
+def test_where_what_grew_was_not_seen_both_may_be_it() -> None:
+    finding = training_killed(lost(replace(KILLED, used_bytes=GIB, resident_bytes=GIB)))
+    assert finding is not None and finding.advice.startswith(
+        "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or"
+    )
+
+
 @pytest.mark.parametrize(
     ("oom", "world_size", "end"),
     [
         (KILLED, 2, "killed for lack of memory in its control group"),
-        (replace(KILLED, kills=2), 2, "was killed for lack of memory"),
+        (replace(KILLED, kills=2), 1, "was killed for lack of memory"),
         (replace(KILLED, where="around"), 1, "killed for lack of memory in a control group around its own"),
         (replace(KILLED, where="node"), 1, "killed for lack of memory on this node"),
     ],
