@@ -151,16 +151,11 @@ raise_again(PyObject *exception)
 #endif
 }
 
-/* Append (USUAL, begin, end, fed, transfer, samples) to the recorder's log. */
+/* Append (USUAL, begin, end, fed, transfer, samples) to the recorder's log, as `entry`, which is new and whose reference it takes. */
 static int
-log_step(Steps *self, long long end_ns)
+log_step(Steps *self, PyObject *entry, long long end_ns)
 {
     UsualStep *recorder = self->recorder;
-    PyObject *samples = recorder->samples == NULL ? Py_None : recorder->samples;
-    PyObject *entry = PyTuple_New(6);
-    if (entry == NULL) {
-        return -1;
-    }
     long long times[] = {recorder->begin_ns, end_ns, recorder->fed_ns, recorder->transfer_ns};
     PyTuple_SET_ITEM(entry, 0, Py_NewRef(usual_kind));
     for (int i = 0; i < 4; i++) {
@@ -171,11 +166,34 @@ log_step(Steps *self, long long end_ns)
         }
         PyTuple_SET_ITEM(entry, i + 1, time);
     }
-    PyTuple_SET_ITEM(entry, 5, Py_NewRef(samples));
+    PyTuple_SET_ITEM(entry, 5, Py_NewRef(recorder->samples == NULL ? Py_None : recorder->samples));
     PyObject *none = PyObject_CallOneArg(self->append, entry);
     Py_DECREF(entry);
     Py_XDECREF(none);
     return none == NULL ? -1 : 0;
+}
+
+/* Tell the loop of an error. Returns -1 where that raised, an interrupt meanwhile, which is set as Python does inside an `except`. */
+static int
+tell(Steps *self, PyObject *method, PyObject *error)
+{
+    PyObject *told = PyObject_CallMethodOneArg(self->loop, method, error);
+    Py_XDECREF(told);
+    if (told != NULL) {
+        return 0;
+    }
+    PyObject *newer = take_exception(), *last = newer;
+    for (int i = 0; i < 100 && last != error; i++) { /* users can make a ring of contexts */
+        PyObject *before = PyException_GetContext(last);
+        if (before == NULL) {
+            PyException_SetContext(last, Py_NewRef(error));
+            break;
+        }
+        Py_DECREF(before);
+        last = before;
+    }
+    raise_again(newer);
+    return -1;
 }
 
 /* The fetch has raised: tell the loop, and raise the same again. */
@@ -183,14 +201,10 @@ static PyObject *
 nothing_came(Steps *self)
 {
     PyObject *error = take_exception();
-    PyObject *told = PyObject_CallMethodOneArg(self->loop, name_nothing_came, error);
-    if (told == NULL) { /* an interrupt meanwhile */
-        PyObject *newer = take_exception();
-        PyException_SetContext(newer, error);
-        raise_again(newer);
+    if (tell(self, name_nothing_came, error) < 0) {
+        Py_DECREF(error);
         return NULL;
     }
-    Py_DECREF(told);
     raise_again(error);
     return NULL;
 }
@@ -214,10 +228,22 @@ count_samples(Steps *self, PyObject *batch)
         return -1;
     }
     PyObject *error = take_exception();
-    PyObject *told = PyObject_CallMethodOneArg(self->loop, name_cannot_count, error);
+    int told = tell(self, name_cannot_count, error);
     Py_DECREF(error);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    return told;
+}
+
+static PyObject *take_one(PyObject *self, PyObject *loop);
+static PyMethodDef usual = {"usual", take_one, METH_O, "Take one usual step, whosever turn it is."};
+
+/* Leave the step to the loop. What it may call back is made here: an iterator with a `__call__` of its own would not be the loader's. */
+static PyObject *
+ask_loop(Steps *self)
+{
+    PyObject *take_usual = PyCFunction_New(&usual, (PyObject *)self);
+    PyObject *batch = take_usual == NULL ? NULL : PyObject_CallMethodOneArg(self->loop, name_ask, take_usual);
+    Py_XDECREF(take_usual);
+    return batch;
 }
 
 /* As `ask` in watched_iterator.py. */
@@ -227,9 +253,21 @@ take_step(Steps *self, int is_due)
     UsualStep *recorder = self->recorder;
     long long now, fed;
     if (is_due || recorder->steady != self->owner || !is_training_thread(recorder)) {
-        return PyObject_CallMethodOneArg(self->loop, name_ask, (PyObject *)self);
+        return ask_loop(self);
     }
-    if (read_clock(recorder, &now) < 0 || log_step(self, now) < 0) {
+    PyObject *entry = PyTuple_New(6); /* may collect garbage, whose finalizers do what they like: nothing is read of the recorder before */
+    if (entry == NULL) {
+        return NULL;
+    }
+    if (recorder->steady != self->owner) {
+        Py_DECREF(entry);
+        return ask_loop(self);
+    }
+    if (read_clock(recorder, &now) < 0) {
+        Py_DECREF(entry);
+        return NULL;
+    }
+    if (log_step(self, entry, now) < 0) {
         return NULL;
     }
     recorder->begin_ns = now;
@@ -268,11 +306,10 @@ steps_next(Steps *self)
     return take_step(self, is_due);
 }
 
-/* Called by the loop, with itself: take one usual step, whosever turn it is. */
 static PyObject *
-steps_call(Steps *self, PyObject *args, PyObject *kwargs)
+take_one(PyObject *self, PyObject *loop)
 {
-    return take_step(self, 0);
+    return take_step((Steps *)self, 0);
 }
 
 static int
@@ -339,7 +376,6 @@ static PyTypeObject StepsType = {
     .tp_new = steps_new,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = (iternextfunc)steps_next,
-    .tp_call = (ternaryfunc)steps_call,
     .tp_traverse = (traverseproc)steps_traverse,
     .tp_dealloc = (destructor)steps_dealloc,
 };
@@ -355,13 +391,15 @@ typedef struct {
 
 static PyObject *name_is_cpu;
 
-/* 1 or 0; -1 without an exception where it cannot be told, as by a device of somebody's own making. */
+/* 1 or 0; -1 where it cannot be told, as by a device of somebody's own making. An interrupt stays set. */
 static int
 is_on_cpu(PyObject *tensor)
 {
     PyObject *answer = PyObject_GetAttr(tensor, name_is_cpu);
     if (answer == NULL) {
-        PyErr_Clear();
+        if (PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear();
+        }
         return -1;
     }
     Py_DECREF(answer);
@@ -400,6 +438,9 @@ timed_copy(TimedCopy *self, PyObject *const *args, size_t nargsf, PyObject *name
         }
     }
     Py_DECREF(tensor);
+    if (result != NULL && PyErr_Occurred()) {
+        Py_CLEAR(result);
+    }
     return result;
 }
 
@@ -459,6 +500,21 @@ timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* Copied deeply and pickled it is the original. */
+static PyObject *
+timed_reduce(TimedCopy *self, PyObject *none)
+{
+    PyObject *loaders = PyImport_ImportModule("gpuwatch.watched_loader");
+    PyObject *as_it_is = loaders == NULL ? NULL : PyObject_GetAttrString(loaders, "as_it_is");
+    Py_XDECREF(loaders);
+    return as_it_is == NULL ? NULL : Py_BuildValue("N(O)", as_it_is, self->original);
+}
+
+static PyMethodDef timed_methods[] = {
+    {"__reduce__", (PyCFunction)timed_reduce, METH_NOARGS, NULL},
+    {NULL},
+};
+
 static PyGetSetDef timed_attributes[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL},
@@ -474,6 +530,7 @@ static PyTypeObject TimedCopyType = {
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(TimedCopy, call),
     .tp_descr_get = timed_bind,
+    .tp_methods = timed_methods,
     .tp_getset = timed_attributes,
     .tp_dictoffset = offsetof(TimedCopy, dict),
     .tp_getattro = PyObject_GenericGetAttr,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch import compiled
+from gpuwatch import compiled, hook, watched_iterator
 from gpuwatch.entries import USUAL
 from gpuwatch.hook import Watch
 from gpuwatch.loops import Loop
@@ -234,6 +234,101 @@ def test_a_recorder_that_is_half_made_or_taken_apart_takes_no_usual_step(
     assert next(iterator) == 50
 
 
+class Failing:
+    """Numbers; every sixtieth one fails."""
+
+    count = 0
+
+    def __iter__(self) -> Failing:
+        return self
+
+    def __next__(self) -> int:
+        self.count += 1
+        if self.count % 60 == 0:
+            raise KeyError("a sample")
+        return self.count
+
+
+@pytest.mark.parametrize("kind", [watched_iterator.InPython, watched_iterator.WatchedIterator])
+def test_an_interrupt_while_the_loop_is_told_of_a_failure_shows_both(
+    kind: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Loop[Any], error: BaseException) -> None:
+        try:
+            raise ValueError("on the way")
+        except ValueError:
+            raise KeyboardInterrupt from None
+
+    def raised_again(self: Loop[Any], error: BaseException) -> None:
+        raise error
+
+    def contexts(error: BaseException | None) -> list[str]:
+        kinds = []
+        while error is not None and len(kinds) < 5:
+            kinds.append(type(error).__name__)
+            error = error.__context__
+        return kinds
+
+    monkeypatch.setattr(hook, "WatchedIterator", kind)
+    monkeypatch.setattr(Loop, "cannot_count", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        for _ in watch.steps(range(100), samples=lambda batch: 1 // (50 - batch)):
+            pass
+    assert contexts(raised.value) == ["KeyboardInterrupt", "ValueError", "ZeroDivisionError"]
+
+    iterator = iter(watch.steps(Failing()))
+    for _ in range(59):
+        next(iterator)
+    monkeypatch.setattr(Loop, "nothing_came", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        next(iterator)
+    assert contexts(raised.value) == ["KeyboardInterrupt", "ValueError", "KeyError"]
+    for _ in range(59):
+        next(iterator)
+    monkeypatch.setattr(Loop, "nothing_came", raised_again)
+    with pytest.raises(KeyError) as failed:
+        next(iterator)
+    assert contexts(failed.value) == ["KeyError"]
+
+
+def test_the_iterator_cannot_be_called(watch: Watch) -> None:
+    assert not callable(iter(watch.steps(range(3))))  # `data() if callable(data) else data` is common
+
+
+COLLECTED = """
+import gc, sys
+from collections import deque
+import gpuwatch
+
+watch = gpuwatch.Watch(quiet=True)
+recorder = watch._recorder
+
+class Forgotten:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        recorder.samples = 7_000_000 + recorder.begin_ns % 1000
+
+usual = 0
+gc.set_threshold(3)
+for batch in watch.steps(iter(range(20_000)), samples=lambda batch: 5_000_000 + batch):
+    for _ in range(batch % 5):
+        Forgotten()
+    log = recorder.log
+    if log and log[-1][0] == 11:
+        usual += 1
+        _, begin, end, fed, transfer, samples = log[-1]
+        assert begin <= fed <= end and transfer == 0 and 5_000_000 <= samples < 7_001_000, log[-1]
+assert usual > 5_000, usual
+print("whole")
+"""
+
+
+def test_what_a_finalizer_changes_while_a_step_is_logged_is_no_dangling_number() -> None:
+    assert in_fresh_python(COLLECTED) == "whole"
+
+
 def in_fresh_python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -259,6 +354,24 @@ def test_it_is_left_alone_where_that_is_asked_for() -> None:
 def test_one_of_another_version_is_left_alone() -> None:
     older = "import sys, types; old = types.ModuleType('gpuwatch._hot'); old.INTERFACE = 0; sys.modules['gpuwatch._hot'] = old\n"
     assert in_fresh_python(older + KIND) == "InPython"
+
+
+LEFT_OVER = """
+import sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "gpuwatch._hot":
+            raise RuntimeError("of another gpuwatch")
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_one_that_cannot_be_loaded_or_is_something_else_is_left_alone() -> None:
+    assert in_fresh_python(LEFT_OVER + KIND) == "InPython"
+    nameless = "import sys, types; sys.modules['gpuwatch._hot'] = types.ModuleType('gpuwatch._hot')\n"
+    assert in_fresh_python(nameless + KIND) == "InPython"
 
 
 def test_the_hook_is_the_same_without_it() -> None:
