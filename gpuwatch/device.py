@@ -69,13 +69,17 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Piece:
-    """The events of one open piece."""
+    """The events of one open piece. Pieces are reused, like events."""
 
     __slots__ = ("batch", "copies", "drained_ns", "end", "launch_seen", "previous", "read_back")
 
-    def __init__(self, previous: Any | None, batch: Any) -> None:
-        self.previous = previous
-        self.batch = batch
+    def __init__(self) -> None:
+        self.previous: Any | None = None
+        """The end of the piece before."""
+        self.batch: Any = None
+        self.reset()
+
+    def reset(self) -> None:
         self.copies: Sequence[tuple[Any, Any]] = ()
         """Begin and end of each run of copies to the device."""
         self.end: Any | None = None
@@ -88,18 +92,33 @@ class _Piece:
 class DeviceTimeline:
     """Records events for the training thread and harvests them in order. Every call is made in that thread."""
 
+    __slots__ = (
+        "_begun_elsewhere",
+        "_ended",
+        "_events",
+        "_foreign_told",
+        "_harvested_ns",
+        "_last",
+        "_open",
+        "_pending",
+        "_spare",
+        "given_up",
+        "launches",
+    )
+
     def __init__(self, events: Events) -> None:
         self._events = events
         self._open: _Piece | None = None
         self._last: Any | None = None
         """The end of the piece before the next one; kept until that one is harvested."""
         self._pending: deque[_Piece] = deque()
+        self._spare: list[_Piece] = []
         self.given_up = 0
         """Pieces that were left to the host's clock."""
         self.launches = 0
         """How often the last launch of a step was noted."""
-        self._harvested_ns = 0
-        """When the pieces were last read, as far as they could be."""
+        self._harvested_ns = self._ended = 0
+        """When the pieces were last read, as far as they could be; and how many have ended since."""
         self._foreign_told = 0
         self._begun_elsewhere = 0
 
@@ -124,8 +143,9 @@ class DeviceTimeline:
             self._last = None
             return
         self._begun_elsewhere = 0
-        self._open = _Piece(self._last, events.record(None))
-        self._last = None
+        self._open = piece = self._spare.pop() if self._spare else _Piece()
+        piece.previous, self._last = self._last, None
+        piece.batch = events.record(None)
 
     def copy_begins(self, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
@@ -187,7 +207,8 @@ class DeviceTimeline:
         if events.foreign > self._foreign_told:
             self._foreign_told = events.foreign
             told |= FOREIGN
-        if at_ns - self._harvested_ns >= HARVESTED_AFTER_NS or len(self._pending) >= HARVESTED_AFTER:
+        self._ended += 1
+        if at_ns - self._harvested_ns >= HARVESTED_AFTER_NS or self._ended >= HARVESTED_AFTER:
             told |= DUE
         return told
 
@@ -196,7 +217,7 @@ class DeviceTimeline:
         pending, events = self._pending, self._events
         if not pending or not events.usable():
             return []
-        self._harvested_ns = now_ns
+        self._harvested_ns, self._ended = now_ns, 0
         newest = pending[-1]
         if newest.drained_ns or events.ready(newest.end):  # then so are those before it: they are of one stream
             done = list(pending)
@@ -269,4 +290,6 @@ class DeviceTimeline:
             shared.pop(id(batch), None)
             for event in shared.values():
                 release(event)
+        piece.reset()
+        self._spare.append(piece)
         return times

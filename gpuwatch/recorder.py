@@ -202,6 +202,7 @@ class Recorder(_UsualStep):
             self.log.append((SPAN, self.begin_ns, at_ns, state))
         if self.device is not None:
             self.device.interrupt()
+            self.poll(at_ns)  # no step follows that would
         self._shut()
 
     def begin_part(self, part: str, at_ns: int) -> None:

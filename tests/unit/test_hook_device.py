@@ -284,3 +284,42 @@ def test_a_host_that_works_on_after_its_last_launch_reads_nothing_back(rig: Rig)
     for _ in rig.watch.steps(rig.batches([0.0] * 20)):
         rig.train(host_ms=1, launch_ms=10, after_ms=15)
     assert ends(rig) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "launch_ms"), [(0.1, 0.05), (0.1, 10.0), (5.0, 1.0)], ids=["quick", "far behind", "slow"]
+)
+def test_quick_steps_are_read_many_at_a_time_and_slow_ones_at_once(
+    step_ms: float, launch_ms: float, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline, at = rig.watch._recorder.home, []
+    assert timeline is not None
+    harvest = type(timeline).harvest
+
+    def noted(self: Any, now_ns: int) -> Any:
+        at.append(now_ns)
+        return harvest(self, now_ns)
+
+    monkeypatch.setattr(type(timeline), "harvest", noted)
+    told = []
+    for number in rig.watch.steps(range(160)):
+        rig.train(host_ms=step_ms, launch_ms=launch_ms)
+        turn(rig.watch)
+        told.append(rig.watch._publisher.accounts.timeline.counts.steps)
+        if launch_ms < step_ms:
+            assert number - told[-1] <= (16 if step_ms < 2 else 0)
+    assert len(at) <= (160 / 16 + 160 / 32 + 2 if step_ms < 2 else 160 + 2)
+    states = rig.states()
+    assert rig.watch.report().steps == 160
+    assert states["compute"] == pytest.approx(160 * max(step_ms, launch_ms), rel=0.01)
+
+
+def test_the_last_steps_of_a_loop_are_read_when_it_ends(rig: Rig) -> None:
+    for _ in rig.watch.steps(range(5)):
+        rig.train(host_ms=0.1, launch_ms=0.05)
+    assert rig.watch.report().steps == 5
+    for number in rig.watch.steps(range(9)):
+        rig.train(host_ms=0.1, launch_ms=0.05)
+        if number == 6:
+            break
+    assert rig.watch.report().steps == 12

@@ -19,8 +19,9 @@ class Event:
         Event.made.append(options)
         self.at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         self.at += 1.5
+        self.stream = stream
 
     def query(self) -> bool:
         return True
@@ -39,6 +40,7 @@ class Torch:
             is_available=lambda: kind == "cuda",
             is_current_stream_capturing=lambda: self.capturing,
             current_device=lambda: self.device,
+            current_stream=lambda _: SimpleNamespace(stream_id=self.stream),
             Event=Event,
         )
         self.accelerator = SimpleNamespace(
@@ -90,6 +92,26 @@ def test_cuda_has_events_of_its_own_and_other_accelerators_torch_s() -> None:
     assert events.elapsed_ns(first, second) == 1_500_000
     events.release(first)
     assert events.record(None) is first
+
+
+def test_cuda_s_events_are_recorded_on_the_one_stream_by_the_functions_below_torch_s_own() -> None:
+    torch = Torch("cuda")
+
+    class Wrapped(Event):
+        def record(self, stream: Any = None) -> None:
+            raise AssertionError("looks up the current stream again")
+
+        query = elapsed_time = record  # type: ignore[assignment]
+
+    torch.cuda.Event = Wrapped
+    torch._C._CudaEventBase = Event
+    torch._C._cuda_getDevice = lambda: torch.device
+    events = torch_events(torch)
+    assert events is not None
+    first, second = events.record(None), events.record(None)
+    events.record(second)
+    assert first.stream is second.stream and first.stream.stream_id == 7
+    assert events.ready(second) and events.elapsed_ns(first, second) == 1_500_000
 
 
 def test_an_event_never_makes_a_context_on_a_gpu_that_the_user_has_none_on() -> None:
