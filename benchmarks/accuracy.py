@@ -163,6 +163,7 @@ dataset and body, and from the device's account of its own work and idleness. Th
 clocks and a real optimizer; on a machine with CUDA the same scenarios run on the GPU too, with events of their own as the truth.
 
 `compute` in the device's ledger includes idle moments between the launches of one step, which events cannot see, and where no optimizer steps the time until the host asks for the next batch.
+The hook's budget is 20 % here: the model device's own Python is in the hook's cost, and past the default 1 % device events would rest on some steps, which are estimated then.
 
 """
     return text + "\n".join(table(rows, with_cuda)) + "\n"

@@ -71,12 +71,14 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
 class _Piece:
     """The events of one open piece. Pieces are reused, like events."""
 
-    __slots__ = ("batch", "copies", "drained_ns", "end", "launch_seen", "previous", "read_back")
+    __slots__ = ("batch", "copies", "drained_ns", "end", "follows", "launch_seen", "previous", "read_back")
 
     def __init__(self) -> None:
         self.previous: Any | None = None
-        """The end of the piece before."""
+        """The end of the piece before, while `batch` is another event."""
         self.batch: Any = None
+        self.follows = False
+        """The stream had work when the batch was in hand, and did not run dry: `batch` is the end of the piece before."""
         self.reset()
 
     def reset(self) -> None:
@@ -94,6 +96,7 @@ class DeviceTimeline:
 
     __slots__ = (
         "_begun_elsewhere",
+        "_drained",
         "_ended",
         "_events",
         "_foreign_told",
@@ -111,6 +114,8 @@ class DeviceTimeline:
         self._open: _Piece | None = None
         self._last: Any | None = None
         """The end of the piece before the next one; kept until that one is harvested."""
+        self._drained = False
+        """Whether that was reached by the end of the piece."""
         self._pending: deque[_Piece] = deque()
         self._spare: list[_Piece] = []
         self.given_up = 0
@@ -130,7 +135,7 @@ class DeviceTimeline:
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_seen and events.usable():
             if not piece.copies:  # else it was copied while it was fetched, and is on the device already
-                events.record(piece.batch)
+                self._move_batch(piece)
             return
         self._open = None
         if len(self._pending) >= RING:
@@ -144,8 +149,18 @@ class DeviceTimeline:
             return
         self._begun_elsewhere = 0
         self._open = piece = self._spare.pop() if self._spare else _Piece()
-        piece.previous, self._last = self._last, None
-        piece.batch = events.record(None)
+        last, self._last = self._last, None
+        if last is None or self._drained or events.ready(last):
+            piece.previous, piece.batch, piece.follows = last, events.record(None), False
+        else:  # what follows is queued behind it: one event serves two purposes
+            piece.previous, piece.batch, piece.follows = None, last, True
+
+    def _move_batch(self, piece: _Piece) -> Any:
+        """Record the piece's batch event now; return it."""
+        if not piece.follows:
+            return self._events.record(piece.batch)
+        piece.previous, piece.batch, piece.follows = piece.batch, self._events.record(None), False
+        return piece.batch
 
     def copy_begins(self, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
@@ -157,7 +172,7 @@ class DeviceTimeline:
         if piece is None or not self._events.usable():
             return None
         if in_fetch and not piece.copies:
-            return self._events.record(piece.batch)
+            return self._move_batch(piece)
         if not follows:
             return self._events.record(None)
         return piece.copies[-1][1] if piece.copies else piece.batch
@@ -198,7 +213,7 @@ class DeviceTimeline:
                     piece.end = end = events.record(None)
                 elif events.ready(end):
                     piece.drained_ns = at_ns
-                self._last = end
+                self._last, self._drained = end, bool(piece.drained_ns)
                 self._pending.append(piece)
                 told = AWAITED
             else:
@@ -240,7 +255,7 @@ class DeviceTimeline:
     def resume(self) -> None:
         """Measure again after a rest, from the next piece on: what is queued now comes before it."""
         self._open = None
-        self._last = self._events.record(None) if self._events.usable() else None
+        self._last, self._drained = self._events.record(None) if self._events.usable() else None, False
 
     def look(self) -> None:
         """Note whether another device or stream is current: a loader may copy on one of its own while it fetches."""
@@ -271,7 +286,7 @@ class DeviceTimeline:
         elapsed, release = self._events.elapsed_ns, self._events.release
         previous, batch = piece.previous, piece.batch
         transfer_ns = sum([max(0, elapsed(begin, end)) for begin, end in piece.copies]) if piece.copies else 0
-        gap_ns = None if previous is None else max(0, elapsed(previous, batch))
+        gap_ns = 0 if piece.follows else None if previous is None else max(0, elapsed(previous, batch))
         times = DeviceTimes(
             gap_ns,
             transfer_ns,

@@ -28,6 +28,7 @@ class Meter:
     __slots__ = (
         "_by_device",
         "_evidence",
+        "_launches",
         "_plain",
         "_settled",
         "budget",
@@ -47,8 +48,9 @@ class Meter:
         self._plain: deque[int] = deque(maxlen=_KEPT)
         self._by_device: deque[int] = deque(maxlen=_KEPT)
         self._evidence: deque[int] = deque(maxlen=_KEPT)
+        self._launches: deque[int] = deque(maxlen=_KEPT)
         self.taps_ns = 0
-        """Time in device events outside of fetches, all of it."""
+        """Time in device events outside of fetches: in the last launches of steps, and in reading what the device has done."""
         self.last_harvest = (0, 0)
         """When the device's times were last read for many steps at once, and how long that took; it is in `taps_ns` too."""
         self.stretch = 1
@@ -70,6 +72,11 @@ class Meter:
         """Note what the hook took of one fetch, beside the fetch itself."""
         kind = self._evidence if with_evidence else self._by_device if by_device else self._plain
         kind.append(own_ns)
+
+    def launched(self, took_ns: int, launches: int) -> None:
+        """Note what it took to record a last launch, one of so many: the usual time counts, not the odd one that was interrupted."""
+        self._launches.append(took_ns)
+        self.taps_ns += launches * int(median(self._launches))
 
     def harvested(self, at_ns: int, took_ns: int) -> None:
         """Note what it took to read the device's times of many steps: of no single fetch, though it came before one."""

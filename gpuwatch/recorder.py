@@ -357,7 +357,7 @@ class Recorder(_UsualStep):
         else:
             begin = self.clock()
             device.launched()
-            self.meter.taps_ns += (self.clock() - begin) * _METERED
+            self.meter.launched(self.clock() - begin, _METERED)
 
     def poll(self, at_ns: int) -> None:
         """Log what the device's timeline knows by now. Called in the training thread only."""

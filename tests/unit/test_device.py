@@ -71,6 +71,46 @@ def test_a_wait_behind_queued_work_is_no_gap() -> None:
     assert not any(t.drained for t in times[1:])
 
 
+def test_while_the_device_lags_the_end_of_a_step_is_the_next_ones_batch_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, recorded = Loop(), 0
+    record = loop.device.record
+
+    def counted(event: object) -> object:
+        nonlocal recorded
+        recorded += 1
+        return record(event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop.device, "record", counted)
+    for _ in range(20):
+        loop.step(wait_s=0.001, device_s=0.010, host_s=0.001, copy_s=0.002)
+    times = loop.finish()
+    assert recorded == 3 + 19 * 2  # batch, copy and end; then copy and end
+    assert {(t.gap_ns, t.transfer_ns, t.compute_ns) for t in times[1:]} == {(0, 2 * MS, 10 * MS)}
+
+
+def test_a_second_batch_before_any_launch_moves_the_moment_and_leaves_the_step_before_alone() -> None:
+    loop = Loop()
+    loop.step(wait_s=0.001, device_s=0.010)
+    loop.timeline.begin()  # the device works on: its event is the last step's end
+    loop.clock.sleep(0.020)  # a second loader is waited for
+    loop.timeline.begin()
+    loop.device.launch(0.005)
+    loop.timeline.launched()
+    assert loop.timeline.end(loop.clock()) & AWAITED
+    first, second = loop.finish()
+    assert (first.compute_ns, second.gap_ns, second.compute_ns) == (10 * MS, 10 * MS, 5 * MS)
+    assert loop.device.events_made == 4
+
+
+def test_work_after_the_last_known_launch_is_no_gap_while_the_device_lags() -> None:
+    loop = Loop()
+    for _ in range(5):
+        loop.step(wait_s=0.001, device_s=0.010)
+        loop.device.launch(0.003)  # a metric, say
+    times = loop.finish()
+    assert [(t.gap_ns, t.compute_ns) for t in times] == [(None, 10 * MS), *[(0, 13 * MS)] * 4]
+
+
 def test_host_work_after_the_last_launch_is_in_the_gap() -> None:
     loop = Loop()
     for _ in range(4):

@@ -45,6 +45,13 @@ def test_a_pause_of_the_machine_is_not_taken_for_cost() -> None:
     assert meter.ratio == pytest.approx(1.04e-3)
 
 
+def test_a_pause_in_the_one_launch_of_sixteen_that_is_metered_is_not_taken_for_sixteen() -> None:
+    meter = Meter()
+    for took in (*[2 * US] * 5, 20 * MS, *[2 * US] * 4):
+        meter.launched(took, 16)
+    assert meter.taps_ns == 160 * 2 * US
+
+
 def test_past_the_budget_looks_are_thinned_first_then_the_device_and_both_come_back() -> None:
     meter = fed(Meter(0.01), 1 * US, 41 * US, by_device_ns=11 * US)
     steps = looks = step_ns = 0
