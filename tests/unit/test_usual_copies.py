@@ -132,9 +132,7 @@ def test_the_method_is_copied_and_pickled_as_ever(monkeypatch: pytest.MonkeyPatc
     watch.close()
 
 
-def test_an_interrupt_while_a_device_is_asked_for_is_the_users(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_device_is_asked_for_is_the_users(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     class Strange(torch.Tensor):  # type: ignore[misc]
         __torch_function__ = torch._C._disabled_torch_function_impl
         error: BaseException = AttributeError("no device")
