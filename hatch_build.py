@@ -21,9 +21,9 @@ class CompileHotPath(BuildHookInterface):  # type: ignore[type-arg]
             return
         root = Path(self.root)
         editable = version == "editable"
-        folder = root if editable else Path(tempfile.mkdtemp(prefix="gpuwatch-build-"))
+        self._scratch = tempfile.TemporaryDirectory(prefix="gpuwatch-build-")
         try:
-            built = compile_extension(root, folder)
+            built = compile_extension(root, root if editable else Path(self._scratch.name))
         except (
             Exception
         ) as error:  # no compiler, no headers, another implementation of Python: the package is whole without it
@@ -34,6 +34,10 @@ class CompileHotPath(BuildHookInterface):  # type: ignore[type-arg]
         if not editable:
             build_data["force_include"][str(built)] = f"gpuwatch/{built.name}"
 
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_scratch"):
+            self._scratch.cleanup()
+
 
 def compile_extension(root: Path, folder: Path) -> Path:
     """Compile gpuwatch/_hot.c to a module under `folder`/gpuwatch and return its path. Raises: what setuptools raises."""
@@ -43,6 +47,7 @@ def compile_extension(root: Path, folder: Path) -> Path:
     command = Distribution({"name": "gpuwatch-hot", "ext_modules": [extension]}).get_command_obj("build_ext")
     with tempfile.TemporaryDirectory() as scratch:
         command.build_temp, command.build_lib = scratch, str(folder)
+        command.force = True  # a module that is there may be of another source: an archive's files are older than what was built of the last one
         command.ensure_finalized()
         command.run()
     (built,) = command.get_outputs()

@@ -88,7 +88,7 @@ class TransferWatch:
         last_ns = 0
 
         @functools.wraps(original)
-        def timed(tensor: Any, place: Any = _NOT_GIVEN, *args: Any, **kwargs: Any) -> Any:
+        def timed(tensor: Any, place: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
             # The usual copy, in a usual step and to the usual place, whose result is on no CPU. Each look here is paid for by every batch.
             if (
                 place is known
@@ -156,7 +156,7 @@ class TransferWatch:
         is_overridden = torch.overrides.has_torch_function_unary
 
         @functools.wraps(original)
-        def noted(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
             if recorder.device is not None and recorder.activity is IN_STEP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -18,12 +19,16 @@ KIND = (
 
 def build(folder: Path, **environment: str) -> tuple[Path, str]:
     """Return the wheel and what was said while it was built."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    environment["TMPDIR"] = str(scratch)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
+    assert not list(scratch.iterdir())
     return wheel, done.stdout + done.stderr
 
 
@@ -62,3 +67,16 @@ def test_a_wheel_for_any_machine_is_one_variable_away(tmp_path: Path) -> None:
     wheel, said = build(tmp_path, GPUWATCH_COMPILED="0")
     assert wheel.name.endswith("-py3-none-any.whl") and "not compiled" not in said
     assert unpacked(wheel, tmp_path / "site") == "InPython"
+
+
+def test_a_module_of_another_source_is_compiled_anew_whatever_the_files_ages(tmp_path: Path) -> None:
+    require("gcc", "cc")
+    source = tmp_path / "gpuwatch" / "_hot.c"
+    source.parent.mkdir()
+    source.write_bytes((ROOT / "gpuwatch" / "_hot.c").read_bytes())
+    os.utime(source, (0, 0))  # as out of an archive
+    left_over = source.with_name("_hot" + str(sysconfig.get_config_var("EXT_SUFFIX")))
+    left_over.write_bytes(b"of another source")
+    code = "import sys; from pathlib import Path; from hatch_build import compile_extension; compile_extension(*map(Path, sys.argv[1:] * 2))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, timeout=120, check=True)
+    assert left_over.read_bytes().startswith(b"\x7fELF")

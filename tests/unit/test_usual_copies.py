@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -110,6 +113,43 @@ def test_errors_are_the_users_and_their_time_is_no_copys(clock: Clock, monkeypat
             batch.to("nowhere")
         with pytest.raises(TypeError):
             torch.Tensor.to()
+        with pytest.raises(TypeError):
+            batch.to(place="meta")
+        with pytest.raises(TypeError):
+            torch.Tensor.to(tensor=batch, device="meta")
+
+    assert transferred_ms(body, clock, monkeypatch) == 0
+
+
+def test_the_method_is_copied_and_pickled_as_ever(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
+    watch = fake_watch(Clock(), monkeypatch)
+    for batch in watch.steps(torch.ones(4) for _ in range(3)):
+        moves = functools.partial(torch.Tensor.to, device="meta")
+        assert copy.deepcopy(moves)(batch).is_meta and copy.copy(torch.Tensor.to)(batch, "meta").is_meta
+        assert copy.deepcopy(batch.to)("meta").is_meta and pickle.loads(pickle.dumps(batch.to))("meta").is_meta
+        if implementation == "compiled":
+            assert pickle.loads(pickle.dumps(torch.Tensor.to)) is torch._C.TensorBase.to
+    watch.close()
+
+
+def test_an_interrupt_while_a_device_is_asked_for_is_the_users(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strange(torch.Tensor):  # type: ignore[misc]
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        error: BaseException = AttributeError("no device")
+
+        @property
+        def is_cpu(self) -> bool:
+            raise self.error
+
+    strange = torch.ones(4).as_subclass(Strange)
+
+    def body(watch: Watch, number: int, batch: Any) -> None:
+        Strange.error = AttributeError("no device")
+        assert strange.to("meta").is_meta
+        if number == 80:
+            Strange.error = KeyboardInterrupt()
+            with pytest.raises(KeyboardInterrupt):
+                strange.to("meta")
 
     assert transferred_ms(body, clock, monkeypatch) == 0
 
