@@ -31,6 +31,7 @@ class Meter:
         "_launches",
         "_plain",
         "_settled",
+        "_was_over",
         "budget",
         "cost_ns",
         "device_one_in",
@@ -62,6 +63,8 @@ class Meter:
         self.ratio: float | None = None
         """Its share of the step time lately; None before it is known."""
         self._settled = (0, 0, 0, 0)
+        self._was_over = False
+        """Whether it cost more than the budget when the account was settled last."""
 
     @property
     def cost_s(self) -> float | None:
@@ -103,12 +106,16 @@ class Meter:
         self._set_pace(self.ratio, looks_ns / new_step_ns, bool(by_device))
 
     def _set_pace(self, ratio: float, looks_ratio: float, has_device: bool) -> None:
-        """Thin first the looks, if they matter, then the device's events; bring back in the opposite order."""
+        """Thin first the looks, if they matter, then the device's events; bring back in the opposite order.
+
+        Steps that the device's timeline leaves out are estimated: it rests only when the hook is too dear twice running, not for one bad moment.
+        """
+        still_over, self._was_over = self._was_over and ratio > self.budget, ratio > self.budget
         may_rest = has_device and self.device_one_in < _MOST_REST
         if ratio > self.budget:
             if self.stretch < _MOST_STRETCH and (looks_ratio > self.budget / 8 or not may_rest):
                 self.stretch *= 2
-            elif may_rest:
+            elif may_rest and still_over:
                 self.device_one_in *= 2
         elif ratio < _RELAX_AT * self.budget:
             if self.device_one_in > 1:

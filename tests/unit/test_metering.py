@@ -73,6 +73,17 @@ def test_past_the_budget_looks_are_thinned_first_then_the_device_and_both_come_b
     assert (meter.stretch, meter.device_one_in) == (1, 1)
 
 
+def test_one_bad_moment_does_not_let_the_device_rest() -> None:
+    meter = fed(Meter(0.01), 1 * US, 1 * US, by_device_ns=11 * US)
+    meter.settle(1000, 0, 1000 * 200 * US)  # 11 of 200 µs are over 5%
+    assert (meter.stretch, meter.device_one_in) == (1, 1)
+    meter.settle(2000, 0, 2000 * 2200 * US)  # 0.5%
+    meter.settle(3000, 0, (2000 * 2200 + 1000 * 200) * US)
+    assert meter.device_one_in == 1
+    meter.settle(4000, 0, (2000 * 2200 + 2000 * 200) * US)
+    assert meter.device_one_in == 2
+
+
 class SlowClock(Clock):
     """Each reading takes a while: the hook's own work, which reads it, costs what it would on a slow machine."""
 
