@@ -358,6 +358,35 @@ def test_of_a_hundred_thousand_failures_nothing_is_kept(watch: Watch, monkeypatc
         assert blocks_of(2000) - before < 200
 
 
+def test_an_error_whose_telling_was_interrupted_is_let_go_of(watch: Watch) -> None:
+    alive: list[weakref.ref[KeyError]] = []
+    recorder = watch._recorder
+
+    class Bare:
+        def __init__(self) -> None:
+            self.recorder, self.owner, self.samples = recorder, object(), None
+
+        def fetch(self) -> None:
+            error = Missing()
+            alive.append(weakref.ref(error))
+            raise error
+
+        def nothing_came(self, error: BaseException) -> None:
+            raise KeyboardInterrupt
+
+    class Missing(KeyError):
+        pass
+
+    loop = Bare()
+    steps = compiled.hot.Steps(loop, 1000)
+    recorder.steady, recorder.thread = loop.owner, threading.get_ident()
+    for _ in range(10):
+        with contextlib.suppress(KeyboardInterrupt):
+            next(steps)
+    gc.collect()
+    assert len(alive) == 10 and not any(each() for each in alive)
+
+
 def test_an_interrupt_while_samples_are_counted_is_the_users(watch: Watch) -> None:
     def count(batch: int) -> int:
         if batch == 60:
