@@ -237,14 +237,16 @@ def test_a_recorder_that_is_half_made_or_taken_apart_takes_no_usual_step(
 class Failing:
     """Numbers; every sixtieth one fails."""
 
-    count = 0
+    def __init__(self, every: int = 60) -> None:
+        self.every = every
+        self.count = 0
 
     def __iter__(self) -> Failing:
         return self
 
     def __next__(self) -> int:
         self.count += 1
-        if self.count % 60 == 0:
+        if self.count % self.every == 0:
             raise KeyError("a sample")
         return self.count
 
@@ -327,6 +329,73 @@ print("whole")
 
 def test_what_a_finalizer_changes_while_a_step_is_logged_is_no_dangling_number() -> None:
     assert in_fresh_python(COLLECTED) == "whole"
+
+
+def test_of_a_hundred_thousand_failures_nothing_is_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(self: Loop[Any], error: BaseException) -> list[int]:
+        return [1]
+
+    def interrupted(self: Loop[Any], error: BaseException) -> None:
+        raise KeyboardInterrupt
+
+    def fail(batch: int) -> int:
+        raise ValueError(batch)
+
+    def blocks_of(count: int) -> int:
+        for _ in range(count):
+            with contextlib.suppress(KeyError, KeyboardInterrupt):
+                next(iterator)
+            iterator._loop.samples = fail  # type: ignore[attr-defined]
+            watch._recorder.log.clear()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    iterator = iter(watch.steps(Failing(2)))
+    for react in (told, interrupted):
+        monkeypatch.setattr(Loop, "nothing_came", react)
+        monkeypatch.setattr(Loop, "cannot_count", react)
+        before = blocks_of(500)
+        assert blocks_of(2000) - before < 200
+
+
+def test_an_error_whose_telling_was_interrupted_is_let_go_of(watch: Watch) -> None:
+    alive: list[weakref.ref[KeyError]] = []
+    recorder = watch._recorder
+
+    class Bare:
+        def __init__(self) -> None:
+            self.recorder, self.owner, self.samples = recorder, object(), None
+
+        def fetch(self) -> None:
+            error = Missing()
+            alive.append(weakref.ref(error))
+            raise error
+
+        def nothing_came(self, error: BaseException) -> None:
+            raise KeyboardInterrupt
+
+    class Missing(KeyError):
+        pass
+
+    loop = Bare()
+    steps = compiled.hot.Steps(loop, 1000)
+    recorder.steady, recorder.thread = loop.owner, threading.get_ident()
+    for _ in range(10):
+        with contextlib.suppress(KeyboardInterrupt):
+            next(steps)
+    gc.collect()
+    assert len(alive) == 10 and not any(each() for each in alive)
+
+
+def test_an_interrupt_while_samples_are_counted_is_the_users(watch: Watch) -> None:
+    def count(batch: int) -> int:
+        if batch == 60:
+            raise KeyboardInterrupt
+        return 4
+
+    with pytest.raises(KeyboardInterrupt):
+        for _ in watch.steps(range(100), samples=count):
+            pass
 
 
 def in_fresh_python(code: str, **environment: str) -> str:
