@@ -1,5 +1,6 @@
-/* The hot path, compiled: what usual_step() in watched_iterator.py does at each usual step, and what `timed` in transfers.py does at each
- * usual copy. All else is handed to the Python code. Those two are the description; a property test compares them with this.
+/* The hot path, compiled: what usual_step() in watched_iterator.py does at each usual step, what `timed` in transfers.py does at each usual
+ * copy, and what `count_first` in batches.py does with each usual batch. All else is handed to the Python code. Those are the description;
+ * a property test compares them with this.
  *
  * Beside a real training step everything runs from cold caches, so that it counts how little is touched: here a tuple and four numbers a step.
  * Optional: an installation without it (no C compiler, another interpreter) runs the Python code.
@@ -9,7 +10,7 @@
 #include <Python.h>
 #include <structmember.h>
 
-#define INTERFACE 1 /* the same in compiled.py: a module left over from an older installation is not used */
+#define INTERFACE 2 /* the same in compiled.py: a module left over from an older installation is not used */
 
 #ifdef Py_GIL_DISABLED
 #error "written for one thread at a time: a free-threaded Python runs the Python code"
@@ -540,6 +541,85 @@ static PyTypeObject TimedCopyType = {
     .tp_dealloc = (destructor)timed_dealloc,
 };
 
+/* ---- FirstLength: int(batch[key].shape[0]), the samples of a usual batch. ------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *key, *otherwise;
+} FirstLength;
+
+static PyObject *name_shape, *zero;
+
+static PyObject *
+first_length(FirstLength *self, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    if (PyVectorcall_NARGS(nargsf) != 1 || (names != NULL && PyTuple_GET_SIZE(names) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "one batch, and nothing else");
+        return NULL;
+    }
+    PyObject *tensor = PyObject_GetItem(args[0], self->key);
+    PyObject *shape = tensor == NULL ? NULL : PyObject_GetAttr(tensor, name_shape);
+    Py_XDECREF(tensor);
+    PyObject *length = shape == NULL ? NULL : PyObject_GetItem(shape, zero);
+    Py_XDECREF(shape);
+    PyObject *count = length == NULL ? NULL : PyNumber_Long(length);
+    Py_XDECREF(length);
+    if (count == NULL
+        && (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_IndexError)
+            || PyErr_ExceptionMatches(PyExc_KeyError) || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        PyErr_Clear(); /* shaped otherwise, such as a last batch */
+        return PyObject_CallOneArg(self->otherwise, args[0]);
+    }
+    return count;
+}
+
+static int
+first_traverse(FirstLength *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->key);
+    Py_VISIT(self->otherwise);
+    return 0;
+}
+
+static void
+first_dealloc(FirstLength *self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->key);
+    Py_XDECREF(self->otherwise);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *
+first_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *key, *otherwise;
+    if (!PyArg_ParseTuple(args, "OO:FirstLength", &key, &otherwise)) {
+        return NULL;
+    }
+    FirstLength *self = (FirstLength *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->call = (vectorcallfunc)first_length;
+        self->key = Py_NewRef(key);
+        self->otherwise = Py_NewRef(otherwise);
+    }
+    return (PyObject *)self;
+}
+
+static PyTypeObject FirstLengthType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gpuwatch._hot.FirstLength",
+    .tp_doc = "FirstLength(key, otherwise): called with a batch it returns int(batch[key].shape[0]), or otherwise(batch) where it has none.",
+    .tp_basicsize = sizeof(FirstLength),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = first_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(FirstLength, call),
+    .tp_traverse = (traverseproc)first_traverse,
+    .tp_dealloc = (destructor)first_dealloc,
+};
+
 /* ---- The module ----------------------------------------------------------------------------------------------------------------------- */
 
 static struct PyModuleDef hot_module = {
@@ -564,7 +644,9 @@ make_names(void)
     name_cannot_count = PyUnicode_InternFromString("cannot_count");
     name_samples = PyUnicode_InternFromString("samples");
     name_is_cpu = PyUnicode_InternFromString("is_cpu");
-    return name_is_cpu && usual_kind && name_ask && name_came && name_nothing_came && name_cannot_count && name_samples ? 0 : -1;
+    name_shape = PyUnicode_InternFromString("shape");
+    zero = PyLong_FromLong(0);
+    return name_is_cpu && name_shape && zero && usual_kind && name_ask && name_came && name_nothing_came && name_cannot_count && name_samples ? 0 : -1;
 }
 
 PyMODINIT_FUNC
@@ -576,7 +658,7 @@ PyInit__hot(void)
     PyObject *module = PyModule_Create(&hot_module);
     if (module == NULL || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
         || PyModule_AddType(module, &UsualStepType) < 0 || PyModule_AddType(module, &StepsType) < 0
-        || PyModule_AddType(module, &TimedCopyType) < 0) {
+        || PyModule_AddType(module, &TimedCopyType) < 0 || PyModule_AddType(module, &FirstLengthType) < 0) {
         Py_XDECREF(module);
         return NULL;
     }
