@@ -24,9 +24,8 @@ class CompileHotPath(BuildHookInterface):  # type: ignore[type-arg]
         self._scratch = tempfile.TemporaryDirectory(prefix="gpuwatch-build-")
         try:
             built = compile_extension(root, root if editable else Path(self._scratch.name))
-        except (
-            Exception
-        ) as error:  # no compiler, no headers, another implementation of Python: the package is whole without it
+        except Exception as error:
+            # No compiler, no headers, another implementation of Python: the package is whole without it.
             self.app.display_warning(f"the hot path is not compiled, and runs in Python: {error}")
             return
         build_data["pure_python"] = False
@@ -47,7 +46,7 @@ def compile_extension(root: Path, folder: Path) -> Path:
     command = Distribution({"name": "gpuwatch-hot", "ext_modules": [extension]}).get_command_obj("build_ext")
     with tempfile.TemporaryDirectory() as scratch:
         command.build_temp, command.build_lib = scratch, str(folder)
-        command.force = True  # a module that is there may be of another source: an archive's files are older than what was built of the last one
+        command.force = True  # a module that is there may be newer than its source and yet of another: an archive keeps its files' times
         command.ensure_finalized()
         command.run()
     (built,) = command.get_outputs()
