@@ -269,7 +269,8 @@ def test_in_a_narrow_terminal_ctrl_c_leaves_it_as_it_was_and_what_was_measured_r
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 40, 0, 0))
     before = termios.tcgetattr(child)
     tuning = ["setsid", "--ctty", "--wait", *command(tmp_path, "--step-ms", "1", sleep_s=0.05)]
-    environment = {**os.environ, "TERM": "xterm-256color"}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment = {**inherited, "TERM": "xterm-256color"}
     process = subprocess.Popen(tuning, cwd=tmp_path, stdin=child, stdout=child, stderr=child, env=environment)
     try:
         seen = _read_until(terminal, "trying 1 worker")
