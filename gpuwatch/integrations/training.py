@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch import this_process
-from gpuwatch.batches import sample_count, sample_counter, size_bytes
+from gpuwatch.batches import sample_count, sample_counter
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
@@ -61,8 +61,7 @@ class Training:
         self._is_ahead = False
         """Batches are fetched before the one that is trained on: how many samples a step has is told by what it trains on."""
         self._phases = 0
-        self._fresh = True
-        self._count: Callable[[Any], int] = sample_count
+        self._count: Callable[[Any], int] | None = None
         self._ended = False
         _active.append(self)
         torch_data = sys.modules.get("torch.utils.data")
@@ -92,6 +91,9 @@ class Training:
             if isinstance(error, StopIteration):
                 self._pass = None
             raise
+        finally:
+            # An iterator that has come to its end is the framework's to let go of.
+            self._asking.ask, self._asking.args = None, ()
         return batch
 
     def fetched(self, batches: Sequence[Any]) -> None:
@@ -109,10 +111,8 @@ class Training:
         try:
             if not batches:
                 return
-            if self._fresh:
-                self._fresh = False
+            if self._count is None:
                 self._count = sample_counter(batches[0]) or sample_count
-                note_batch(self.watch, batches[0])
             count_samples(self.watch, *map(self._count, batches))
         except Exception as error:  # a batch of a kind that nobody thought of
             say_once(f"samples are not counted: {error!r}")
@@ -196,13 +196,14 @@ class Training:
 class _Asking:
     """Asks for batches as a framework does, as an iterator: so its steps take the way of any loop's."""
 
-    ask: Callable[..., Any]
-    args: tuple[Any, ...]
+    ask: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
 
     def __iter__(self) -> _Asking:
         return self
 
     def __next__(self) -> Any:
+        assert self.ask is not None
         return self.ask(*self.args)
 
 
@@ -295,10 +296,3 @@ def count_samples(watch: Watch, *samples: int) -> None:
 def note_loader(watch: Watch, loader: Any, iterator: Any) -> None:
     """Tell a loader's settings and workers: evidence, and advice in numbers."""
     watch._publisher.loader = loader_facts(loader, iterator)
-
-
-@_fail_open
-def note_batch(watch: Watch, batch: Any) -> None:
-    """Tell the bytes of a batch, and that this run trains."""
-    watch._trained_with_gradients = True
-    watch._publisher.note_batch(size_bytes(batch))

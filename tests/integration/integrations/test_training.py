@@ -1,0 +1,32 @@
+"""What every integration is built on: a framework's loop, told to a Watch."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+
+import gpuwatch
+from gpuwatch.integrations.training import Training
+
+
+def test_an_iterator_that_was_asked_is_the_frameworks_to_let_go_of() -> None:
+    class Batches:
+        left = 3
+
+        def __next__(self) -> int:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    with gpuwatch.Watch(quiet=True) as watch, Training(watch) as training:
+        for end in (3, 2):  # to its end; broken off
+            batches = Batches()
+            gone = weakref.ref(batches)
+            with contextlib.suppress(StopIteration):
+                for _ in range(end + (end == 3)):
+                    training.fetched([training.fetch(batches.__next__)])
+            training.end_step()
+            del batches
+            assert gone() is None
+        assert watch.report().steps == 5
