@@ -87,10 +87,21 @@ def oom_kills_on_node(procfs: Path = Path("/proc")) -> int | None:
 
 def resident_bytes(pid: int, procfs: Path = Path("/proc")) -> int:
     """Return the memory of a process that is in RAM, what it shares with others included. Source: statm, proc(5). Raises: NoData if it is gone."""
-    fields = _read(procfs / str(pid) / "statm").split()
+    try:
+        return parse_statm(_read(procfs / str(pid) / "statm"), os.sysconf("SC_PAGE_SIZE"))
+    except ValueError as error:
+        raise NoData(f"process {pid} has an unreadable statm file") from error
+
+
+def parse_statm(text: str, page_bytes: int) -> int:
+    """Return a process's resident memory in bytes. Source: proc_pid_statm(5), the second column, in pages.
+
+    Raises: ValueError for odd text.
+    """
+    fields = text.split()
     if len(fields) < 2:
-        raise NoData(f"process {pid} has an unreadable statm file")
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        raise ValueError(f"statm: not as in proc_pid_statm(5): {text.strip()!r}")
+    return int(fields[1]) * page_bytes
 
 
 def start_ticks(pid: int, procfs: Path = Path("/proc")) -> int:

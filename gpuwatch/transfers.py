@@ -78,11 +78,9 @@ class TransferWatch:
     def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._recorder
         is_overridden = torch.overrides.has_torch_function_unary
-        places = (
-            str,
-            int,
-            torch.device,
-        )  # what `.to(…)` takes for a device, beside a tensor that is on one; a dtype is none of them
+        devices = (str, int, torch.device)
+        # What `.to(…)` takes for a device, or for a tensor that is on one; a dtype is none of them.
+        places = (*devices, torch.Tensor)
         always = name == "cuda"
         known: Any = self  # a place that is no CPU; at first none
         last_ns = 0
@@ -114,7 +112,7 @@ class TransferWatch:
             if (
                 not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns)
                 or recorder.thread != get_ident()
-                or not (isinstance(args[0], (*places, torch.Tensor)) if args else always or _names_a_device(kwargs))
+                or not (isinstance(args[0], places) if args else always or _names_a_device(kwargs))
             ):
                 if recorder.device is not None and recorder.thread == get_ident():
                     recorder.device.look()  # a prefetcher copies on a stream of its own inside the fetch
@@ -129,7 +127,7 @@ class TransferWatch:
                 return result
             try:
                 if tensor.is_cpu and not result.is_cpu:  # reading a result back is no input
-                    if args and isinstance(args[0], places):
+                    if args and isinstance(args[0], devices):
                         known = args[0]
                     if device is None:
                         recorder.transfer_ns += clock() - begin

@@ -118,21 +118,30 @@ def test_a_cycle_through_the_iterator_is_collected(watch: Watch) -> None:
     assert gone() is None
 
 
+class Raising:
+    """Numbers from 1 on; in place of some there is an error."""
+
+    def __init__(self, error_at: Callable[[int], BaseException | None]) -> None:
+        self._error_at = error_at
+        self._count = 0
+
+    def __iter__(self) -> Raising:
+        return self
+
+    def __next__(self) -> int:
+        self._count += 1
+        error = self._error_at(self._count)
+        try:
+            if error is not None:
+                raise error
+            return self._count
+        finally:
+            del error  # its traceback holds this frame
+
+
 @pytest.mark.parametrize("error", [KeyError("a sample"), KeyboardInterrupt(), SystemExit(3)])
 def test_what_the_loader_raises_is_raised_with_its_traceback(error: BaseException, watch: Watch) -> None:
-    class Loader:
-        count = 0
-
-        def __iter__(self) -> Loader:
-            return self
-
-        def __next__(self) -> int:
-            self.count += 1
-            if self.count == 60:
-                raise error
-            return self.count
-
-    iterator = iter(watch.steps(Loader()))
+    iterator = iter(watch.steps(Raising(lambda number: error if number == 60 else None)))
     for _ in range(59):
         next(iterator)
     with pytest.raises(type(error)) as raised:
@@ -149,21 +158,14 @@ def test_many_failed_fetches_leave_nothing_behind(watch: Watch) -> None:
 
     alive: list[weakref.ref[Failure]] = []
 
-    class Loader:
-        count = 0
+    def failure_at(number: int) -> Failure | None:
+        if number % 40:
+            return None
+        failure = Failure()
+        alive.append(weakref.ref(failure))
+        return failure
 
-        def __iter__(self) -> Loader:
-            return self
-
-        def __next__(self) -> int:
-            self.count += 1
-            if self.count % 40 == 0:
-                failure = Failure()
-                alive.append(weakref.ref(failure))
-                raise failure
-            return self.count
-
-    iterator = iter(watch.steps(Loader()))
+    iterator = iter(watch.steps(Raising(failure_at)))
     for _ in range(2000):
         with contextlib.suppress(Failure):
             next(iterator)

@@ -8,18 +8,8 @@ from collections.abc import Callable, Iterable
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
+from gpuwatch.procfs import parse_statm
 from gpuwatch_agent.collectors.base import Roots, read_text
-
-
-def parse_statm(text: str, page_bytes: int) -> int:
-    """Return a process's resident memory in bytes. Source: proc_pid_statm(5), the second column, in pages.
-
-    Raises: ValueError for odd text.
-    """
-    fields = text.split()
-    if len(fields) < 2:
-        raise ValueError(f"statm: not as in proc_pid_statm(5): {text.strip()!r}")
-    return int(fields[1]) * page_bytes
 
 
 class AgentProcessCollector:
@@ -45,3 +35,6 @@ class AgentProcessCollector:
         except NoData:
             return samples  # another pid namespace's /proc, in which the agent is not
         return [*samples, Sample("gpuwatch_agent_resident_memory_bytes", resident)]
+
+
+__all__ = ["AgentProcessCollector", "parse_statm"]
