@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml requirements-test.txt hatch_build.py gpuwatch/_hot.c
+$(STAMP): pyproject.toml requirements-test.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -54,7 +54,7 @@ def cost(key: str) -> dict[str, Any] | str:
     if key == "traceml":
         return _traceml()
     with agent() if key == "with_an_agent" else contextlib.nullcontext(("", "")) as (endpoint, _):
-        measured, said = child("--child", key, BENCHMARK_ENDPOINT=endpoint, **dict(variant.environment))
+        measured, said = child("--child", key, BENCHMARK_ENDPOINT=endpoint)
     return measured if measured is not None else f"failed: {said.strip().splitlines()[-1:]}"
 
 

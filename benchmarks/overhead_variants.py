@@ -104,15 +104,6 @@ def whole_host_timeline(endpoint: str = NOBODY) -> Pair:
     return Pair(work.loop(), work.loop(watch), watch.close)
 
 
-def clocks_in_python() -> Pair:
-    """The same two without the compiled hot path."""
-    return clocks_and_queue()
-
-
-def copies_in_python() -> Pair:
-    return with_copies()
-
-
 def with_an_agent() -> Pair:
     """The same with an agent that listens where the environment says."""
     return whole_host_timeline(os.environ["BENCHMARK_ENDPOINT"])
@@ -357,27 +348,16 @@ class Variant:
     needs: str | None = None
     """A module without which it cannot be run."""
     ours: bool = False
-    environment: tuple[tuple[str, str], ...] = ()
-    """Of its process."""
     blocks: int = 60
     steps: int = 150
 
 
-UNCOMPILED = (("GPUWATCH_COMPILED", "0"),)
 BARE, TRAINER = "bare loop", "bare Trainer"
 VARIANTS = (
     Variant("clocks_and_queue", "gpuwatch: clocks and queue", BARE, ours=True),
     Variant("whole_host_timeline", "gpuwatch: `watch(loader)`, evidence, samples", BARE, ours=True),
     Variant("with_an_agent", "gpuwatch: the same, an agent listening", BARE, ours=True),
     Variant("with_copies", "gpuwatch: and two `.to(device)` a step timed", "bare loop, the same copies", ours=True),
-    Variant("clocks_in_python", "gpuwatch not compiled: clocks and queue", BARE, ours=True, environment=UNCOMPILED),
-    Variant(
-        "copies_in_python",
-        "gpuwatch not compiled: evidence, samples and two copies",
-        "bare loop, the same copies",
-        ours=True,
-        environment=UNCOMPILED,
-    ),
     Variant("contexts", "gpuwatch: `step()` and `data()`", BARE, ours=True),
     Variant("model_device_events", "gpuwatch: events of a model device (a lower bound)", BARE, ours=True),
     Variant("cuda_events", "gpuwatch: CUDA events", BARE, ours=True),

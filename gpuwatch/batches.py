@@ -10,7 +10,6 @@ from copy import copy
 from itertools import islice
 from typing import Any
 
-from gpuwatch.compiled import hot
 from gpuwatch.entries import UNKNOWN_SAMPLES
 
 _DEPTH = 16
@@ -39,9 +38,6 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
 
     if len(path) == 1:  # the usual (inputs, labels)
         (only,) = path
-        if hot is not None:
-            compiled: Callable[[Any], int] = hot.FirstLength(only, sample_count)
-            return compiled
 
         def count_first(batch: Any) -> int:
             try:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.compiled import hot
 from gpuwatch.device import AWAITED, DUE, FOREIGN
 from gpuwatch.entries import (
     AWAIT,
@@ -47,27 +46,20 @@ _METERED = 16
 """Of so many last launches one is metered."""
 
 
-class _UsualStep:
-    """What the hot path touches of a recorder. The slots of a base come first: these lie in one line of the processor's cache, or two."""
-
-    __slots__ = ("begin_ns", "clock", "fed_ns", "samples", "steady", "thread", "transfer_ns")
-
-
-if not TYPE_CHECKING and hot is not None:
-    _UsualStep = hot.UsualStep
-
-
-class Recorder(_UsualStep):
+class Recorder:
     """The log and the open step. One training thread writes; others only read single slots and pop from the log."""
 
     __slots__ = (
         "_serial",
         "activity",
+        "begin_ns",
+        "clock",
         "copy",
         "countdown",
         "data_ns",
         "device",
         "epoch_start",
+        "fed_ns",
         "fetches",
         "home",
         "idle",
@@ -79,7 +71,11 @@ class Recorder(_UsualStep):
         "meter",
         "parts",
         "resting",
+        "samples",
+        "steady",
         "step_owner",
+        "thread",
+        "transfer_ns",
         "unfed",
     )
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.compiled import hot
 from gpuwatch.entries import COPY_FOLLOWS_NS, IN_STEP
 from gpuwatch.recorder import Recorder
 from gpuwatch.tensor_methods import TensorMethods
@@ -143,11 +142,7 @@ class TransferWatch:
                 pass
             return result
 
-        if hot is None:
-            return timed
-        # In a usual step the compiled one times a copy, as `timed` begins, and calls that otherwise.
-        copy: Callable[..., Any] = hot.TimedCopy(recorder, original, timed, is_overridden)
-        return functools.update_wrapper(copy, original)
+        return timed
 
     def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._recorder

@@ -1,7 +1,7 @@
 """What a `for` loop over a watched loader holds, and the usual step of such a loop: the hot path.
 
-Beside a real step all of this runs from cold caches, so that what counts is how little is touched: two readings of the clock, one
-tuple, a few slots of the recorder. `usual_step` says it in Python; where the installation has a compiled one (`_hot.c`), that does the same.
+In a real training loop all of this runs from cold caches, so it touches as little as it can: two readings of the clock, one tuple,
+a few slots of the recorder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from itertools import cycle
 from threading import get_ident
 from typing import Any, TypeVar
 
-from gpuwatch.compiled import hot
 from gpuwatch.entries import USUAL
 from gpuwatch.looks import LOOKED_AT_SELDOM
 from gpuwatch.loops import Loop
@@ -23,10 +22,16 @@ _TURNS = (*(False,) * (LOOKED_AT_SELDOM - 1), True)
 """Of so many steps one is the loop's, which may look at it closely."""
 
 
-class _OneOfTheLoaders:
-    """One pass over a loader, which ends when this is dropped. All but fetching is the loader's own iterator's."""
+class WatchedIterator(map):  # type: ignore[type-arg]  # of no parameters at run time
+    """One pass over a loader, which ends when this is dropped. All but fetching is the loader's own iterator's.
+
+    Its steps are taken by `usual_step`. `map` and `cycle` call that and count its calls without a look-up or a line of Python.
+    """
 
     _loop: Loop[Any]
+
+    def __new__(cls, loop: Loop[Any]) -> WatchedIterator:
+        return super().__new__(cls, usual_step(loop), cycle(_TURNS))
 
     def __init__(self, loop: Loop[Any]) -> None:
         self._loop = loop
@@ -55,25 +60,6 @@ class _OneOfTheLoaders:
             self._loop.dropped()
         except Exception:  # the interpreter may be going down: there is nobody left to tell
             pass
-
-
-class InPython(_OneOfTheLoaders, map):  # type: ignore[type-arg]  # of no parameters at run time
-    """Its steps are taken by `usual_step`. `map` and `cycle` call that and count its calls without a look-up or a line of Python."""
-
-    def __new__(cls, loop: Loop[Any]) -> InPython:
-        return super().__new__(cls, usual_step(loop), cycle(_TURNS))
-
-
-WatchedIterator: Any = InPython
-if hot is not None:
-
-    class Compiled(_OneOfTheLoaders, hot.Steps):  # type: ignore[misc]
-        """Its steps are taken in C."""
-
-        def __new__(cls, loop: Loop[Any]) -> Compiled:
-            return super().__new__(cls, loop, LOOKED_AT_SELDOM)  # type: ignore[no-any-return]
-
-    WatchedIterator = Compiled
 
 
 def usual_step(loop: Loop[T]) -> Callable[[bool], T]:
@@ -118,4 +104,4 @@ def _take_one(loop: Loop[T]) -> T:
     return usual_step(loop)(False)
 
 
-__all__ = ["InPython", "WatchedIterator"]
+__all__ = ["WatchedIterator"]

@@ -65,7 +65,6 @@ KNOWN: dict[str, Callable[[str], str]] = {
     "GPUWATCH_RUN": _any,
     "GPUWATCH_QUIET": _flag,
     "GPUWATCH_DISABLE": _flag,
-    "GPUWATCH_COMPILED": _flag,
     "GPUWATCH_AUTO": _flag,
     "GPUWATCH_HTTP": _address,
     "GPUWATCH_HISTORY": _file,

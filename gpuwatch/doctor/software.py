@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gpuwatch.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.doctor.surroundings import DISTRIBUTION, Surroundings
@@ -40,9 +39,8 @@ def gpuwatch(around: Surroundings) -> Outcome:
 
 
 def hook(around: Surroundings) -> Outcome:
-    """What the hook in a training process requires: msgspec and pyzmq. How its usual step runs: compiled, or in Python, which costs more."""
-    outcome = _installed(around, None)
-    return replace(outcome, found=f"{outcome.found}; hot path {around.hot_path}")
+    """What the hook in a training process requires: msgspec and pyzmq."""
+    return _installed(around, None)
 
 
 def agent_extra(around: Surroundings) -> Outcome:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import gpuwatch
 from gpuwatch import endpoint
-from gpuwatch.compiled import hot
 from gpuwatch.doctor.deadline import Once
 from gpuwatch.doctor.nvml import NvmlFacts, read_nvml
 from gpuwatch.doctor.web import AgentView, Fetch, ask_agent, fetch
@@ -58,8 +57,6 @@ class Surroundings:
     """The interpreter's version and path."""
     gpuwatch_version: str
     """Of the package that is imported."""
-    hot_path: str
-    """How the hook's usual step runs: "compiled" or "in Python"."""
     version_of: Callable[[str], str | None]
     """The version of an installed distribution, None where it is not installed."""
     requirements: Callable[[], list[str]]
@@ -104,7 +101,6 @@ def here(
         socket_directories=endpoint.directories(),
         python=(platform.python_version(), sys.executable),
         gpuwatch_version=gpuwatch.__version__,
-        hot_path="in Python" if hot is None else "compiled",
         version_of=_version_of,
         requirements=_requirements,
         folder_of=_folder_of,

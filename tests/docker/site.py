@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[2]
 SERVICES = ("agent", "prometheus", "alertmanager", "dashboard")
 """Without Grafana: where no registry answers, Debian has nothing to build its image from."""
 CHECKOUT = (
-    *("docker-compose.yml", "docker-compose.gpu.yml", ".dockerignore", "pyproject.toml", "hatch_build.py"),
-    *("README.md", "LICENSE"),
+    *("docker-compose.yml", "docker-compose.gpu.yml", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"),
     *("gpuwatch", "agent", "dashboards", "deploy"),
 )
 SOON = """

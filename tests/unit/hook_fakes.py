@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-from gpuwatch import compiled, watched_iterator, wire
+from gpuwatch import wire
 from gpuwatch.accounts import Accounts
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.hook import Watch
 from gpuwatch.publisher import Publisher
 from gpuwatch.transport import MemorySender
 from gpuwatch.window import HostFacts
-from tests.servers import require
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -32,19 +28,6 @@ class Clock:
 
     def sleep_ms(self, milliseconds: float) -> None:
         self.now_ns += int(milliseconds * MS)
-
-
-def compiled_iterator() -> Any:
-    """Return the watched iterator whose steps are taken in C. Skips where this installation has none, though it might; on CI it has to."""
-    if compiled.hot is not None:
-        return watched_iterator.Compiled
-    if os.environ.get("GPUWATCH_COMPILED") == "0":
-        pytest.skip("GPUWATCH_COMPILED=0")
-    require("gcc")
-    reason = "gpuwatch/_hot.c is not compiled: install the project anew (pip install -e .), with Python's headers"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class BlindWatcher(HostWatcher):

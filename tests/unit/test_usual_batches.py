@@ -1,4 +1,4 @@
-"""Samples of usual batches, counted in Python and compiled: the same number for any batch, and nothing kept of it."""
+"""Samples of usual batches: the right number for any batch, and nothing kept of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuwatch import batches
+from gpuwatch.batches import sample_counter
 from gpuwatch.entries import UNKNOWN_SAMPLES
-from tests.unit.hook_fakes import compiled_iterator
 
 
 class Tensor:
@@ -26,14 +25,10 @@ class Odd:
         raise ZeroDivisionError
 
 
-@pytest.fixture(params=["python", "compiled"])
-def counter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
-    """What makes a counter for batches that are shaped like a first one."""
-    if request.param == "python":
-        monkeypatch.setattr(batches, "hot", None)
-    else:
-        compiled_iterator()
-    return batches.sample_counter
+def counter_of(first: Any) -> Callable[..., int]:
+    counter = sample_counter(first)
+    assert counter is not None
+    return counter
 
 
 @pytest.mark.parametrize(
@@ -53,23 +48,23 @@ def counter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ([Tensor(True)], [Tensor(True)], 1),
     ],
 )
-def test_any_batch_after_a_first_one(counter: Callable[[Any], Any], first: Any, later: Any, count: int) -> None:
-    counted = counter(first)(later)
+def test_any_batch_after_a_first_one(first: Any, later: Any, count: int) -> None:
+    counted = counter_of(first)(later)
     assert counted == count and type(counted) is int
 
 
-def test_what_else_a_batch_raises_is_raised(counter: Callable[[Any], Any]) -> None:
-    count = counter([Tensor(8)])
+def test_what_else_a_batch_raises_is_raised() -> None:
+    count = counter_of([Tensor(8)])
     with pytest.raises(ZeroDivisionError):
         count(Odd())
     with pytest.raises(TypeError):
         count()
 
 
-def test_nothing_of_a_batch_is_kept(counter: Callable[[Any], Any]) -> None:
+def test_nothing_of_a_batch_is_kept() -> None:
     big = 1 << 40
     tensor = Tensor(big)
-    count, gone = counter([Tensor(8)]), weakref.ref(tensor)
+    count, gone = counter_of([Tensor(8)]), weakref.ref(tensor)
     held = sys.getrefcount(big)
     for _ in range(10):
         count([tensor])

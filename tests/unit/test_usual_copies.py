@@ -1,4 +1,4 @@
-"""Copies in usual steps, in Python and compiled: each is timed, and nothing else is. The "device" is torch's `meta`."""
+"""Copies in usual steps: each is timed, and nothing else is. The "device" is torch's `meta`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpuwatch import transfers
 from gpuwatch.hook import Watch
-from tests.unit.hook_fakes import MS, Clock, compiled_iterator, fake_watch, turn
+from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
 STEPS = 100
 """Most of which are usual ones."""
-
-
-@pytest.fixture(autouse=True, params=["python", "compiled"])
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "python":
-        monkeypatch.setattr(transfers, "hot", None)
-    else:
-        compiled_iterator()
-    return str(request.param)
 
 
 @pytest.fixture
@@ -121,14 +111,12 @@ def test_errors_are_the_users_and_their_time_is_no_copys(clock: Clock, monkeypat
     assert transferred_ms(body, clock, monkeypatch) == 0
 
 
-def test_the_method_is_copied_and_pickled_as_ever(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
+def test_the_method_is_copied_and_pickled_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = fake_watch(Clock(), monkeypatch)
     for batch in watch.steps(torch.ones(4) for _ in range(3)):
         moves = functools.partial(torch.Tensor.to, device="meta")
         assert copy.deepcopy(moves)(batch).is_meta and copy.copy(torch.Tensor.to)(batch, "meta").is_meta
         assert copy.deepcopy(batch.to)("meta").is_meta and pickle.loads(pickle.dumps(batch.to))("meta").is_meta
-        if implementation == "compiled":
-            assert pickle.loads(pickle.dumps(torch.Tensor.to)) is torch._C.TensorBase.to
     watch.close()
 
 

@@ -1,4 +1,4 @@
-"""The hot path, in Python and compiled, tells what the written-out one tells: any loop, run through all, has the same ledger and steps."""
+"""The hot path and the general path agree: for any loop both give the same ledger and the same steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch import hook, watched_iterator
 from gpuwatch.hook import Watch
 from gpuwatch.looks import LOOKED_AT_SELDOM, Looks
 from gpuwatch.loops import Loop
 from gpuwatch.testing import FakeDevice
-from tests.unit.hook_fakes import Clock, compiled_iterator, fake_watch, turn
+from gpuwatch.watched_iterator import WatchedIterator
+from tests.unit.hook_fakes import Clock, fake_watch, turn
 
 BODY = (
     "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "fold",
@@ -27,14 +27,6 @@ FETCH = ("come", "come", "come", "come", "data", "inner", "raise", "slow")
 programs = st.lists(
     st.tuples(st.sampled_from(BODY), st.sampled_from(FETCH), st.integers(0, 900_000)), min_size=1, max_size=40
 )
-
-
-@pytest.fixture(autouse=True, params=["python", "compiled"])
-def iterator_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The kind of iterator that a watched loop holds."""
-    kind = watched_iterator.InPython if request.param == "python" else compiled_iterator()
-    monkeypatch.setattr(hook, "WatchedIterator", kind)
-    return kind
 
 
 class Program:
@@ -188,7 +180,7 @@ def test_most_steps_of_a_plain_loop_are_usual_ones(monkeypatch: pytest.MonkeyPat
     assert watch.report().states["input_wait"] == pytest.approx(1000 * 10e-6)
 
 
-def test_the_iterator_is_the_loaders_own_in_all_else(iterator_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_iterator_is_the_loaders_own_in_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
 
@@ -211,7 +203,7 @@ def test_the_iterator_is_the_loaders_own_in_all_else(iterator_type: Any, monkeyp
             return self.left
 
     iterator: Any = iter(watch.steps(Own()))
-    assert isinstance(iterator, iterator_type) and iter(iterator) is iterator and bool(iterator)
+    assert isinstance(iterator, WatchedIterator) and iter(iterator) is iterator and bool(iterator)
     assert (len(iterator), iterator.epoch) == (3, 7)
     assert [next(iterator), *iterator] == [2, 1, 0]
     with pytest.raises(StopIteration):

@@ -74,7 +74,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Surroundings]:
             "socket_directories": (tmp_path / "run",),
             "python": ("3.11.7", "/usr/bin/python3"),
             "gpuwatch_version": "0.1.0",
-            "hot_path": "compiled",
             "version_of": versions.get,
             "requirements": lambda: REQUIREMENTS,
             "folder_of": lambda package: tmp_path / package,
