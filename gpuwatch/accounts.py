@@ -16,7 +16,7 @@ import msgspec
 
 from gpuwatch.entries import IN_STEP, TRANSFERRING
 from gpuwatch.evidence import HostWatcher
-from gpuwatch.ledger import COMPUTE, OTHER, STARTUP, UNKNOWN
+from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.recorder import Recorder
 from gpuwatch.records import PhaseRecord, StepRecord
 from gpuwatch.thresholds import THRESHOLDS
@@ -110,6 +110,7 @@ class Accounts:
             tokens=counts.tokens if counts.tokens_known else -1,
             comm_steps=counts.comm_steps,
             drained_steps=counts.drained_steps,
+            kept_up_steps=counts.kept_up_steps,
             unverified_steps=counts.unverified_steps,
             fetches_sampled=fetches.sampled,
             worker_fetches=fetches.looked,
@@ -175,6 +176,8 @@ class Accounts:
             coverage=counts.device_steps / counts.steps if counts.steps else 0.0,
             unverified_ratio=counts.unverified_steps / counts.steps if counts.steps else 0.0,
             drained_ratio=self._of_device_steps(counts.drained_steps),
+            kept_up_ratio=self._of_device_steps(counts.kept_up_steps),
+            first_step_s=_states_s(counts.slow_first),
             read_back_ratio=self._of_device_steps(counts.read_back_steps),
             fetch_cpu_ratio=fetches.cpu_ratio,
             ready_batches=fetches.ready / fetches.looked if fetches.looked else None,
@@ -262,6 +265,19 @@ def _columns(steps: Sequence[StepRecord]) -> StepColumns:
         epoch_start=tuple(step.epoch_start for step in steps),
         hidden_wait_s=tuple((step.hidden_ns or 0) / 1e9 for step in steps),
     )
+
+
+def _states_s(step: StepRecord | None) -> dict[str, float]:
+    """Return a step's time by state, in seconds; empty for none."""
+    if step is None:
+        return {}
+    exposed = step.exposed
+    if exposed is None:
+        parts = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
+    else:
+        parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
+        parts[HOST_WAIT] = exposed.host_wait_ns or 0
+    return {state: ns / 1e9 for state, ns in parts.items()}
 
 
 def device() -> str:

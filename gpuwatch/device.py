@@ -1,9 +1,16 @@
-"""The device's own timeline: when its stream ran dry, from timing events that are polled and never waited for.
+"""The device's own timeline: when its stream was empty, from timing events that are polled and never waited for.
 
 A launch returns before the device runs it, so the host's clock alone cannot tell a wait that starves the device from one that
-hides behind queued work. Events on the current stream can: one when a batch is in hand, one when it is on the device, one after
-the step's last launch. They are read later with `query()`, in the training thread, never while a graph is captured, and nothing
-is ever synchronised. No device is initialised here: events begin once the user's code has set one up.
+hides behind queued work. Events on the current stream can. Each piece of a step has two: `batch` when its batch is in hand, `end`
+when the next batch is asked for. Some pieces have more: one after each run of copies, one after the optimizer's last launch.
+They are read later with `query()`, in the training thread, never while a graph is captured, and nothing is ever synchronised.
+No device is initialised here: events begin once the user's code has set one up.
+
+Where an event is recorded on an empty stream, the device reaches it at that moment: there the device's clock meets the host's.
+From there on the device's times follow as differences between events, so that one `elapsed` a piece is enough.
+
+An error of any event call ends the timeline: `error` is set, no event is touched again, and the recorder goes on by the host's
+clock. What a signal handler of the user's raises passes through.
 """
 
 from __future__ import annotations
@@ -14,31 +21,46 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gpuwatch.undisturbed import raised_by_signal_handler
+
 RING = 256
-"""Pieces whose events are still open, at most. A device that runs further behind is measured by the host's clock, counted."""
+"""Pieces that the device has not finished, at most. Where there are more, all of them are left to the host's clock, counted."""
 HARVESTED_AFTER = 16
 HARVESTED_AFTER_NS = 2_000_000
-"""Ended pieces are read so many at a time, or after so long: at once where steps are slow, and in one go where they are quick."""
-AWAITED, FOREIGN, DUE = 1, 2, 4
-"""What `end` tells, together: the piece's times will be told; work was seen elsewhere; it is time to `harvest`."""
+"""Ended pieces are read so many at a time, or after so long: at once where steps are slow, and together where they are quick."""
+OVERDUE_NS = 300_000_000_000
+"""A piece that the device has not finished after so long is left to the host's clock, with all after it."""
+DETAILED_NS = 20_000_000
+"""Pieces that take longer than this on average are all measured in detail; of shorter ones a quarter is."""
+SHORT_PAUSE_NS = 50_000
+"""A pause of the host this short is not looked into."""
 _ASTRAY = 16
 """Pieces in a row that begin on another device or stream before that one is taken for the training's."""
+_FIRST_DETAILED = 16
+_CLOCKS_AGREE_NS = 100_000
+RELIED_ON_NS = 2_000_000_000
+"""For so long after the two clocks met, the host's serves to tell when the device was reached."""
+_DRIFT = 20_000
+"""Two clocks may drift apart by one part in so many."""
 
 
 class Events(Protocol):
-    """Timing events of one device's current stream. None of its methods waits for the device."""
+    """Timing events of one device's current stream, its home stream. None of its methods waits for the device."""
 
     foreign: int
-    """How often work on another device or stream was seen: what is not on this stream is not measured."""
+    """How often work on another device or stream was seen that is not measured."""
 
     def record(self, event: Any | None) -> Any:
-        """Record an event (a new or pooled one for None) on the current stream; return it."""
+        """Record an event (a new or pooled one for None) on the home stream; return it."""
+
+    def record_aside(self) -> Any | None:
+        """Record an event on the current stream where that is another stream of the same device; None where it is not."""
 
     def ready(self, event: Any) -> bool:
         """Return whether the device has reached the event."""
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        """Return the device's time from one event to another, both ready, in ns."""
+        """Return the device's time from one event to another, both ready, in ns; negative where the second came first."""
 
     def release(self, event: Any) -> None:
         """Give an event back for reuse."""
@@ -51,260 +73,537 @@ class Events(Protocol):
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
-    """What the device did in one piece of a step. Times in ns. Made in the training thread: a struct, for its speed."""
+    """What the device did in one piece of a step. Times in ns; moments on the host's clock."""
 
+    reached_ns: int
+    """When the device reached the batch."""
     gap_ns: int | None
-    """From the last launch before to this batch: the stream was empty for so long, 0 while work was queued.
-    None: nothing was measured before."""
+    """For how long the stream was empty before the batch was in hand; 0 while work was queued, None where it is not known."""
     transfer_ns: int
+    """Copies to the device that the training had to wait for."""
     compute_ns: int
-    launch_seen: bool
-    """Whether the piece's end is its last known launch; else it is the moment the host asked for the next batch."""
-    drained: bool
-    """The device had nothing left to do when the host had finished the step, or before this batch was in hand: no run-ahead."""
-    observed_ns: int
-    """Host time at which the end was found to be reached: the end is not later."""
+    """Everything else up to the end, idle moments between launches included."""
+    host_wait_ns: int | None
+    """Idle between the last launch of the optimizer and the end; None where no optimizer was seen."""
+    done_ns: int
+    """When the device had reached the end."""
+    lag_ns: int | None
+    """How far the device was behind the host when the host had launched the step, or the longest that the host waited for a
+    result of it: 0 where the device kept up with every launch. None: not measured."""
     read_back: bool = False
     """A result was read back from the device meanwhile: the host waited until it was there."""
+    aside_ns: int = 0
+    """The part of `transfer_ns` before `reached_ns`: the stream had no work, and the batch was still being copied on another."""
 
 
-class _Piece:
-    """The events of one open piece. Pieces are reused, like events."""
+class Piece:
+    """One piece of a step: its events while the device works on it, then its times."""
 
-    __slots__ = ("batch", "copies", "drained_ns", "end", "follows", "launch_seen", "previous", "read_back")
+    __slots__ = (
+        "asides",
+        "batch",
+        "begin_ns",
+        "blocked_ns",
+        "chained",
+        "copied",
+        "copies",
+        "detailed",
+        "end",
+        "end_ns",
+        "follows",
+        "is_lost",
+        "late_copies",
+        "launch",
+        "launch_ns",
+        "paused_ns",
+        "previous",
+        "read_back",
+        "started_ns",
+        "times",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, begin_ns: int, detailed: bool) -> None:
+        self.begin_ns = begin_ns
+        """When the batch was in hand."""
+        self.detailed = detailed
         self.previous: Any | None = None
         """The end of the piece before, while `batch` is another event."""
         self.batch: Any = None
+        self.chained = False
+        """The one before it is the end of the piece that is read before this one."""
+        self.started_ns = 0
+        """Else: when measuring began, where the one before it was recorded."""
         self.follows = False
-        """The stream had work when the batch was in hand, and did not run dry: `batch` is the end of the piece before."""
-        self.reset()
-
-    def reset(self) -> None:
+        """The stream had work when the batch was in hand."""
+        self.copied = False
         self.copies: Sequence[tuple[Any, Any]] = ()
-        """Begin and end of each run of copies to the device."""
-        self.end: Any | None = None
-        self.launch_seen = False
-        self.drained_ns = 0
-        """When the host had finished the step, if the device had too by then; else 0."""
+        """Begin and end of each run of copies to the device on the home stream."""
+        self.asides: Sequence[tuple[Any, Any]] = ()
+        """Begin and end of copies on other streams, launched before the batch was in hand."""
+        self.launch: Any | None = None
+        """After the optimizer's last launch."""
+        self.launch_ns = 0
+        """When the host had made it; 0: no optimizer was seen."""
+        self.late_copies = 0
+        """How many of `copies` came before that."""
+        self.blocked_ns = 0
+        """The longest that the host waited for a result."""
+        self.paused_ns = 0
+        """How long it waited for results after the optimizer's last launch."""
         self.read_back = False
+        self.end: Any = None
+        self.end_ns = 0
+        self.times: DeviceTimes | None = None
+        self.is_lost = False
+        """The host's clock must do."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its times may still come."""
+        return self.times is None and not self.is_lost
 
 
 class DeviceTimeline:
-    """Records events for the training thread and harvests them in order. Every call is made in that thread."""
+    """Records events for the training thread and reads them in order. Every call is made in that thread; none raises."""
 
     __slots__ = (
+        "_aside_copies",
+        "_begun",
         "_begun_elsewhere",
-        "_drained",
+        "_chained",
+        "_copied",
         "_ended",
         "_events",
-        "_foreign_told",
+        "_foreign_seen",
         "_harvested_ns",
+        "_is_reached",
         "_last",
+        "_last_begin_ns",
+        "_launch_lag_ns",
+        "_met_ns",
         "_open",
         "_pending",
-        "_spare",
+        "_piece_ns",
+        "_reached_ns",
+        "_started_ns",
+        "_transfer_ns",
+        "_works_in_fetch",
+        "attention",
+        "error",
         "given_up",
         "launches",
     )
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._open: _Piece | None = None
+        self._open: Piece | None = None
         self._last: Any | None = None
-        """The end of the piece before the next one; kept until that one is harvested."""
-        self._drained = False
-        """Whether that was reached by the end of the piece."""
-        self._pending: deque[_Piece] = deque()
-        self._spare: list[_Piece] = []
+        """The end of the piece before the next one."""
+        self._chained = False
+        """Whether it is a piece's end, and not only where measuring began."""
+        self._started_ns = 0
+        self._is_reached = False
+        """Whether the device is known to have reached that."""
+        self._pending: deque[Piece] = deque()
+        self._aside_copies: list[tuple[Any, Any]] = []
+        """Copies on other streams that no batch has followed yet."""
+        self.error: Exception | None = None
+        """What ended this timeline."""
+        self.attention = False
+        """The recorder has something to do after this end of a piece: `error`, `saw_foreign`, or time to harvest."""
         self.given_up = 0
         """Pieces that were left to the host's clock."""
         self.launches = 0
-        """How often the last launch of a step was noted."""
+        """How often the optimizer's last launch was noted."""
         self._harvested_ns = self._ended = 0
-        """When the pieces were last read, as far as they could be; and how many have ended since."""
-        self._foreign_told = 0
+        self._foreign_seen = 0
         self._begun_elsewhere = 0
+        self._begun = 0
+        self._last_begin_ns = 0
+        self._piece_ns = 0.0
+        """What a piece takes on average lately."""
+        # What was read last:
+        self._reached_ns: int | None = None
+        """When the device reached the end of the piece that was read last."""
+        self._met_ns = 0
+        """When the two clocks met last."""
+        self._works_in_fetch = False
+        """Something on the home stream is launched while a batch is fetched."""
+        self._copied = 0
+        self._transfer_ns = 0.0
+        self._launch_lag_ns = 0.0
+        """Means of what pieces in detail showed: copies, and the lag at the optimizer's last launch."""
 
-    def begin(self) -> None:
+    def start(self, at_ns: int) -> None:
+        """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
+        try:
+            self._open = self._last = None
+            self._is_reached = self._chained = False
+            self._started_ns = at_ns
+            self._aside_copies = []
+            if self.error is None and self._events.usable():
+                self._last = self._events.record(None)
+        except Exception as error:
+            self._break(error)
+
+    def begin(self, at_ns: int) -> None:
         """A batch is in hand, or the step goes on after a phase.
 
-        Said again before anything was launched (a second loader feeds the step too), it moves the moment.
+        Called again before anything was launched (a second loader feeds the step too), it moves the moment.
         """
+        try:
+            self._begin(at_ns)
+        except Exception as error:
+            self._break(error)
+
+    def _begin(self, at_ns: int) -> None:
         piece, events = self._open, self._events
-        if piece is not None and not piece.launch_seen and events.usable():
-            if not piece.copies:  # else it was copied while it was fetched, and is on the device already
-                self._move_batch(piece)
+        if piece is not None and not piece.launch_ns:
+            if (
+                not piece.copies and events.usable()
+            ):  # else it was copied while it was fetched, and is on the device already
+                self._move_batch(piece, at_ns)
             return
         self._open = None
-        if len(self._pending) >= RING:
-            self.given_up += 1
-            self._last = None
+        if self.error is not None:
             return
+        pending = self._pending
+        if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
+            self.abandon()
         foreign = events.foreign
         if not events.usable():
             self._begun_elsewhere = self._begun_elsewhere + 1 if events.foreign > foreign else 0
             self._last = None
             return
         self._begun_elsewhere = 0
-        self._open = piece = self._spare.pop() if self._spare else _Piece()
+        piece = Piece(at_ns, self._is_detailed(at_ns))
         last, self._last = self._last, None
-        if last is None or self._drained or events.ready(last):
-            piece.previous, piece.batch, piece.follows = last, events.record(None), False
-        else:  # what follows is queued behind it: one event serves two purposes
-            piece.previous, piece.batch, piece.follows = None, last, True
+        piece.chained, piece.started_ns = self._chained, self._started_ns
+        if last is not None and not (self._is_reached or events.ready(last)):
+            piece.follows = True
+        else:
+            self._is_reached = True  # and so were all before it
+        if piece.follows and not self._aside_copies:  # what comes is queued behind it: one event serves two purposes
+            piece.batch = last
+        else:
+            piece.previous, piece.batch = last, events.record(None)
+            if self._aside_copies:
+                piece.asides, self._aside_copies = self._aside_copies, []
+        self._open = piece
 
-    def _move_batch(self, piece: _Piece) -> Any:
+    def _is_detailed(self, at_ns: int) -> bool:
+        """Return whether the piece that begins is measured in detail, in an order that keeps step with no other."""
+        if self._last_begin_ns:
+            self._piece_ns += 0.125 * (at_ns - self._last_begin_ns - self._piece_ns)
+        self._last_begin_ns = at_ns
+        self._begun += 1
+        quick = self._piece_ns < DETAILED_NS and self._begun > _FIRST_DETAILED
+        return not quick or self._begun * 0x9E3779B1 & 0xC0000000 == 0
+
+    def _move_batch(self, piece: Piece, at_ns: int) -> Any:
         """Record the piece's batch event now; return it."""
-        if not piece.follows:
-            return self._events.record(piece.batch)
-        piece.previous, piece.batch, piece.follows = piece.batch, self._events.record(None), False
+        if piece.previous is None and piece.follows:
+            piece.previous, piece.batch = piece.batch, self._events.record(None)
+        else:
+            piece.batch = self._events.record(piece.batch)
+        if piece.follows:
+            piece.follows = not self._events.ready(piece.previous)
+        piece.begin_ns = at_ns
+        if self._aside_copies:
+            piece.asides, self._aside_copies = [*piece.asides, *self._aside_copies], []
         return piece.batch
 
-    def copy_begins(self, follows: bool, in_fetch: bool = False) -> Any | None:
+    def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
         `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
 
         Return what `copy_ends` wants to be given.
         """
-        piece = self._open
-        if piece is None or not self._events.usable():
+        try:
+            return self._copy_begins(at_ns, follows, in_fetch)
+        except Exception as error:
+            self._break(error)
+            return None
+
+    def _copy_begins(self, at_ns: int, follows: bool, in_fetch: bool) -> Any | None:
+        if self.error is not None:
+            return None
+        piece, events = self._open, self._events
+        if piece is None or piece.detailed or self._aside_copies:
+            aside = events.record_aside()
+            if aside is not None:
+                return (aside,)
+        if piece is None:
+            return None
+        piece.copied = True
+        if not (piece.detailed or (in_fetch and not piece.copies)) or not events.usable():
             return None
         if in_fetch and not piece.copies:
-            return self._move_batch(piece)
+            return self._move_batch(piece, at_ns)
         if not follows:
-            return self._events.record(None)
+            return events.record(None)
         return piece.copies[-1][1] if piece.copies else piece.batch
 
     def copy_ends(self, begin: Any | None) -> None:
         """The copy has been launched."""
-        piece = self._open
-        if piece is None or begin is None or not self._events.usable():
+        if begin is None or self.error is not None:
             return
-        if piece.copies and piece.copies[-1][1] is begin:
-            self._events.record(begin)  # the run of copies goes on: its end moves
-        else:
-            piece.copies = [*piece.copies, (begin, self._events.record(None))]
+        try:
+            piece, events = self._open, self._events
+            if isinstance(begin, tuple):
+                end = events.record_aside()
+                if end is None:
+                    events.foreign += 1  # the stream was changed in between
+                else:
+                    self._aside_copies.append((begin[0], end))
+            elif piece is None or not events.usable():
+                return
+            elif piece.copies and piece.copies[-1][1] is begin:
+                events.record(begin)  # the run of copies goes on: its end moves
+            else:
+                piece.copies = [*piece.copies, (begin, events.record(None))]
+        except Exception as error:
+            self._break(error)
 
-    def launched(self) -> None:
-        """The optimizer has launched its work: the last launch of the step that is known of."""
+    def launched(self, at_ns: int) -> None:
+        """The optimizer has launched its work."""
         self.launches += 1
         piece, events = self._open, self._events
-        if piece is not None and events.usable():
-            piece.end = events.record(piece.end)
-            piece.launch_seen = True
+        if piece is None:
+            return
+        try:
+            piece.launch_ns, piece.paused_ns = at_ns, 0
+            if piece.detailed and events.usable():
+                piece.launch = events.record(piece.launch)
+                piece.late_copies = len(piece.copies)
+        except Exception as error:
+            self._break(error)
 
-    def read_back(self) -> None:
-        """The host asks for a result, and waits until the device has it."""
-        if self._open is not None:
-            self._open.read_back = True
+    def read_back(self, blocked_ns: int) -> None:
+        """The host has asked for a result, and waited so long for it."""
+        piece = self._open
+        if piece is not None:
+            piece.read_back = True
+            piece.blocked_ns = max(piece.blocked_ns, blocked_ns)
+            piece.paused_ns += blocked_ns
 
-    def end(self, at_ns: int) -> int:
-        """The host is done with the piece. Return AWAITED if `harvest` will tell its times, else the host's clock must do;
-        FOREIGN if work on another device or stream was seen since this was last said; DUE if others wait to be told."""
+    def end(self, at_ns: int) -> Piece | None:
+        """The host is done with the piece. Return it where its times will follow; None where the host's clock must do."""
+        try:
+            return self._end(at_ns)
+        except Exception as error:
+            self._break(error)
+            return None
+
+    def _end(self, at_ns: int) -> Piece | None:
         piece, events = self._open, self._events
         self._open = None
-        told = 0
         if piece is not None:
             if events.usable():
-                end = piece.end
-                if end is None:
-                    piece.end = end = events.record(None)
-                elif events.ready(end):
-                    piece.drained_ns = at_ns
-                self._last, self._drained = end, bool(piece.drained_ns)
+                piece.end_ns = at_ns
+                piece.end = events.record(None)
                 self._pending.append(piece)
-                told = AWAITED
+                self._last, self._chained, self._is_reached = piece.end, True, False
             else:
                 self.given_up += 1
-                self._last = None
-        if events.foreign > self._foreign_told:
-            self._foreign_told = events.foreign
-            told |= FOREIGN
+                self._last = piece = None
         self._ended += 1
-        if at_ns - self._harvested_ns >= HARVESTED_AFTER_NS or self._ended >= HARVESTED_AFTER:
-            told |= DUE
-        return told
+        self.attention = (
+            self._ended >= HARVESTED_AFTER
+            or at_ns - self._harvested_ns >= HARVESTED_AFTER_NS
+            or events.foreign != self._foreign_seen
+            or self.error is not None
+        )
+        return piece
 
-    def harvest(self, now_ns: int) -> list[DeviceTimes]:
-        """Return the times of the pieces that the device has finished, in order. Costs one query at least, or none."""
-        pending, events = self._pending, self._events
-        if not pending or not events.usable():
-            return []
+    def saw_foreign(self) -> bool:
+        """Return whether work on another device or stream was seen since this was asked last."""
+        seen, self._foreign_seen = self._foreign_seen, self._events.foreign
+        return seen != self._foreign_seen
+
+    def harvest(self, now_ns: int) -> None:
+        """Give the pieces that the device has finished their times, in order. Costs a few queries at most, or none."""
+        try:
+            self._harvest(now_ns)
+        except Exception as error:
+            self._break(error)
+
+    def _harvest(self, now_ns: int) -> None:
+        pending = self._pending
+        if not pending or self.error is not None or not self._events.usable():
+            return
         self._harvested_ns, self._ended = now_ns, 0
-        newest = pending[-1]
-        if newest.drained_ns or events.ready(newest.end):  # then so are those before it: they are of one stream
-            done = list(pending)
-            pending.clear()
-        else:
-            done = []
-            while events.ready(pending[0].end):
-                done.append(pending.popleft())
-        observed_ns, times = now_ns, []
-        for piece in reversed(done):
-            observed_ns = piece.drained_ns or observed_ns
-            times.append(self._read(piece, observed_ns))
-        times.reverse()
-        return times
+        for _ in range(self._finished()):
+            piece = pending[0]
+            if piece.times is None:  # else an interrupt came just after it was read
+                self._read(piece, now_ns)
+            pending.popleft()
+
+    def _finished(self) -> int:
+        """Return how many of the pending pieces the device has finished: they are of one stream, so the first ones."""
+        pending, ready = self._pending, self._events.ready
+        if self._is_reached or ready(pending[-1].end):
+            return len(pending)
+        finished, unfinished = 0, len(pending) - 1
+        while finished < unfinished:
+            middle = (finished + unfinished) // 2
+            if ready(pending[middle].end):
+                finished = middle + 1
+            else:
+                unfinished = middle
+        return finished
 
     def interrupt(self) -> None:
         """Something else than the next step follows: the time until then is no gap."""
         self._open = self._last = None
 
-    def resume(self) -> None:
-        """Measure again after a rest, from the next piece on: what is queued now comes before it."""
-        self._open = None
-        self._last, self._drained = self._events.record(None) if self._events.usable() else None, False
-
-    def look(self) -> None:
-        """Note whether another device or stream is current: a loader may copy on one of its own while it fetches."""
-        self._events.usable()
-
     def saw(self, device: Any) -> None:
         """Note the device that a tensor of the step came to."""
-        self._events.saw(device)
+        if self.error is None:
+            try:
+                self._events.saw(device)
+            except Exception as error:
+                self._break(error)
 
     @property
     def is_astray(self) -> bool:
         """Whether the training goes on on another device or stream than it began on."""
         return self._begun_elsewhere >= _ASTRAY
 
-    def abandon(self) -> int:
-        """Let the pieces go that are still open; return how many were promised and will never be told."""
-        lost = len(self._pending)
-        self.given_up += lost
-        self._pending.clear()
+    def abandon(self) -> None:
+        """Leave the pieces to the host's clock that the device has not finished."""
+        pending = self._pending
+        while pending:
+            piece = pending[0]
+            piece.is_lost = piece.times is None
+            self.given_up += piece.is_lost
+            pending.popleft()
+            self._release(piece)
         self._open = self._last = None
-        return lost
+        self._reached_ns = None
 
     @property
     def pending(self) -> int:
         return len(self._pending)
 
-    def _read(self, piece: _Piece, observed_ns: int) -> DeviceTimes:
-        elapsed, release = self._events.elapsed_ns, self._events.release
-        previous, batch = piece.previous, piece.batch
-        transfer_ns = sum([max(0, elapsed(begin, end)) for begin, end in piece.copies]) if piece.copies else 0
-        gap_ns = 0 if piece.follows else None if previous is None else max(0, elapsed(previous, batch))
-        times = DeviceTimes(
+    def _break(self, error: Exception) -> None:
+        """End this timeline by an error of an event call."""
+        self._open = self._last = None
+        if raised_by_signal_handler(error):
+            raise error
+        self.error = self.error or error
+        self.attention = True
+
+    # Reading what the device has finished ---------------------------------------------------------------------------
+
+    def _read(self, piece: Piece, observed_ns: int) -> None:
+        """Set the piece's times, and give its events back."""
+        elapsed = self._events.elapsed_ns
+        before_ns, reached_ns, gap_ns = self._batch(piece)
+        aside_ns, felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides else (0, 0)
+        if gap_ns is not None:
+            gap_ns = max(0, gap_ns - felt_ns)
+        total_ns = max(0, elapsed(piece.batch, piece.end))
+        end_ns = max(min(reached_ns + total_ns, observed_ns), piece.end_ns)
+        late_ns = 0
+        if piece.copies:
+            copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
+            transfer_ns, late_ns = sum(copies), sum(copies[piece.late_copies :]) if piece.launch_ns else 0
+        else:
+            transfer_ns = 0
+        if piece.detailed and piece.copied:
+            self._copied += 1
+            self._transfer_ns += max(0.125, 1 / self._copied) * (transfer_ns - self._transfer_ns)
+        elif piece.copied:
+            transfer_ns = int(self._transfer_ns)
+        transfer_ns = min(transfer_ns + aside_ns, total_ns)
+        idle_ns, lag_ns = self._after_launch(piece, end_ns, late_ns)
+        idle_ns = None if idle_ns is None else min(idle_ns, total_ns - transfer_ns)
+        piece.times = DeviceTimes(
+            reached_ns,
             gap_ns,
-            transfer_ns,
-            max(0, elapsed(batch, piece.end) - transfer_ns),
-            piece.launch_seen,
-            bool(piece.drained_ns or gap_ns),
-            observed_ns,
+            transfer_ns + felt_ns,
+            total_ns - transfer_ns - (idle_ns or 0),
+            idle_ns,
+            end_ns,
+            lag_ns,
             piece.read_back,
+            felt_ns,
         )
-        # The end is the next piece's `previous`: it goes back to the pool with that one.
-        release(batch)
-        if previous is not None:
-            release(previous)
-        if piece.copies:  # runs of copies share events: one ends where the next one begins
-            shared = {id(event): event for pair in piece.copies for event in pair}
-            shared.pop(id(batch), None)
-            for event in shared.values():
-                release(event)
-        piece.reset()
-        self._spare.append(piece)
-        return times
+        self._reached_ns = end_ns
+        self._release(piece)
+
+    def _batch(self, piece: Piece) -> tuple[int | None, int, int | None]:
+        """Return when the device was done with what came before, when it reached the batch, and how long the stream was empty in between.
+
+        None: not known.
+        """
+        at_ns, before_ns = piece.begin_ns, self._reached_ns if piece.chained else None
+        if piece.previous is None:
+            if piece.follows and before_ns is not None:
+                return before_ns, before_ns, 0
+            self._met_ns = at_ns
+            return None, at_ns, 0 if piece.follows else None
+        age_ns = at_ns - self._met_ns
+        if (
+            before_ns is not None
+            and age_ns < RELIED_ON_NS
+            and not (piece.detailed or piece.follows or self._works_in_fetch)
+        ):
+            self._met_ns = at_ns
+            return before_ns, at_ns, max(0, at_ns - before_ns)
+        passed_ns = max(0, self._events.elapsed_ns(piece.previous, piece.batch))
+        if before_ns is None:  # measuring began there: the device was done with what came before then or later
+            before_ns, age_ns = max(piece.started_ns, at_ns - passed_ns), 0
+        if piece.follows:
+            return before_ns, before_ns + passed_ns, 0
+        late_ns = before_ns + passed_ns - at_ns
+        self._works_in_fetch = late_ns > _CLOCKS_AGREE_NS + age_ns // _DRIFT
+        if self._works_in_fetch:  # work was launched during the fetch, and was not done when the batch was in hand
+            return before_ns, at_ns + late_ns, max(0, at_ns - before_ns)
+        self._met_ns = at_ns
+        return at_ns - passed_ns, at_ns, passed_ns
+
+    def _aside(self, piece: Piece, before_ns: int | None, reached_ns: int) -> tuple[int, int]:
+        """Return what copies on other streams cost the training: after it reached the batch, and before, when it had no other work."""
+        events = self._events
+        after_ns = felt_ns = 0
+        for begin, end in piece.asides:
+            if not events.ready(end):
+                events.foreign += 1  # not measured
+                continue
+            from_ns = reached_ns - events.elapsed_ns(begin, piece.batch)
+            until_ns = reached_ns - events.elapsed_ns(end, piece.batch)
+            after_ns = max(after_ns, until_ns - max(reached_ns, from_ns))
+            if before_ns is not None:
+                felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
+        return after_ns, felt_ns
+
+    def _after_launch(self, piece: Piece, end_ns: int, late_ns: int) -> tuple[int | None, int | None]:
+        """Return for how long the device idled after the optimizer's last launch, and how far it was behind the host then."""
+        lag_ns = max(end_ns - piece.end_ns, piece.blocked_ns)
+        if not piece.launch_ns:
+            return None, lag_ns or None
+        pause_ns = piece.end_ns - piece.launch_ns - piece.paused_ns
+        if piece.launch is not None and (pause_ns > SHORT_PAUSE_NS or lag_ns == 0):
+            launch_ns = end_ns - max(0, self._events.elapsed_ns(piece.launch, piece.end))
+            launch_lag_ns = max(0, launch_ns - piece.launch_ns)
+            self._launch_lag_ns += 0.25 * (launch_lag_ns - self._launch_lag_ns)
+            lag_ns = max(lag_ns, launch_lag_ns)
+            known = True
+        else:
+            launch_lag_ns, known = int(self._launch_lag_ns), lag_ns > 0
+        if pause_ns <= SHORT_PAUSE_NS:
+            return 0, lag_ns if known else None
+        idle_ns = piece.end_ns - piece.launch_ns - launch_lag_ns - piece.paused_ns - late_ns
+        return max(0, idle_ns), lag_ns if known else None
+
+    def _release(self, piece: Piece) -> None:
+        """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
+        release = self._events.release
+        mine = {id(event): event for pair in (*piece.copies, *piece.asides) for event in pair}
+        for event in (piece.previous, piece.batch, piece.launch):
+            if event is not None:
+                mine[id(event)] = event
+        for event in mine.values():
+            release(event)

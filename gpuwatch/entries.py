@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-STEP, PART, SPAN, ENTER, EXIT, AWAIT, DEVICE, TOKENS, COMM, REST, UNVERIFIED, USUAL = range(12)
+STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, USUAL = range(10)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 
-(STEP, begin, end, data_wait, transfer, samples, epoch_start)   a step, or its last part
+(STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
 (USUAL, begin, end, fed, transfer, samples)                     a step too; its batch had come at `fed`
-(PART, begin, end, data_wait, transfer, samples, epoch_start)   a part of a step that goes on after something else
+(PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after something else
 (SPAN, begin, end, state)                                       time of one state outside steps
 (ENTER, at, name)                                               a phase begins; name None: a nested training loop
 (EXIT, at)                                                      the innermost one ends
-(AWAIT,)                                                        the next piece is to be booked by the device's timeline
-(DEVICE, times)                                                 that timeline's word on the oldest such piece, None: none
 (TOKENS, count)                                                 tokens of the open step, beside those it has already
 (COMM, begin, end)                                              the open step waited for other ranks' gradients
 (REST, resting)                                                 the device's timeline rests, or measures again
 (UNVERIFIED,)                                                   in the open step work on another stream or device was seen
+
+`piece` is the `gpuwatch.device.Piece` whose times the device's timeline will set, None, or left out, where the host's clock must do.
 """
 
 STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "

@@ -84,7 +84,7 @@ class Watch:
         self._disabled = this_process.is_set("GPUWATCH_DISABLE") or this_process.is_loader_worker()
         quiet = this_process.is_set("GPUWATCH_QUIET") if quiet is None else quiet
         self._verdicts = VerdictPrinter(self.report, quiet, self._failed)
-        self._recorder = Recorder()
+        self._recorder = Recorder(failed=self._failed)
         self._recorder.meter.budget = budget
         self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False

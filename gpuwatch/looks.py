@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuwatch.measuring import rest_device
 from gpuwatch.recorder import Recorder
 
 L = TypeVar("L")
@@ -99,4 +98,4 @@ class Looks:
         if recorder.device is None:  # else its steps are read in their turn
             recorder.poll(now_ns)
         if one_in > 1 or recorder.resting:
-            rest_device(recorder, recorder.meter.visits % one_in != 0)
+            recorder.rest_device(recorder.meter.visits % one_in != 0)

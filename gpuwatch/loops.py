@@ -12,8 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuwatch.batches import move, sample_counter
-from gpuwatch.device import AWAITED
-from gpuwatch.entries import AWAIT, DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
+from gpuwatch.entries import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger import EVAL
 from gpuwatch.looks import Looks
 from gpuwatch.recorder import Recorder
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from gpuwatch.hook import Watch
 
 T = TypeVar("T")
-_AWAITED = (AWAIT,)
 
 
 class Loop(Generic[T]):
@@ -117,12 +115,11 @@ class Loop(Generic[T]):
         # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
         if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
             begin = recorder.clock()
-            if recorder.device is not None:
-                told = recorder.device.end(begin)
-                if told == AWAITED:
-                    recorder.log.append(_AWAITED)
-                else:
-                    recorder.note_device(told, begin)
+            device, piece = recorder.device, None
+            if device is not None:
+                piece = device.end(begin)
+                if device.attention:
+                    recorder.attend(begin)
             recorder.log.append(
                 (
                     STEP,
@@ -132,6 +129,7 @@ class Loop(Generic[T]):
                     recorder.transfer_ns,
                     recorder.samples,
                     recorder.epoch_start,
+                    piece,
                 )
             )
             recorder.unfed = recorder.epoch_start = False
@@ -165,7 +163,7 @@ class Loop(Generic[T]):
         recorder.data_ns += at_ns - recorder.mark_ns
         recorder.activity = IN_STEP
         if recorder.device is not None:
-            recorder.device.begin()
+            recorder.device.begin(at_ns)
         if self._first:
             self._note_first(batch)
         count = self.samples
@@ -195,7 +193,7 @@ class Loop(Generic[T]):
         recorder.activity = TRANSFERRING  # not timed once more by the watch on Tensor.to
         recorder.mark_ns = begin = recorder.clock()
         device = recorder.device
-        token = device.copy_begins(follows=True) if device is not None else None
+        token = device.copy_begins(begin, follows=True) if device is not None else None
         try:
             batch = move(batch, self._to)
         finally:

@@ -14,13 +14,10 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.device import AWAITED, DUE, FOREIGN
 from gpuwatch.entries import (
-    AWAIT,
     BETWEEN,
     COPY_FOLLOWS_NS,
     DATA_WAIT,
-    DEVICE,
     ENTER,
     EXIT,
     IN_STEP,
@@ -28,6 +25,7 @@ from gpuwatch.entries import (
     NOBODY,
     PART,
     PHASE,
+    REST,
     SPAN,
     STARTUP,
     STEP,
@@ -58,7 +56,9 @@ class Recorder:
         "countdown",
         "data_ns",
         "device",
+        "device_failed",
         "epoch_start",
+        "failed",
         "fed_ns",
         "fetches",
         "home",
@@ -79,8 +79,14 @@ class Recorder:
         "unfed",
     )
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.monotonic_ns,
+        failed: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
         self.clock = clock
+        self.failed = failed
+        """Called with what has failed and why."""
         self.log: deque[tuple[Any, ...]] = deque()
         self.thread: int | None = None
         """The training thread; None until a loop begins, NOBODY once nothing is to be recorded any more."""
@@ -121,6 +127,8 @@ class Recorder:
         """The same while steps are measured by it: not in declared phases, nor while it rests."""
         self.resting = False
         """The device's timeline leaves steps out, because measuring all of them costs too much."""
+        self.device_failed = False
+        """An event call has raised: the host's clock measures for the rest of the run."""
         self.copy: object | None = None
         """The open copy, as the device's timeline knows it."""
 
@@ -184,11 +192,7 @@ class Recorder:
             kind = PART if self.step_owner is LOOSE else STEP
             if self.activity is not IN_STEP:
                 self._credit(at_ns)
-            if self.device is not None:
-                self.device_ends(at_ns)
-            self.log.append(
-                (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start)
-            )
+            self._log_piece(kind, at_ns)
         self._shut()
 
     def abandon(self, at_ns: int, state: str = "input_wait") -> None:
@@ -197,8 +201,8 @@ class Recorder:
         if self.in_step:
             self.log.append((SPAN, self.begin_ns, at_ns, state))
         if self.device is not None:
-            self.device.interrupt()
-            self.poll(at_ns)  # no step follows that would
+            self.device.start(at_ns)
+        self.poll(at_ns)  # no step follows that would
         self._shut()
 
     def begin_part(self, part: str, at_ns: int) -> None:
@@ -211,7 +215,7 @@ class Recorder:
         self.activity = part
         if part is TRANSFERRING and self.device is not None:
             follows = at_ns - self.begin_ns - self.data_ns - self.transfer_ns < COPY_FOLLOWS_NS
-            self.copy = self.device.copy_begins(follows, in_fetch=DATA_WAIT in self.parts)
+            self.copy = self.device.copy_begins(at_ns, follows, in_fetch=DATA_WAIT in self.parts)
 
     def end_part(self, at_ns: int) -> None:
         """The innermost part ends; the one around it goes on, so that no time is in two of them."""
@@ -227,7 +231,7 @@ class Recorder:
             return
         if self.device is not None and self.step_owner is not LOOSE:
             if ended is DATA_WAIT:
-                self.device.begin()
+                self.device.begin(at_ns)
             elif ended is TRANSFERRING:
                 self.device.copy_ends(self.copy)
         if not self.parts and self.step_owner is LOOSE:
@@ -248,7 +252,7 @@ class Recorder:
             self.parts,
         )
         if self.device is not None:
-            self.device.interrupt()
+            self.device.start(at_ns)
         self._serial += 1
         self.level = self._serial
         self.levels.append((self.level, *interrupted))
@@ -271,7 +275,7 @@ class Recorder:
             # A device that was found inside the phase is measured after it.
             self.device = None if self.in_phase or self.resting else self.home
             if self.device is not None:
-                self.device.interrupt()
+                self.device.start(at_ns)
             self.level = self.levels[-1][0] if self.levels else 0
             if in_step:
                 self.open(owner, at_ns)
@@ -304,7 +308,7 @@ class Recorder:
         self.activity = IN_STEP
         self.in_step = True
         if self.device is not None and owner is not LOOSE:
-            self.device.begin()
+            self.device.begin(at_ns)
 
     def _shut(self) -> None:
         self.in_step = False
@@ -322,44 +326,89 @@ class Recorder:
 
     def _log_piece(self, kind: int, at_ns: int) -> None:
         self._credit(at_ns)
+        piece = None
         if self.device is not None:
-            self.device_ends(at_ns)
-        self.log.append((kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start))
-
-    def device_ends(self, at_ns: int) -> None:
-        """The host is done with a piece, which is logged next: note whether the device's timeline will tell its times."""
-        if self.device is not None:
-            self.note_device(self.device.end(at_ns) & ~DUE, at_ns)
+            piece = self.device.end(at_ns)
+            if self.device.saw_foreign():
+                self.log.append((UNVERIFIED,))
+        self.log.append(
+            (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
+        )
         self.poll(at_ns)
 
-    def note_device(self, told: int, at_ns: int) -> None:
-        """Note what the device's timeline has told at the end of a piece."""
-        if told & AWAITED:
-            self.log.append((AWAIT,))
-        if told & FOREIGN:
+    def attend(self, at_ns: int) -> None:
+        """Do what the device's timeline asks for at the end of a piece: read what the device has finished, note what it saw."""
+        home = self.home
+        if home is None:
+            return
+        if home.saw_foreign():
             self.log.append((UNVERIFIED,))
-        if told & DUE:
-            begin = self.clock()
-            self.poll(at_ns)
-            self.meter.harvested(at_ns, self.clock() - begin)
+        begin = self.clock()
+        self.poll(at_ns)
+        self.meter.harvested(at_ns, self.clock() - begin)
 
     def launched(self, *_: Any) -> None:
-        """The step's last known launch has been made. (An optimizer tells more, which nobody needs.)"""
+        """The optimizer has made its step: the last known launch. (Torch hands over the optimizer and its arguments.)"""
         device = self.device
         if device is None or not self.in_step or self.thread != get_ident():
             return
-        if device.launches % _METERED:
-            device.launched()
-        else:
-            begin = self.clock()
-            device.launched()
+        begin = self.clock()
+        device.launched(begin)
+        if device.launches % _METERED == 0:
             self.meter.launched(self.clock() - begin, _METERED)
 
     def poll(self, at_ns: int) -> None:
-        """Log what the device's timeline knows by now. Called in the training thread only."""
-        if self.home is not None:
-            for times in self.home.harvest(at_ns):
-                self.log.append((DEVICE, times))
+        """Read what the device has finished by now. Called in the training thread only."""
+        home = self.home
+        if home is not None:
+            home.harvest(at_ns)
+            if home.error is not None:
+                self._device_broke(home.error)
+
+    # By which device steps are measured, and when that rests ------------------------------------------------------------
+
+    def adopt_device(self, timeline: DeviceTimeline) -> None:
+        """Measure by this timeline from the next batch on."""
+        self.leave_steady()
+        now = self.clock()
+        self.release_device(now)
+        self.home = timeline
+        if not self.in_phase:
+            self.device = timeline
+            timeline.start(now)
+
+    def release_device(self, at_ns: int | None) -> None:
+        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not ask it again."""
+        home, self.home, self.device = self.home, None, None
+        if home is not None:
+            if at_ns is not None:
+                home.harvest(at_ns)
+            home.abandon()
+        if self.resting:
+            self.resting = False
+            self.log.append((REST, False))
+
+    def rest_device(self, resting: bool) -> None:
+        """From now on leave steps out of the device's timeline, or measure them again. Called while a batch is fetched."""
+        home = self.home
+        if home is None or resting == self.resting or self.in_phase:
+            return
+        self.leave_steady()
+        self.resting = resting
+        self.log.append((REST, resting))
+        if resting:
+            home.interrupt()
+            self.device = None
+        else:
+            home.start(self.clock())
+            self.device = home
+
+    def _device_broke(self, error: Exception) -> None:
+        """An event call has raised: go on by the host's clock, and say so once."""
+        self.device_failed = True
+        self.release_device(None)
+        if self.failed is not None:
+            self.failed("measuring by events on the device", error)
 
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
         """Return when the open step began and its time so far by state; (now, {}) when none is open.

@@ -11,6 +11,7 @@ from gpuwatch.records import StepRecord
 from gpuwatch.wire import STEP_BUCKETS_S
 
 MEDIAN_OF = 64
+SLOW_FIRST_MEDIANS, SLOW_FIRST_AMONG = 5, 5
 BUCKETS_NS = tuple(int(bound * 1e9) for bound in STEP_BUCKETS_S)
 
 
@@ -32,17 +33,22 @@ class StepCounts:
     """Steps that the device's timeline measured."""
     drained_steps: int = 0
     """Those of them at whose end the device had nothing left to do."""
+    kept_up_steps: int = 0
+    """Those of them in which the device ran each kernel as it was launched: it had no work queued."""
     read_back_steps: int = 0
     """Those of them in which a result was read back from the device."""
     unverified_steps: int = 0
     """Steps in which work on another device or stream was seen."""
     comm_steps: int = 0
     """Steps whose wait for other ranks was measured."""
+    first: StepRecord | None = None
+    """The run's first step."""
     recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
 
     def add(self, record: StepRecord) -> None:
         """Count one step."""
         self.steps += 1
+        self.first = self.first or record
         if record.samples >= 0:
             self.samples += record.samples
             self.samples_known = True
@@ -59,6 +65,7 @@ class StepCounts:
         if record.exposed is not None and record.exposed.measured:
             self.device_steps += 1
             self.drained_steps += record.exposed.drained
+            self.kept_up_steps += record.exposed.kept_up
             self.read_back_steps += record.exposed.read_back
             self.hidden_ns += record.hidden_ns or 0
         self.histogram[bisect_left(BUCKETS_NS, record.total_ns)] += 1
@@ -68,6 +75,14 @@ class StepCounts:
     def median_ns(self) -> int:
         """Median of the last 64 steps, 0 before the first."""
         return int(median(self.recent_ns)) if self.recent_ns else 0
+
+    @property
+    def slow_first(self) -> StepRecord | None:
+        """The first step where it is out of proportion (it compiles, tunes, loads libraries), and all others are not few."""
+        first = self.first
+        if first is None or self.steps < SLOW_FIRST_AMONG or first.total_ns < SLOW_FIRST_MEDIANS * self.median_ns:
+            return None
+        return first
 
     @property
     def total_ns(self) -> int:

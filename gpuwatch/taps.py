@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.communication import CommunicationWatch
 from gpuwatch.compiling import CompileWatch
 from gpuwatch.device import DeviceTimeline, Events
-from gpuwatch.measuring import adopt_device, release_device
 from gpuwatch.recorder import Recorder
 from gpuwatch.torch_events import torch_events
 from gpuwatch.transfers import TransferWatch
@@ -55,14 +54,19 @@ class Taps:
         One that the training has left for another device or stream is left too.
         """
         torch, home = sys.modules.get("torch"), self._recorder.home
-        if (home is None or home.is_astray) and self._device_events and torch is not None:
+        if (
+            (home is None or home.is_astray)
+            and self._device_events
+            and torch is not None
+            and not self._recorder.device_failed
+        ):
             events = torch_events(torch)
             if events is not None:
                 self.attach(events)
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
-        adopt_device(self._recorder, DeviceTimeline(events))
+        self._recorder.adopt_device(DeviceTimeline(events))
         optimizer = sys.modules.get("torch.optim.optimizer")
         if optimizer is not None and self._optimizer_hook is None:
             self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._recorder.launched)
@@ -77,7 +81,7 @@ class Taps:
         hook, self._optimizer_hook = self._optimizer_hook, None
         if hook is not None:
             hook.remove()
-        release_device(self._recorder, self._recorder.clock() if in_training_thread else None)
+        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
 
     def _leave_accelerate(self) -> None:
         patches, self._accelerate = self._accelerate, None

@@ -46,6 +46,7 @@ class FakeDevice:
         self._clock = clock
         self._sleep = sleep
         self._end_ns: int | None = None
+        self._side_end_ns = 0
         self.idle_ns = 0
         self.busy_ns = 0
         self.events_made = 0
@@ -53,7 +54,7 @@ class FakeDevice:
         self.capturing = False
         self.foreign = 0
         self.elsewhere = False
-        """Another stream is current: set by tests."""
+        """Another stream of the same device is current: set by tests."""
         self._free: list[FakeEvent] = []
 
     def launch(self, seconds: float) -> None:
@@ -64,6 +65,17 @@ class FakeDevice:
         self.idle_ns += max(0, now - self._end_ns)
         self._end_ns = max(now, self._end_ns) + round(seconds * 1e9)
         self.busy_ns += round(seconds * 1e9)
+
+    def launch_aside(self, seconds: float) -> None:
+        """Queue work on the other stream."""
+        self._side_end_ns = max(self._clock(), self._side_end_ns) + round(seconds * 1e9)
+
+    def wait_aside(self) -> None:
+        """Have this stream wait for what was launched on the other one so far."""
+        now = self._clock()
+        end_ns = max(now, self._end_ns or 0)
+        self.idle_ns += max(0, max(self._side_end_ns, now) - end_ns) + (end_ns - (self._end_ns or end_ns))
+        self._end_ns = max(end_ns, self._side_end_ns)
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was launched."""
@@ -85,6 +97,13 @@ class FakeDevice:
         if event is None:
             event = self._free.pop() if self._free else self._new()
         event.at_ns = max(self._clock(), self._end_ns or 0)
+        return event
+
+    def record_aside(self) -> FakeEvent | None:
+        if self.capturing or not self.elsewhere:
+            return None
+        event = self._free.pop() if self._free else self._new()
+        event.at_ns = max(self._clock(), self._side_end_ns)
         return event
 
     def ready(self, event: FakeEvent) -> bool:

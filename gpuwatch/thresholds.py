@@ -13,6 +13,8 @@ class Thresholds:
 
     min_steps: int = 5
     """Fewer training steps than this prove nothing."""
+    min_device_steps: int = 3
+    """The same for what the device's own timeline has measured in each of them."""
     input_share: float = 0.10
     """A healthy loop gets its batch in a few per cent of the time; from here on the wait is worth a change."""
     input_share_critical: float = 0.40
@@ -59,6 +61,8 @@ class Thresholds:
     """Share of compute in which the driver sees no kernel, from which the host launches too slowly."""
     drained_share: float = 0.90
     """Share of steps at whose end the device had nothing left to do."""
+    kept_up_share: float = 0.50
+    """Share of steps in which the device ran each kernel as it was launched, from which the host's code sets the pace."""
     phase_share: float = 0.20
     """Share of an evaluation or of checkpoints from which they are worth a change."""
     shm_used: float = 0.80

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwatch.device import DeviceTimes
+from gpuwatch.device import Piece
 from gpuwatch.device_booking import DeviceBooking
 from gpuwatch.entries import COMM, ENTER, EXIT, REST, SPAN, STEP, TOKENS, UNVERIFIED, USUAL
 from gpuwatch.holding import HeldEntries
@@ -18,6 +18,7 @@ from gpuwatch.step_counts import BUCKETS_NS, MEDIAN_OF, StepCounts
 STALL_FLOOR_NS = 30_000_000_000
 STALL_MEDIANS = 10
 _NOTHING = Carry()
+_ON_HOST = ((), (None,))
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Timeline:
     def fold(self, entries: Iterable[tuple[Any, ...]]) -> tuple[list[StepRecord], list[PhaseRecord]]:
         """Book log entries; return the training steps and the phase edges among them, in order.
 
-        What follows a piece that the device has not finished is held until its times are told.
+        What follows a piece that the device has not finished is held until its times are known.
         """
         steps: list[StepRecord] = []
         phases: list[PhaseRecord] = []
@@ -57,13 +58,13 @@ class Timeline:
             if entry[0] == USUAL:
                 _, begin, end, fed, transfer, samples = entry
                 if fed:
-                    entry = (STEP, begin, end, fed - begin, transfer, samples, False)
+                    entry = (STEP, begin, end, fed - begin, transfer, samples, False, None)
                 else:  # a signal's exception came just before the batch was noted: it never reached the loop
                     entry = (SPAN, begin, end, INPUT_WAIT)
             if not held.takes(entry):
-                self._book(entry, None, steps, phases)
-        for entry, times in held.told():
-            self._book(entry, times, steps, phases)
+                self._book(entry, steps, phases)
+        for entry in held.released():
+            self._book(entry, steps, phases)
         return steps, phases
 
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
@@ -71,14 +72,7 @@ class Timeline:
 
         What `_book` does for any entry, at a tenth of its cost: the background thread takes the interpreter from the training thread meanwhile.
         """
-        if (
-            not self.counts.steps
-            or self._levels
-            or self._held
-            or self._resting
-            or self._carry != _NOTHING
-            or self._on_device.tail()
-        ):
+        if not self.counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
             return 0
         ledger, first = self.ledger, len(steps)
         counts, made, bucket = self.counts, steps.append, bisect_left
@@ -93,7 +87,9 @@ class Timeline:
                 _, begin, end, fed, transfer, samples = entry
                 data, epoch_start = fed - begin, False
             elif entry[0] == STEP:
-                _, begin, end, data, transfer, samples, epoch_start = entry
+                _, begin, end, data, transfer, samples, epoch_start = entry[:7]
+                if entry[7:] not in _ON_HOST:
+                    break
             else:
                 break
             compute = end - begin - data - transfer
@@ -123,7 +119,6 @@ class Timeline:
     def _book(
         self,
         entry: tuple[Any, ...],
-        times: DeviceTimes | None,
         steps: list[StepRecord],
         phases: list[PhaseRecord],
     ) -> None:
@@ -140,8 +135,6 @@ class Timeline:
         if kind == REST:
             self._resting = entry[1]
             return
-        if times is None:
-            self._on_device.settle()
         if kind == ENTER:
             self._enter(entry[1], entry[2], phases)
         elif kind == EXIT:
@@ -150,22 +143,21 @@ class Timeline:
             _, begin, end, state = entry
             self.ledger.book(self._between_state, begin)
             self.ledger.book(self._phase_state or state, end)
+            self._on_device.interrupted(COMPUTE)
             self._carry = Carry()
             self.last_progress_ns = max(self.last_progress_ns, end)
         else:
-            record = self._piece(*entry, times=times)
+            record = self._piece(*entry)
             if record is not None:
                 steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
         """Return how time after the ledger looks now, as (state, until) in order, and the state of what follows it.
 
-        A held piece is one that the device still works on; before it comes what the host did after the last launch of the
-        piece before.
+        A held piece is one that the device still works on.
         """
-        parts = self._on_device.tail()
         names = [level.name for level in self._levels]
-        return self._held.tail(parts, names) if self._held else (parts, self._between_state)
+        return self._held.tail(names) if self._held else ([], self._between_state)
 
     @property
     def holds(self) -> bool:
@@ -212,6 +204,7 @@ class Timeline:
 
     def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
         self.ledger.book(self._between_state, at_ns)
+        self._on_device.interrupted(COMPUTE)
         self._levels.append(Level(name, at_ns, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns
@@ -220,6 +213,7 @@ class Timeline:
 
     def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
         self.ledger.book(self._between_state, at_ns)
+        self._on_device.interrupted(self._phase_state or COMPUTE)
         level = self._levels.pop()
         self._carry = level.carry
         self.last_progress_ns = at_ns
@@ -235,10 +229,10 @@ class Timeline:
         transfer: int,
         samples: int,
         epoch_start: bool,
-        *,
-        times: DeviceTimes | None,
+        piece: Piece | None = None,
     ) -> StepRecord | None:
         ledger, phase = self.ledger, self._phase_state
+        times = None if piece is None else piece.times
         # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.
         begin = max(begin, self.last_progress_ns)
         end = max(begin, end)

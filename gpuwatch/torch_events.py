@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any
 
 
@@ -56,6 +58,11 @@ class TorchEvents:
         event.record()
         return event
 
+    def record_aside(self) -> Any | None:
+        if self._current_device() != self._device or self._current_stream() == self._stream:
+            return None
+        return self.record(None)
+
     def ready(self, event: Any) -> bool:
         return bool(event.query())
 
@@ -90,6 +97,9 @@ class CudaEvents(TorchEvents):
 
     `Event.record()` makes an object for the current stream each time, and torch's Python functions check again that CUDA is set up: both
     cost as much as the event. The stream is known here, and CUDA is set up.
+
+    A capture in another thread forbids every thread to query events, unless it was begun otherwise, and a query would end it. So captures
+    are counted while these events are in use: `torch.cuda.CUDAGraph` begins and ends all of torch's.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -101,6 +111,9 @@ class CudaEvents(TorchEvents):
         self._raw_stream = c._cuda_getCurrentRawStream
         super().__init__(torch, "cuda")
         self._recorded_on: Any = None
+        self._captures = _captures
+        _captures.add_user(torch)
+        weakref.finalize(self, _captures.remove_user, torch)
 
     def can_time(self) -> bool:
         """Return whether the current device has a context: an event on one that has none would make one there.
@@ -118,6 +131,15 @@ class CudaEvents(TorchEvents):
         self._record(event, self._recorded_on)
         return event
 
+    def record_aside(self) -> Any | None:
+        if self._captures.open or self._device_now() != self._device:
+            return None
+        if self._raw_stream(self._device) == self._stream or self._capturing():
+            return None
+        event = self._free.pop() if self._free else self._new()
+        self._record(event, self._torch.cuda.current_stream(self._device))
+        return event
+
     def ready(self, event: Any) -> bool:
         reached: bool = self._query(event)
         return reached
@@ -126,7 +148,7 @@ class CudaEvents(TorchEvents):
         return int(self._elapsed_ms(first, second) * 1e6)
 
     def usable(self) -> bool:
-        if self._capturing():
+        if self._captures.open or self._capturing():
             return False
         if self._device_now() == self._device and self._raw_stream(self._device) == self._stream:
             return True
@@ -141,3 +163,53 @@ class CudaEvents(TorchEvents):
 
     def _current_stream(self) -> Any:
         return self._raw_stream(self._device)
+
+
+class Captures:
+    """Counts the CUDA graphs that are being captured now, in any thread, while somebody counts on it."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._users = 0
+        self._originals: dict[str, Any] = {}
+        self._ours: dict[str, Any] = {}
+
+    def add_user(self, torch: Any) -> None:
+        self._users += 1
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if self._users > 1 or graph is None:
+            return
+        begin, end = graph.capture_begin, graph.capture_end
+
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self.open += 1
+            try:
+                return begin(graph, *args, **kwargs)
+            except BaseException:
+                self.open -= 1
+                raise
+
+        @functools.wraps(end)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return end(graph, *args, **kwargs)
+            finally:
+                self.open = max(0, self.open - 1)
+
+        self._originals = {"capture_begin": begin, "capture_end": end}
+        self._ours = {"capture_begin": capture_begin, "capture_end": capture_end}
+        for name, method in self._ours.items():
+            setattr(graph, name, method)
+
+    def remove_user(self, torch: Any) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        originals, self._originals = self._originals, {}
+        for name, original in originals.items():
+            if getattr(torch.cuda.CUDAGraph, name, None) is self._ours[name]:
+                setattr(torch.cuda.CUDAGraph, name, original)
+
+
+_captures = Captures()

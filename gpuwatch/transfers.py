@@ -67,9 +67,9 @@ class TransferWatch:
                     if was_on_cpu and not result.is_cpu:
                         recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
                     elif recorder.device is not None and result.is_cpu and not was_on_cpu:
-                        recorder.device.read_back()
+                        recorder.device.read_back(recorder.clock() - begin)
                 elif recorder.device is not None and not was_on_cpu:
-                    recorder.device.read_back()
+                    recorder.device.read_back(recorder.clock() - begin)
         except Exception:  # a subclass with a device of its own making: its copy is not timed
             pass
         return result
@@ -81,6 +81,16 @@ class TransferWatch:
         # What `.to(…)` takes for a device, or for a tensor that is on one; a dtype is none of them.
         places = (*devices, torch.Tensor)
         always = name == "cuda"
+
+        def place_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Return where a copy goes, "cpu" where it names no place."""
+            if args:
+                return args[0] if isinstance(args[0], places) else "cuda" if always else "cpu"
+            place = kwargs.get("device")
+            if place is None:
+                place = kwargs.get("other")
+            return place if place is not None else "cuda" if always else "cpu"
+
         known: Any = self  # a place that is no CPU; at first none
         last_ns = 0
 
@@ -108,19 +118,24 @@ class TransferWatch:
             nonlocal known, last_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            if (
-                not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns)
-                or recorder.thread != get_ident()
-                or not (isinstance(args[0], places) if args else always or _names_a_device(kwargs))
-            ):
-                if recorder.device is not None and recorder.thread == get_ident():
-                    recorder.device.look()  # a prefetcher copies on a stream of its own inside the fetch
-                return original(tensor, *args, **kwargs)
             device, clock = recorder.device, recorder.clock
-            begin = clock()
-            if device is not None:
+            if recorder.thread != get_ident():
+                return original(tensor, *args, **kwargs)
+            fed = device if device is not None and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)) else None
+            if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns) or not (
+                isinstance(args[0], places) if args else always or _names_a_device(kwargs)
+            ):
+                if fed is None:
+                    return original(tensor, *args, **kwargs)
+                # A prefetcher copies on a stream of its own while a batch is fetched.
+                token = fed.copy_begins(clock(), follows=False)
+                result = original(tensor, *args, **kwargs)
+                fed.copy_ends(token)
+                return result
+            begin, token = clock(), None
+            if fed is not None:
                 batch_ns = recorder.begin_ns + recorder.data_ns
-                token = device.copy_begins(follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
+                token = fed.copy_begins(begin, follows=begin - max(last_ns, batch_ns) < COPY_FOLLOWS_NS)
             result = original(tensor, *args, **kwargs)
             if result is tensor and device is None:  # it was there already
                 return result
@@ -135,7 +150,7 @@ class TransferWatch:
                         last_ns = clock()
                         recorder.transfer_ns += last_ns - begin
                 elif device is not None and result.is_cpu and not tensor.is_cpu:
-                    device.read_back()
+                    device.read_back(clock() - begin)
                 elif device is not None:
                     device.saw(result.device)
             except Exception:  # a subclass with a device of its own making: its copy is not timed
@@ -155,7 +170,10 @@ class TransferWatch:
             if recorder.device is not None and recorder.activity is IN_STEP:
                 device = recorder.device
                 if device is not None and not tensor.is_cpu and recorder.thread == get_ident():
-                    device.read_back()
+                    begin = recorder.clock()
+                    result = original(tensor, *args, **kwargs)
+                    device.read_back(recorder.clock() - begin)
+                    return result
             return original(tensor, *args, **kwargs)
 
         return noted
@@ -164,6 +182,14 @@ class TransferWatch:
 def _names_a_device(options: dict[str, Any]) -> bool:
     """Whether `.to(…)` is asked for a device by name, not only for a type."""
     return options.get("device") is not None or options.get("other") is not None
+
+
+def _names_cpu(place: Any) -> bool:
+    """Whether a device, its name or number, or a tensor on it is the CPU."""
+    if isinstance(place, (str, int)):
+        return str(place).startswith("cpu")
+    device = getattr(place, "device", place)
+    return bool(device.type == "cpu")
 
 
 def _overrides(torch: Any, tensor: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Keep torch's answer to a dead loader worker out of gpuwatch's own work: it is raised wherever the main thread happens to be."""
+"""Keep the user's signal handlers out of gpuwatch's own work: what they raise is the user's."""
 
 from __future__ import annotations
 
@@ -28,3 +28,26 @@ def undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler)
         if held:
             handler(*held[-1])
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: Any) -> Any:
+    """Return the code that runs when a handler is called; None for one that is not of Python."""
+    while not hasattr(handler, "__code__"):
+        inner = getattr(handler, "func", None) or getattr(handler, "__func__", None)
+        if inner is None:
+            return getattr(vars(type(handler)).get("__call__"), "__code__", None)
+        handler = inner
+    return handler.__code__

@@ -54,15 +54,29 @@ def give_verdict(window: Window, findings: Sequence[Finding] = ()) -> Verdict:
     ]
     if not losses:
         share = window.share(COMPUTE)
+        if any(finding.cause == "host_bound" for finding in findings):
+            return Verdict("host", share * (window.kept_up_ratio or 0.0), _host_bound_sentence(window, share))
         saturated = any(finding.cause == "gpu_saturated" for finding in findings)
         good = "the GPU is saturated" if saturated else "the input keeps up"
-        return Verdict("compute", share, f"healthy: {percent(share)} of the time is compute, {good}")
+        text = f"healthy: {percent(share)} of the time is compute, {good}"
+        return Verdict("compute", share, text + _without_first(window))
     ratio, state = max(losses)
     name, _, sentence = _SENTENCES[state]
-    text = sentence.format(percent(ratio))
+    text = sentence.format(percent(ratio)) + _without_first(window)
     if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
         text += " (by the host's clock: what the device had queued may hide a part)"
     return Verdict(name, ratio, text)
+
+
+def _host_bound_sentence(window: Window, share: float) -> str:
+    pace = "in which the device runs each kernel as soon as the host launches it, and idles in between"
+    return f"host-bound: {percent(share)} of the time is compute {pace}" + _without_first(window)
+
+
+def _without_first(window: Window) -> str:
+    """Return that the first step was left aside, where it was."""
+    spent = sum(window.first_step_s.values())
+    return f" (without the first step, which took {duration(spent)})" if spent else ""
 
 
 def _stalled_sentence(seconds: float) -> str:

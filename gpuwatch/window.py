@@ -148,6 +148,10 @@ class Window:
     steps: StepColumns = StepColumns()
     drained_ratio: float | None = None
     """Share of steps at whose end the device had nothing left to do; None where its timeline measured none."""
+    kept_up_ratio: float | None = None
+    """Share of steps in which the device ran each kernel as it was launched, with no work queued; None as for `drained_ratio`."""
+    first_step_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by state of the run's first step where that is out of proportion: no share counts it. Empty where it is not."""
     read_back_ratio: float | None = None
     """Share of steps in which a result was read back from the device (`.item()`, `.cpu()`), for which the host waits."""
     fetch_cpu_ratio: float | None = None
@@ -182,7 +186,7 @@ class Window:
     """For how long the run has been without a step, when it is stalled now."""
 
     def share(self, *states: str) -> float:
-        """Return the share of the window's booked time that these states took together, 0–1."""
+        """Return the share of the window's booked time that these states took together, 0–1; without an odd first step."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
     @cached_property
@@ -195,4 +199,5 @@ class Window:
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:
-        return shares(self.states_s)
+        first = self.first_step_s
+        return shares({state: max(0.0, spent - first.get(state, 0.0)) for state, spent in self.states_s.items()})

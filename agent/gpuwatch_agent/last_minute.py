@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from gpuwatch.ledger import Ledger
 from gpuwatch_agent.run_records import Counts
 
 MINUTE_NS = 60_000_000_000
+
+
+@dataclass(frozen=True)
+class DeviceRatios:
+    """Shares of the steps that the device's timeline measured, as in a `Window`; None where it measured none."""
+
+    drained: float | None = None
+    kept_up: float | None = None
+    read_back: float | None = None
 
 
 class LastMinute:
@@ -38,18 +48,19 @@ class LastMinute:
         steps = now.steps - then.steps
         return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
 
-    def step_ends(self) -> tuple[float | None, float | None]:
-        """Return at which share of the steps the device had drained, and in which a result was read back from it.
-
-        None where the device's timeline measured none.
-        """
+    def device_ratios(self) -> DeviceRatios:
+        """Return what the device's timeline says of the steps that it measured; None each where it measured none."""
         if not self._seen:
-            return None, None
+            return DeviceRatios()
         then, now = self._then(), self._seen[-1][2]
         steps = now.device_steps - then.device_steps
         if steps <= 0:
-            return None, None
-        return (now.drained_steps - then.drained_steps) / steps, (now.read_back_steps - then.read_back_steps) / steps
+            return DeviceRatios()
+        return DeviceRatios(
+            (now.drained_steps - then.drained_steps) / steps,
+            (now.kept_up_steps - then.kept_up_steps) / steps,
+            (now.read_back_steps - then.read_back_steps) / steps,
+        )
 
     def counts(self) -> tuple[Counts, Counts]:
         """Return the counts of then and of now."""

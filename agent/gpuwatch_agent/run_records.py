@@ -31,6 +31,7 @@ class Counts(msgspec.Struct):
     """-1 while nobody counted any."""
     comm_steps: int = 0
     drained_steps: int = 0
+    kept_up_steps: int = 0
     read_back_steps: int = 0
     unverified_steps: int = 0
     fetches_sampled: int = 0
@@ -53,6 +54,7 @@ class Counts(msgspec.Struct):
             tokens=_sum_known(self.tokens, totals.tokens),
             comm_steps=self.comm_steps + totals.comm_steps,
             drained_steps=self.drained_steps + totals.drained_steps,
+            kept_up_steps=self.kept_up_steps + totals.kept_up_steps,
             read_back_steps=self.read_back_steps + totals.read_back_steps,
             unverified_steps=self.unverified_steps + totals.unverified_steps,
             fetches_sampled=self.fetches_sampled + totals.fetches_sampled,
@@ -140,6 +142,7 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
         or new.comm_steps < old.comm_steps
         or new.worker_fetches < old.worker_fetches
         or new.drained_steps < old.drained_steps
+        or new.kept_up_steps < old.kept_up_steps
         or new.read_back_steps < old.read_back_steps
         or any(map(lt, new.step_histogram, old.step_histogram))
         or (new.phases_ns != old.phases_ns and any(new.phases_ns.get(n, 0) < ns for n, ns in old.phases_ns.items()))

@@ -32,7 +32,7 @@ def run_window(
     steps = run.steps.columns()
     loader = hello.loader if hello is not None else None
     then, now = run.minute.counts()
-    ends = run.minute.step_ends()
+    ratios = run.minute.device_ratios()
     by_device = now.device_steps - then.device_steps
     fetches, new_steps = now.worker_fetches - then.worker_fetches, now.steps - then.steps
     return Window(
@@ -47,8 +47,9 @@ def run_window(
             epoch_start=steps.epoch_start,
             hidden_wait_s=steps.hidden_s,
         ),
-        drained_ratio=ends[0],
-        read_back_ratio=ends[1],
+        drained_ratio=ratios.drained,
+        kept_up_ratio=ratios.kept_up,
+        read_back_ratio=ratios.read_back,
         coverage=by_device / new_steps if new_steps > 0 else 0.0,
         unverified_ratio=(now.unverified_steps - then.unverified_steps) / new_steps if new_steps > 0 else 0.0,
         fetch_cpu_ratio=run.fetch_cpu_ratio,

@@ -67,7 +67,7 @@ def _check_numbers(message: Message) -> None:
         totals = message.totals
         numbers += [totals.start_ns, totals.watermark_ns, totals.steps, totals.records_dropped, totals.overhead_ns]
         numbers += [totals.hidden_ns, totals.device_steps, totals.tokens + 1, totals.comm_steps]
-        numbers += [totals.drained_steps, totals.read_back_steps]
+        numbers += [totals.drained_steps, totals.kept_up_steps, totals.read_back_steps]
         numbers += [totals.unverified_steps, totals.fetches_sampled]
         numbers += [totals.worker_fetches, totals.ready_batches, totals.empty_fetches]
         numbers += [totals.samples + 1, *totals.states_ns.values(), *totals.phases_ns.values(), *totals.step_histogram]

@@ -43,6 +43,8 @@ class Totals(msgspec.Struct, frozen=True):
     """Training steps whose wait for other ranks was measured."""
     drained_steps: int = 0
     """Of the `device_steps` those at whose end the device had nothing left to do."""
+    kept_up_steps: int = 0
+    """Of the `device_steps` those in which the device ran each kernel as it was launched: it had no work queued."""
     read_back_steps: int = 0
     """Of the `device_steps` those in which a result was read back from the device, for which the host waits."""
     unverified_steps: int = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.device import AWAITED, DeviceTimeline
+from gpuwatch.device import DeviceTimeline, Piece
 from gpuwatch.device_booking import DeviceBooking, Exposed
 from gpuwatch.ledger import OTHER, Ledger
 from gpuwatch.testing import FakeClock, FakeDevice
@@ -23,29 +23,32 @@ class Training:
         self.timeline = DeviceTimeline(self.device)
         self.ledger = Ledger(0)
         self.booking = DeviceBooking(self.ledger)
-        self.open: list[tuple[int, int, int]] = []
+        self.open: list[tuple[int, int, int, Piece]] = []
+        self.timeline.start(0)
         self.exposed: list[Exposed] = []
 
     def step(self, wait: int, host: int, launch: int, after: int, copy: int = 0, optimizer: bool = True) -> None:
         begin = self.clock()
         self.clock.sleep(wait / 1e3)
-        self.timeline.begin()
+        self.timeline.begin(self.clock())
         if copy:
-            token = self.timeline.copy_begins(follows=True)
+            token = self.timeline.copy_begins(self.clock(), follows=True)
             self.device.launch(copy / 1e3)
             self.timeline.copy_ends(token)
         self.device.launch(launch / 1e3)
         self.clock.sleep(host / 1e3)
         if optimizer:
-            self.timeline.launched()
+            self.timeline.launched(self.clock())
         self.clock.sleep(after / 1e3)
-        assert self.timeline.end(self.clock()) & AWAITED
-        self.open.append((begin, self.clock(), wait * MS))
+        piece = self.timeline.end(self.clock())
+        assert piece is not None
+        self.open.append((begin, self.clock(), wait * MS, piece))
         self.harvest()
 
     def harvest(self) -> None:
-        for times in self.timeline.harvest(self.clock()):
-            begin, end, data = self.open.pop(0)
+        self.timeline.harvest(self.clock())
+        while self.open and (times := self.open[0][3].times) is not None:
+            begin, end, data, _ = self.open.pop(0)
             self.exposed.append(self.booking.book(begin, end, data, OTHER, times))
 
     def finish(self) -> dict[str, float]:
@@ -53,7 +56,6 @@ class Training:
         self.device.synchronize()
         self.harvest()
         assert not self.open
-        self.booking.settle()
         assert self.ledger.sum_ns == self.ledger.watermark_ns - self.ledger.start_ns
         return {state: ns / MS for state, ns in self.ledger.totals_ns.items() if ns}
 

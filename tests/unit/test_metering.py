@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.measuring import rest_device
 from gpuwatch.metering import Meter
 from gpuwatch.testing import FakeDevice
 from gpuwatch.units import percent
@@ -182,7 +181,7 @@ def test_any_training_closes_with_a_device_that_rests_in_between(
                 body[:] = rest
                 yield 1
             elif kind in ("rest", "wake"):
-                rest_device(recorder, kind == "rest")
+                recorder.rest_device(kind == "rest")
             elif kind == "eval":
                 with rig.watch.phase("eval"):
                     rig.device.launch(rest[0] / 1e3)

@@ -1,7 +1,8 @@
-"""Work on other streams and devices: what is not on the measured stream is not seen, so the input wait is not certain."""
+"""Work on other streams and devices: copies are measured there; what else runs there is not seen, so the input wait is not certain."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,17 +15,44 @@ from tests.unit.test_hook_device import Rig
 torch = pytest.importorskip("torch")
 
 
-def test_a_side_stream_prefetcher_makes_the_wait_unverified_and_says_so(rig: Rig) -> None:
-    def prefetched() -> Any:
-        for _ in range(20):
-            rig.clock.sleep_ms(5)
+def test_a_side_stream_prefetcher_is_measured_there(rig: Rig) -> None:
+    """Each batch takes 8 ms to copy, the step 3 ms: the device waits 5 ms for it, and the whole 8 ms at first."""
+
+    def prefetched() -> Iterator[int]:
+        for number in range(20):
             rig.device.elsewhere = True
-            batch = torch.zeros(2).to("meta", non_blocking=True)
+            with rig.watch.transfer():
+                rig.device.launch_aside(0.008)
             rig.device.elsewhere = False
-            yield batch
+            rig.device.wait_aside()
+            yield number
+
+    for _ in rig.watch.steps(prefetched()):
+        rig.train(host_ms=1, launch_ms=3)
+    states = rig.states()
+    report = rig.watch.report()
+    assert report.unverified_ratio == 0.0 and report.coverage == 1.0
+    assert states == {"transfer": pytest.approx(8 + 19 * 5), "compute": pytest.approx(20 * 3)}
+
+
+def test_a_copy_on_another_stream_that_is_done_in_time_costs_nothing(rig: Rig) -> None:
+    for _ in rig.watch.steps(rig.batches([0.0] * 20)):
+        rig.train(host_ms=1, launch_ms=5)
+        rig.device.elsewhere = True
+        with rig.watch.transfer():
+            rig.device.launch_aside(0.002)
+        rig.device.elsewhere = False
+    assert rig.states() == {"compute": pytest.approx(100)}
+
+
+def test_work_on_another_device_makes_the_wait_unverified_and_says_so(rig: Rig) -> None:
+    def batches() -> Iterator[int]:
+        for number in rig.batches([5.0] * 20):
+            rig.device.foreign += 1
+            yield number
 
     sender = connect(rig.watch)
-    for _ in rig.watch.steps(prefetched()):
+    for _ in rig.watch.steps(batches()):
         rig.train(host_ms=1, launch_ms=2)
     states = rig.states()
     assert sum(states.values()) == pytest.approx(rig.clock.now_ns / 1e6 - 1_000_000)

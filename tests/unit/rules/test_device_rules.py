@@ -14,6 +14,7 @@ from gpuwatch.rules.memory_creep import memory_creep
 from gpuwatch.rules.sync_every_step import sync_every_step
 from gpuwatch.rules.throttled import throttled
 from gpuwatch.rules.transfer_pcie import transfer_pcie
+from gpuwatch.verdict import give_verdict
 from gpuwatch.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
@@ -24,13 +25,17 @@ def gpu(**facts: Any) -> GpuFacts:
 
 
 def on_device(
-    host_wait_s: float = 0.0, drained: float | None = None, busy: float | None = None, read_back: float | None = None
+    host_wait_s: float = 0.0,
+    drained: float | None = None,
+    busy: float | None = None,
+    read_back: float | None = None,
+    kept_up: float | None = None,
 ) -> Window:
     """Return a run on the device's clock: 100 steps of 100 ms, and so much host wait in all of the time."""
     columns = steps(100, 0.001, 0.099)
     booked = states(columns, host_wait=host_wait_s)
     gpus = () if busy is None else (gpu(utilization_ratio=busy),)
-    ends = {"drained_ratio": drained, "read_back_ratio": read_back}
+    ends = {"drained_ratio": drained, "read_back_ratio": read_back, "kept_up_ratio": kept_up}
     return window(columns, states_s=booked, timeline="device", device="cuda", gpus=gpus, **ends)
 
 
@@ -59,16 +64,29 @@ def test_a_device_that_idles_between_steps_waits_for_the_host() -> None:
     assert finding.predicted_speedup == pytest.approx(1.25)
 
 
-def test_bubbles_within_compute_are_the_host_s_where_the_device_drains() -> None:
-    finding = host_bound(on_device(drained=1.0, busy=0.4))
+def test_bubbles_within_compute_are_the_host_s_where_the_device_has_no_work_queued() -> None:
+    finding = host_bound(on_device(kept_up=1.0, busy=0.4))
     assert finding is not None
     assert finding.ratio == pytest.approx(0.99 - 0.4)
-    assert [evidence.what for evidence in finding.evidence] == ["bubbles", "drained"]
+    assert finding.predicted_speedup == pytest.approx(2.44)
+    assert [evidence.what for evidence in finding.evidence] == ["kept up", "bubbles"]
+    assert "of compute, at least 60% the device stood idle between kernels" in finding.evidence[1].text
+
+
+def test_a_device_that_keeps_up_with_every_launch_is_never_called_healthy_without_a_driver_too() -> None:
+    launch_bound = on_device(kept_up=0.98)
+    found = diagnose(launch_bound)
+    assert [(finding.cause, finding.predicted_speedup) for finding in found] == [("host_bound", None)]
+    assert found[0].ratio == pytest.approx(0.99 * 0.98)
+    verdict = give_verdict(launch_bound, found)
+    assert (verdict.state, verdict.ratio) == ("host", pytest.approx(0.99 * 0.98))
+    assert verdict.sentence.startswith("host-bound: 99% of the time is compute in which the device runs each kernel")
 
 
 def test_the_host_is_quiet_when_it_runs_ahead_and_abstains_on_the_host_s_clock() -> None:
-    assert host_bound(on_device(host_wait_s=0.5, drained=0.1, busy=0.4)) is None
-    assert host_bound(on_device(busy=0.4)) is None  # it was not looked whether the device drains
+    assert host_bound(on_device(host_wait_s=0.5, kept_up=0.1, busy=0.4)) is None
+    assert host_bound(on_device(kept_up=1.0, busy=0.95)) is None  # the driver sees kernels all the time
+    assert host_bound(on_device(busy=0.4)) is None  # not measured
     assert host_bound(replace(on_device(host_wait_s=2.5), timeline="host")) is None
 
 
