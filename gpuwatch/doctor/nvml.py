@@ -67,7 +67,8 @@ def _look(nvml: Any) -> NvmlFacts:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
-            nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still tell its name
+            with contextlib.suppress(nvml.NVMLError_NotSupported):  # GB10: its memory is the CPU's
+                nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still give its name
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another container's
                 silent.append(f"GPU {index}: {error}")

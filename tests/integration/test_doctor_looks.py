@@ -23,13 +23,6 @@ from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 
 
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    fake = FakeNvml(tmp_path)
-    fake.install(monkeypatch)
-    return fake
-
-
 def test_nvml_tells_driver_gpus_and_processes(nvml: FakeNvml) -> None:
     nvml.write([FakeGpu(processes=((4711, 1 << 30),)), FakeGpu(uuid="GPU-b", name="NVIDIA L4", minor=1)])
     facts = read_nvml()

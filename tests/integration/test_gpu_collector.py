@@ -6,9 +6,8 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -17,63 +16,15 @@ from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample, check
 from gpuwatch_agent.collectors import GpuCollector, GpuDevice, GpuProcess
 from gpuwatch_agent.detail import standard
-from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
+from tests.nvml.fake import MIB, FakeGpu, FakeNvml, patch_library, recorded
 
-FIRST = FakeGpu(uuid="GPU-aaaa", processes=((4711, 2 << 30), (4712, None)))
-SECOND = FakeGpu(
-    uuid="GPU-bbbb",
-    name="NVIDIA A100-SXM4-40GB",
-    pci_bus_id="00000000:3B:00.0",
-    minor=3,
-    memory_total_bytes=40 << 30,
-    memory_used_bytes=1 << 30,
-    utilization_percent=5,
-    power_mw=55_125,
-    energy_mj=1_500,
-    temperature_celsius=33,
-)
+FIRST = FakeGpu(uuid="GPU-aaaa", energy_mj=7_200_250, processes=((4711, 2 << 30), (4712, None)))
+"""The recorded H100 at work: 100%, 631.95 W, 59 °C, 19,818 of 81,559 MiB."""
+SECOND = replace(recorded("l40s", "load", "GPU-bbbb"), minor=3, energy_mj=1_500, processes=())
+"""The recorded L40S at work: 9%, 110.23 W, 54 °C, 1,235 of 46,068 MiB."""
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
 Values = dict[tuple[str, ...], float]
-
-
-class Clock:
-    """Time that goes by when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    fake = FakeNvml(tmp_path)
-    fake.install(monkeypatch)
-    return fake
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def collector(nvml: FakeNvml, clock: Clock) -> Iterator[GpuCollector]:
-    """Patient, so that a slow machine is not taken for a driver that hangs. Its NVML is shut down afterwards."""
-    collector = GpuCollector(clock=clock, deadline_s=60, slow_wait_s=60)
-    yield collector
-    nvml.write([])
-    collector._thread.call(shut_down)
-
-
-def shut_down() -> None:
-    while True:
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            return
 
 
 def values(collector: GpuCollector) -> Values:
@@ -93,36 +44,37 @@ def test_every_value_of_two_gpus(nvml, collector):
     nvml.write([FIRST, SECOND])
     found = values(collector)
     assert found == {
-        ("gpu_info", "0", "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:01:00.0", "550.54.15"): 1,
-        ("gpu_utilization_ratio", "0", "GPU-aaaa"): 0.97,
-        ("gpu_memory_used_bytes", "0", "GPU-aaaa"): 20 << 30,  # without what the driver has reserved
-        ("gpu_memory_total_bytes", "0", "GPU-aaaa"): 80 << 30,
-        ("gpu_power_watts", "0", "GPU-aaaa"): 612.5,
+        ("gpu_info", "0", "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:00:09.0", "550.54.15"): 1,
+        ("gpu_utilization_ratio", "0", "GPU-aaaa"): 1.0,
+        ("gpu_memory_used_bytes", "0", "GPU-aaaa"): 19_818 * MIB,  # without what the driver has reserved
+        ("gpu_memory_total_bytes", "0", "GPU-aaaa"): 81_559 * MIB,
+        ("gpu_power_watts", "0", "GPU-aaaa"): 631.95,
         ("gpu_energy_joules_total", "0", "GPU-aaaa"): 7200.25,
-        ("gpu_temperature_celsius", "0", "GPU-aaaa"): 61,
+        ("gpu_temperature_celsius", "0", "GPU-aaaa"): 59,
         ("gpu_throttled", "0", "GPU-aaaa", "power"): 0,
         ("gpu_throttled", "0", "GPU-aaaa", "thermal"): 0,
         ("gpu_throttled", "0", "GPU-aaaa", "hardware"): 0,
         ("gpu_sm_clock_hertz", "0", "GPU-aaaa"): 1.98e9,
+        ("gpu_pcie_replays_total", "0", "GPU-aaaa"): 9,
         ("gpu_processes", "0", "GPU-aaaa"): 2,
-        ("gpu_info", "1", "GPU-bbbb", "NVIDIA A100-SXM4-40GB", "00000000:3B:00.0", "550.54.15"): 1,
-        ("gpu_utilization_ratio", "1", "GPU-bbbb"): 0.05,
-        ("gpu_memory_used_bytes", "1", "GPU-bbbb"): 1 << 30,
-        ("gpu_memory_total_bytes", "1", "GPU-bbbb"): 40 << 30,
-        ("gpu_power_watts", "1", "GPU-bbbb"): 55.125,
+        ("gpu_info", "1", "GPU-bbbb", "NVIDIA L40S", "00000000:01:00.0", "550.54.15"): 1,
+        ("gpu_utilization_ratio", "1", "GPU-bbbb"): 0.09,
+        ("gpu_memory_used_bytes", "1", "GPU-bbbb"): 1_235 * MIB,
+        ("gpu_memory_total_bytes", "1", "GPU-bbbb"): 46_068 * MIB,
+        ("gpu_power_watts", "1", "GPU-bbbb"): 110.23,
         ("gpu_energy_joules_total", "1", "GPU-bbbb"): 1.5,
-        ("gpu_temperature_celsius", "1", "GPU-bbbb"): 33,
+        ("gpu_temperature_celsius", "1", "GPU-bbbb"): 54,
         ("gpu_throttled", "1", "GPU-bbbb", "power"): 0,
         ("gpu_throttled", "1", "GPU-bbbb", "thermal"): 0,
         ("gpu_throttled", "1", "GPU-bbbb", "hardware"): 0,
-        ("gpu_sm_clock_hertz", "1", "GPU-bbbb"): 1.98e9,
+        ("gpu_sm_clock_hertz", "1", "GPU-bbbb"): 2.52e9,
         ("gpu_processes", "1", "GPU-bbbb"): 0,
         ("gpus_seen",): 2,
         ("gpus_expected",): 2,
     }
     assert collector.devices() == (
-        GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:01:00.0", 0),
-        GpuDevice(1, "GPU-bbbb", "NVIDIA A100-SXM4-40GB", "00000000:3B:00.0", 3),
+        GpuDevice(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", "00000000:00:09.0", 0),
+        GpuDevice(1, "GPU-bbbb", "NVIDIA L40S", "00000000:01:00.0", 3),
     )
     assert collector.processes() == {
         "GPU-aaaa": (GpuProcess(4711, 2 << 30), GpuProcess(4712, None)),
@@ -171,8 +123,9 @@ def test_an_unsupported_value_is_absent_and_the_rest_is_there(nvml, collector):
         "gpu_temperature_celsius",
         "gpu_throttled",
         "gpu_sm_clock_hertz",
+        "gpu_pcie_replays_total",
     }
-    assert found["gpu_utilization_ratio", "1", "GPU-bbbb"] == 0.05
+    assert found["gpu_utilization_ratio", "1", "GPU-bbbb"] == 0.09
     assert found["gpus_seen",] == 2
     assert collector.processes() == {"GPU-bbbb": ()}  # not told, and not "no process"
     assert collector.devices()[0].minor is None
@@ -187,14 +140,14 @@ def test_an_old_driver_without_the_newer_calls(nvml, collector):
     )
     nvml.write([replace(FIRST, event_reasons=0x4)], driver="470.256.02", errors=dict.fromkeys(newer, missing))
     found = values(collector)
-    assert found["gpu_memory_used_bytes", "0", "GPU-aaaa"] == (20 << 30) + (512 << 20)
+    assert found["gpu_memory_used_bytes", "0", "GPU-aaaa"] == (19_818 + 479) * MIB
     assert found["gpu_throttled", "0", "GPU-aaaa", "power"] == 1
     assert found["gpu_processes", "0", "GPU-aaaa"] == 2
 
 
 def test_a_new_driver_without_the_old_temperature_call(nvml, collector):
     nvml.write([FIRST], errors={"nvmlDeviceGetTemperature": pynvml.NVML_ERROR_DEPRECATED})
-    assert values(collector)["gpu_temperature_celsius", "0", "GPU-aaaa"] == 61
+    assert values(collector)["gpu_temperature_celsius", "0", "GPU-aaaa"] == 59
 
 
 def test_process_lists_are_polled_every_ten_seconds_and_the_rest_in_every_turn(nvml, collector, clock):
@@ -219,7 +172,7 @@ def test_a_gpu_falls_off_the_bus_and_comes_back(nvml, collector, clock, caplog):
         clock.now_s += seconds
         found = values(collector)
         assert of(SECOND, found) == set()
-        assert found["gpu_utilization_ratio", "0", "GPU-aaaa"] == 0.97
+        assert found["gpu_utilization_ratio", "0", "GPU-aaaa"] == 1.0
         assert (found["gpus_seen",], found["gpus_expected",]) == (1, 2)
     assert [device.uuid for device in collector.devices()] == ["GPU-aaaa"]
     assert set(collector.processes()) == {"GPU-aaaa"}
@@ -231,7 +184,7 @@ def test_a_gpu_falls_off_the_bus_and_comes_back(nvml, collector, clock, caplog):
     nvml.write([FIRST, replace(SECOND, processes=((9, 1),))])
     clock.now_s += 10
     found = values(collector)
-    assert found["gpu_power_watts", "1", "GPU-bbbb"] == 55.125
+    assert found["gpu_power_watts", "1", "GPU-bbbb"] == 110.23
     assert found["gpu_processes", "1", "GPU-bbbb"] == 1  # not only at the next poll
     assert (found["gpus_seen",], found["gpus_expected",]) == (2, 2)
 
@@ -242,7 +195,7 @@ def test_gpus_are_known_by_uuid_when_their_indices_move(nvml, collector, clock):
     nvml.write([SECOND])
     clock.now_s += 10
     found = values(collector)
-    assert found["gpu_power_watts", "0", "GPU-bbbb"] == 55.125
+    assert found["gpu_power_watts", "0", "GPU-bbbb"] == 110.23
     assert of(FIRST, found) == set()
     assert (found["gpus_seen",], found["gpus_expected",]) == (1, 2)
 
@@ -258,7 +211,7 @@ def test_another_containers_gpu_is_not_expected(nvml, collector):
     nvml.write([replace(FIRST, errors=forbidden), SECOND])
     found = values(collector)
     assert (found["gpus_seen",], found["gpus_expected",]) == (1, 1)
-    assert found["gpu_power_watts", "1", "GPU-bbbb"] == 55.125
+    assert found["gpu_power_watts", "1", "GPU-bbbb"] == 110.23
 
 
 def test_a_reloaded_driver_costs_no_sample(nvml, collector, clock):
@@ -281,7 +234,7 @@ def test_a_driver_that_is_unloaded_under_the_agent_is_seen_as_missing_gpus(nvml,
     assert collector.processes() == {}
     nvml.write([FIRST], load=2)
     clock.now_s += 20
-    assert values(collector)["gpu_power_watts", "0", "GPU-aaaa"] == 612.5
+    assert values(collector)["gpu_power_watts", "0", "GPU-aaaa"] == 631.95
 
 
 def test_an_unknown_error_leaves_out_the_value_alone_and_enumerates_at_growing_intervals(
@@ -294,7 +247,7 @@ def test_an_unknown_error_leaves_out_the_value_alone_and_enumerates_at_growing_i
         before = len(inits)
         found = values(collector)
         assert "gpu_power_watts" not in of(FIRST, found)
-        assert found["gpu_utilization_ratio", "0", "GPU-aaaa"] == 0.97
+        assert found["gpu_utilization_ratio", "0", "GPU-aaaa"] == 1.0
         times_s += [clock.now_s - 1000] * (len(inits) - before)
         clock.now_s += 1
     assert times_s == [0, 10, 30, 70, 130, 190]
@@ -392,4 +345,4 @@ except TimeoutError as error:
 
     assert run(0.5, "gpuwatch_gpu_power_watts") == "NVML did not answer within 0.5 s (energy of GPU 1)"
     nvml.write([FIRST, SECOND])
-    assert run(60, "gpuwatch_gpu_power_watts") == [612.5, 55.125]
+    assert run(60, "gpuwatch_gpu_power_watts") == [631.95, 110.23]

@@ -241,6 +241,6 @@ def test_top_from_prometheus_knows_the_gpus(site: Site) -> None:
         number: line for line in done.stdout.splitlines() for number in range(4) if line.startswith(f"  {number}   ")
     }
     assert "idle" in lines[2] or "unallocated" in lines[2]  # of the last minute the longer
-    assert "612 W" in lines[2] and getpass.getuser() in lines[2]
+    assert "632 W" in lines[2] and getpass.getuser() in lines[2]
     assert RUN in lines[0] and "job 4711" in lines[0]
     assert done.stdout.count("NVIDIA H100 80GB HBM3") == 4

@@ -13,63 +13,161 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 _SOURCE = Path(__file__).with_name("nvml.c")
+_RECORDED = Path(__file__).parents[1] / "fixtures" / "nvml"
 _SCRIPT_VARIABLE = "GPUWATCH_FAKE_NVML"
+MIB = 1 << 20
+
+_KEYS = {
+    "uuid": ("device",),
+    "name": ("name",),
+    "pci_bus_id": ("pci",),
+    "minor": ("minor", "nvmlDeviceGetMinorNumber"),
+    "memory_total_bytes": ("memory_total", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
+    "memory_used_bytes": ("memory_used", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
+    "memory_reserved_bytes": ("memory_reserved", "nvmlDeviceGetMemoryInfo_v2"),
+    "utilization_percent": ("utilization", "nvmlDeviceGetUtilizationRates"),
+    "power_mw": ("power_mw", "nvmlDeviceGetPowerUsage"),
+    "energy_mj": ("energy_mj", "nvmlDeviceGetTotalEnergyConsumption"),
+    "temperature_celsius": ("temperature", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"),
+    "event_reasons": (
+        "event_reasons",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ),
+    "clock_sm_mhz": ("clock_sm", "nvmlDeviceGetClockInfo"),
+    "clock_memory_mhz": ("clock_memory", "nvmlDeviceGetClockInfo"),
+    "pcie_generation": ("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_lanes": ("pcie_lanes", "nvmlDeviceGetCurrPcieLinkWidth"),
+    "pcie_replays": ("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
+    "ecc_corrected": ("ecc_corrected", "nvmlDeviceGetTotalEccErrors"),
+    "ecc_uncorrected": ("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors"),
+    "nvlinks": ("nvlinks", "nvmlDeviceGetNvLinkState"),
+    "nvlink_errors": ("nvlink_errors", "nvmlDeviceGetNvLinkErrorCounter"),
+    "nvlink_transmit_kib": ("nvlink_tx_kib", "nvmlDeviceGetFieldValues"),
+    "nvlink_receive_kib": ("nvlink_rx_kib", "nvmlDeviceGetFieldValues"),
+}
+_LISTS = {
+    "xids": ("nvmlDeviceRegisterEvents",),
+    "mig": ("nvmlDeviceGetMigMode",),
+    "processes": ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+}
+"""A field of FakeGpu: its key in the script, and the functions that are not supported where it is None."""
+
+
+@functools.cache
+def recording(machine: str) -> Mapping[str, Any]:
+    """Return a recorded machine: the content of its file in tests/fixtures/nvml."""
+    found: dict[str, Any] = json.loads((_RECORDED / f"{machine}.json").read_text())
+    return found
+
+
+def recordings() -> list[tuple[str, str]]:
+    """Return every recorded (machine, state)."""
+    machines = sorted(path.stem for path in _RECORDED.glob("*.json"))
+    return [(machine, state) for machine in machines for state in recording(machine)["states"]]
+
+
+def _figures(machine: str, state: str) -> dict[str, Any]:
+    """Return FakeGpu's fields for a recorded GPU; what is N/A there or not recorded is None."""
+    found = recording(machine)
+    gpu, seen = found["gpu"], found["states"][state]
+    same = ("temperature_celsius", "event_reasons", "pcie_generation", "pcie_lanes", "pcie_replays", "nvlinks")
+    figures = {name: seen.get(name) for name in (*same, "utilization_percent", "ecc_corrected", "ecc_uncorrected")}
+    for name in ("total", "used", "reserved"):
+        figures[f"memory_{name}_bytes"] = _times(seen.get(f"memory_{name}_mib"), MIB)
+    for field_name in ("mig", "processes"):
+        figures[field_name] = None if seen.get(field_name) is None else tuple(map(tuple, seen[field_name]))
+    if figures["mig"]:
+        figures["mig"] = tuple((i, profile, used * MIB, total * MIB) for i, profile, used, total in figures["mig"])
+    if figures["processes"]:
+        figures["processes"] = tuple((pid, used * MIB) for pid, used in figures["processes"])
+    return {
+        **figures,
+        "name": gpu["name"],
+        "pci_bus_id": gpu["pci_bus_id"],
+        "minor": gpu.get("minor"),
+        "power_mw": _times(seen.get("power_watts"), 1000),
+        "clock_sm_mhz": seen.get("sm_clock_mhz"),
+        "clock_memory_mhz": seen.get("memory_clock_mhz"),
+    }
+
+
+def _times(value: float | None, factor: int) -> int | None:
+    return None if value is None else round(value * factor)
+
+
+_H100 = _figures("h100", "load")
 
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """What NVML says of a GPU, in NVML's units. The defaults are a training GPU at work."""
+    """What NVML says of a GPU, in NVML's units. None: not supported. The defaults are the recorded H100 at work.
+
+    What no recording has (energy, XIDs, GPM, NVLink's counters) begins at 0 or empty.
+    """
 
     uuid: str = "GPU-00000000-0000-4000-8000-000000000000"
-    name: str = "NVIDIA H100 80GB HBM3"
-    pci_bus_id: str = "00000000:01:00.0"
-    minor: int = 0
-    memory_total_bytes: int = 80 << 30
-    memory_used_bytes: int = 20 << 30
-    memory_reserved_bytes: int = 512 << 20
-    utilization_percent: int = 97
-    power_mw: int = 612_500
-    energy_mj: int = 7_200_250
-    temperature_celsius: int = 61
-    event_reasons: int = 0
+    name: str = _H100["name"]
+    pci_bus_id: str = _H100["pci_bus_id"]
+    minor: int | None = _H100["minor"]
+    memory_total_bytes: int | None = _H100["memory_total_bytes"]
+    memory_used_bytes: int | None = _H100["memory_used_bytes"]
+    memory_reserved_bytes: int | None = _H100["memory_reserved_bytes"]
+    """None: a driver from before the second version of the call."""
+    utilization_percent: int | None = _H100["utilization_percent"]
+    power_mw: int | None = _H100["power_mw"]
+    energy_mj: int | None = 0
+    temperature_celsius: int | None = _H100["temperature_celsius"]
+    event_reasons: int | None = _H100["event_reasons"]
     """nvmlClocksEventReason* bits."""
-    processes: tuple[tuple[int, int | None], ...] = ()
-    """Compute processes: pid and memory in bytes, None for a driver that does not tell it."""
-    clock_sm_mhz: int = 1980
-    clock_memory_mhz: int = 2619
-    pcie_generation: int = 5
-    pcie_lanes: int = 16
-    pcie_replays: int = 0
-    ecc_corrected: int = 0
-    ecc_uncorrected: int = 0
-    nvlinks: int = 0
-    """Links that are up; without any the calls are not supported."""
-    nvlink_errors: int = 0
-    nvlink_transmit_kib: int = 0
-    nvlink_receive_kib: int = 0
-    xids: tuple[int, ...] = ()
-    """Errors so far, the oldest first: whoever has registered is told of those that come after."""
+    processes: tuple[tuple[int, int | None], ...] | None = ()
+    """Compute processes: pid and memory in bytes, None for a driver that does not give it."""
+    clock_sm_mhz: int | None = _H100["clock_sm_mhz"]
+    clock_memory_mhz: int | None = _H100["clock_memory_mhz"]
+    pcie_generation: int | None = _H100["pcie_generation"]
+    pcie_lanes: int | None = _H100["pcie_lanes"]
+    pcie_replays: int | None = _H100["pcie_replays"]
+    ecc_corrected: int | None = _H100["ecc_corrected"]
+    ecc_uncorrected: int | None = _H100["ecc_uncorrected"]
+    nvlinks: int | None = _H100["nvlinks"]
+    """Links that are up; 0: it has one, which is down."""
+    nvlink_errors: int | None = 0
+    nvlink_transmit_kib: int | None = 0
+    nvlink_receive_kib: int | None = 0
+    xids: tuple[int, ...] | None = ()
+    """Errors so far, the oldest first: whoever has registered is sent those that come after."""
     gpm: Mapping[int, float] = field(default_factory=dict)
     """Values by NVML_GPM_METRIC_*, in the driver's units; empty: a GPU before Hopper. 16 at most."""
-    mig: tuple[tuple[int, str, int, int], ...] = ()
-    """MIG instances: id, profile, bytes used, bytes in all. Any: MIG is on."""
+    mig: tuple[tuple[int, str, int, int], ...] | None = ()
+    """Compute instances: id of the GPU instance, profile, bytes used, bytes in all. Any: MIG is on, and the calls that
+    MIG rules out are not supported. None: a GPU that cannot be split."""
     lost: bool = False
     """It has fallen off the bus: still listed, and every call on it is answered with GPU_IS_LOST."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """NVML_ERROR_* code by function, as in {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_NOT_SUPPORTED}."""
     hangs_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by function: how long it does not return, or until the script is rewritten without it."""
+
+
+def recorded(machine: str, state: str, uuid: str = "GPU-0") -> FakeGpu:
+    """Return a recorded GPU. What was not recorded is not supported."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("energy_mj", "xids", "nvlink_errors", "nvlink_transmit_kib", "nvlink_receive_kib")
+    )
+    return FakeGpu(uuid=uuid, **_figures(machine, state), **unknown)
 
 
 class FakeNvml:
@@ -84,6 +182,7 @@ class FakeNvml:
         gpus: Sequence[FakeGpu],
         *,
         driver: str = "550.54.15",
+        cuda: str = "12.4",
         load: int = 0,
         errors: Mapping[str, int] | None = None,
         hangs_s: Mapping[str, float] | None = None,
@@ -91,40 +190,20 @@ class FakeNvml:
         """Set what every call from now on answers.
 
         `errors` and `hangs_s`: as in FakeGpu, for all GPUs and for functions that concern none (nvmlInitWithFlags, say).
-        `load` counts the driver's loads: another number than before is a reload, after which NVML must be started anew.
+        `load` counts the driver's loads: another number than before is a reload, after which NVML must be initialised again.
         """
-        lines = [f"driver={driver}", f"load={load}", *_faults(errors or {}, hangs_s or {})]
+        lines = [f"driver={driver}", f"cuda={cuda}", f"load={load}", *_faults(errors or {}, hangs_s or {})]
         for gpu in gpus:
+            for name, (key, *_) in _KEYS.items():
+                if (value := getattr(gpu, name)) is not None:
+                    lines.append(f"{key}={value}")
             lines += [
-                f"device={gpu.uuid}",
-                f"name={gpu.name}",
-                f"pci={gpu.pci_bus_id}",
-                f"minor={gpu.minor}",
-                f"memory_total={gpu.memory_total_bytes}",
-                f"memory_used={gpu.memory_used_bytes}",
-                f"memory_reserved={gpu.memory_reserved_bytes}",
-                f"utilization={gpu.utilization_percent}",
-                f"power_mw={gpu.power_mw}",
-                f"energy_mj={gpu.energy_mj}",
-                f"temperature={gpu.temperature_celsius}",
-                f"event_reasons={gpu.event_reasons}",
-                f"clock_sm={gpu.clock_sm_mhz}",
-                f"clock_memory={gpu.clock_memory_mhz}",
-                f"pcie_generation={gpu.pcie_generation}",
-                f"pcie_lanes={gpu.pcie_lanes}",
-                f"pcie_replays={gpu.pcie_replays}",
-                f"ecc_corrected={gpu.ecc_corrected}",
-                f"ecc_uncorrected={gpu.ecc_uncorrected}",
-                f"nvlinks={gpu.nvlinks}",
-                f"nvlink_errors={gpu.nvlink_errors}",
-                f"nvlink_tx_kib={gpu.nvlink_transmit_kib}",
-                f"nvlink_rx_kib={gpu.nvlink_receive_kib}",
                 f"lost={int(gpu.lost)}",
-                *(f"xid={code}" for code in gpu.xids),
+                *(f"xid={code}" for code in gpu.xids or ()),
                 *(f"gpm={metric} {value!r}" for metric, value in gpu.gpm.items()),
-                *(f"mig={number} {used} {total} {profile}" for number, profile, used, total in gpu.mig),
-                *(f"process={pid} {'-' if used is None else used}" for pid, used in gpu.processes),
-                *_faults(gpu.errors, gpu.hangs_s),
+                *(f"mig={number} {used} {total} {profile}" for number, profile, used, total in gpu.mig or ()),
+                *(f"process={pid} {'-' if used is None else used}" for pid, used in gpu.processes or ()),
+                *_faults({**_not_supported(gpu), **gpu.errors}, gpu.hangs_s),
             ]
         new = self.script.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
@@ -147,6 +226,25 @@ class FakeNvml:
         """Have this process's `pynvml` load the library, until the test is over."""
         monkeypatch.setenv(_SCRIPT_VARIABLE, str(self.script))
         patch_library(monkeypatch, self.library)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def shut_down() -> None:
+    """Shut this process's NVML down, however often it was started."""
+    while True:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return
 
 
 def patch_library(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
@@ -178,6 +276,20 @@ def build_library() -> Path:
             subprocess.run([*command, f"-Wl,-soname,{library.name}", "-o", built, _SOURCE, "-lpthread"], check=True)
             built.replace(library)  # two test runs may build it at once
     return library
+
+
+def _not_supported(gpu: FakeGpu) -> dict[str, int]:
+    """Return the error by function for each field that is None."""
+    functions = {**{name: calls for name, (_, *calls) in _KEYS.items()}, **_LISTS}
+    absent = {
+        call: pynvml.NVML_ERROR_NOT_SUPPORTED
+        for name in functions
+        if getattr(gpu, name) is None
+        for call in functions[name]
+    }
+    if gpu.memory_reserved_bytes is None and gpu.memory_total_bytes is not None:
+        absent["nvmlDeviceGetMemoryInfo_v2"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    return absent
 
 
 def _faults(errors: Mapping[str, int], hangs_s: Mapping[str, float]) -> list[str]:

@@ -4,7 +4,7 @@
  * writing it anew (atomically, by rename). One `key=value` a line; the node's come first, and `device=UUID` begins a
  * GPU. Absent keys are 0. `fake.py` writes it and says what each key means:
  *
- *   driver=550.54.15             error.FUNCTION=CODE       hang.FUNCTION=SECONDS      load=N
+ *   driver=550.54.15   cuda=12.4   error.FUNCTION=CODE   hang.FUNCTION=SECONDS   load=N
  *   device=GPU-...   name=   pci=   minor=   lost=1   error.FUNCTION=CODE   hang.FUNCTION=SECONDS
  *   memory_total=   memory_used=   memory_reserved=   utilization=   memory_utilization=   power_mw=   energy_mj=
  *   temperature=   event_reasons=   process=PID BYTES|-   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
@@ -28,7 +28,7 @@ enum {
     DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-enum { DEVICES = 16, PROCESSES = 32, FAULTS = 16, TEXT = 96, XIDS = 16, METRICS = 16, INSTANCES = 8 };
+enum { DEVICES = 16, PROCESSES = 32, FAULTS = 32, TEXT = 96, XIDS = 16, METRICS = 16, INSTANCES = 8 };
 
 typedef struct { char function[TEXT]; int code; double hang_s; } Fault;
 typedef struct { Fault list[FAULTS]; int count; } Faults;
@@ -52,7 +52,7 @@ typedef struct {
 
 typedef struct {
     char driver[TEXT];
-    int load;
+    int load, cuda;
     Faults faults;
     Device devices[DEVICES];
     int count;
@@ -100,6 +100,11 @@ static void set(Node *node, const char *key, const char *value) {
     } else if (!d) {
         if (strcmp(key, "driver") == 0) copy(node->driver, value, TEXT);
         if (strcmp(key, "load") == 0) node->load = (int)number;
+        if (strcmp(key, "cuda") == 0) {
+            int major = 0, minor = 0;
+            sscanf(value, "%d.%d", &major, &minor);
+            node->cuda = 1000 * major + 10 * minor;
+        }
     }
     else if (strcmp(key, "name") == 0) copy(d->name, value, TEXT);
     else if (strcmp(key, "pci") == 0) copy(d->pci, value, TEXT);
@@ -262,7 +267,7 @@ int nvmlSystemGetNVMLVersion(char *version, unsigned size) {
 
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     NODE("nvmlSystemGetCudaDriverVersion_v2");
-    *version = 12040;
+    *version = n.cuda;
     return OK;
 }
 
@@ -344,8 +349,10 @@ int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
     return OK;
 }
 
+/* recorded: N/A on an A100, an H100 and an H200 with MIG on, at work too */
 int nvmlDeviceGetUtilizationRates(void *handle, Utilization *utilization) {
     DEVICE("nvmlDeviceGetUtilizationRates");
+    if (d->instance_count) return NOT_SUPPORTED;
     utilization->gpu = d->utilization;
     utilization->memory = d->memory_utilization;
     return OK;
@@ -471,11 +478,12 @@ int nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, u
     return OK;
 }
 
+/* recorded: "Nvlink queries are not supported for Devices in MIG mode"; a GeForce has a link that is down */
 int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active) {
     DEVICE("nvmlDeviceGetNvLinkState");
-    if (d->nvlinks == 0) return NOT_SUPPORTED;
-    if (link >= d->nvlinks) return INVALID_ARGUMENT;
-    *active = 1;
+    if (d->instance_count) return NOT_SUPPORTED;
+    if (link > 0 && link >= d->nvlinks) return INVALID_ARGUMENT;
+    *active = d->nvlinks > 0;
     return OK;
 }
 
@@ -498,7 +506,7 @@ typedef struct {
 int nvmlDeviceGetFieldValues(void *handle, int count, FieldValue *values) {
     DEVICE("nvmlDeviceGetFieldValues");
     for (int i = 0; i < count; i++) {
-        int known = d->nvlinks && (values[i].field == 138 || values[i].field == 139) && values[i].scope == ~0u;
+        int known = d->nvlinks && !d->instance_count && (values[i].field == 138 || values[i].field == 139) && values[i].scope == ~0u;
         values[i].result = known ? OK : NOT_SUPPORTED;
         values[i].type = 3;
         values[i].value.ull = known ? d->nvlink_kib[values[i].field - 138] : 0;

@@ -102,6 +102,7 @@ def mig_instances(handle: Handle) -> list[Value]:
         number = str(pynvml.nvmlDeviceGetGpuInstanceId(instance))
         name = pynvml.nvmlDeviceGetName(instance)
         profile = (name.decode(errors="replace") if isinstance(name, bytes) else name).rpartition(" MIG ")[2]
+        profile = profile.rpartition("c.")[2]  # "1c.3g.71gb": one of several compute instances of a 3g.71gb
         memory = pynvml.nvmlDeviceGetMemoryInfo(instance)
         values += [
             ("gpuwatch_gpu_mig_info", 1, (number, profile)),
