@@ -7,7 +7,7 @@
 A fake clock walks through the host's fetches, copies and optimizer steps. An event that is recorded at time t on a stream is reached at the
 later of t and the end of what was launched on that stream before t. Recorder, device timeline, booking, ledger and diagnosis are the real ones.
 The truth is computed by `recorded_trace.py`. A copy that overlaps another one on the host, or a fetch's edge, is cut there: one thread does one
-thing at a time. A trace without real fetches replays with batches that are there at once.
+thing at a time.
 
 Exit status: 0 when all bounds hold (1 point of the window in each state, 0.05 ms in each step's input wait, a closed ledger), 1 when one is
 exceeded, 2 when a file cannot be read. The other files are replayed all the same.
@@ -143,7 +143,7 @@ class Section:
 
     def add(self, copy: Copy) -> None:
         """Add a copy after the others; of two that overlap on a stream one is made."""
-        begin, end = copy.begin, min(copy.end, self.end_ns)
+        begin, end = min(copy.begin, self.end_ns), min(copy.end, self.end_ns)
         if self.copies:
             last = self.copies[-1]
             if begin < last.end and copy.stream == last.stream:
@@ -161,6 +161,7 @@ class Replay:
         begins = [trace.window[0], *(op.begin for op in trace.ops), *(copy.begin for copy in trace.copies)]
         self._host = Host(min([*begins, *trace.optimizer_ends]))
         self.events = ReplayEvents(trace, self._host)
+        patch.setattr("gpuwatch.accounts.device", lambda: "cuda")  # torch has none here, and is not asked
         self.watch = self._host.watch = fake_watch(self._host.clock, patch)
         self.watch._taps.attach(self.events)
         self.num_workers = trace.num_workers
@@ -343,11 +344,22 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.json:
             print(as_text(row), end="\n\n")
     exceeded = sum(bool(row["exceeded"]) for row in rows)
-    summary = {"files": len(options.files), "exceeded": exceeded, "unread": len(unread)}
+    points = max((abs(by) for row in rows for by in row["difference"].values()), default=0.0)
+    wait_ms = max((row["input_wait_error_ms"] for row in rows), default=0.0)
+    summary = {
+        "files": len(options.files),
+        "exceeded": exceeded,
+        "unread": len(unread),
+        "largest_difference_points": points,
+        "largest_input_wait_error_ms": wait_ms,
+    }
     if options.json:
         print(json.dumps({"files": rows, "unread": unread, "summary": summary}, indent=1))
     else:
-        print(f"{len(rows)} replayed, {exceeded} beyond a bound, {len(unread)} not read")
+        print(
+            f"{len(rows)} replayed, {exceeded} beyond a bound, {len(unread)} not read; "
+            f"states off by {points:.2f} points at most, a step's input wait by {wait_ms:.3f} ms"
+        )
     return 2 if unread else 1 if exceeded else 0
 
 

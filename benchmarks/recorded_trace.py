@@ -6,7 +6,8 @@ file raises `TraceError` with the file and the place in it.
 Every instant from the first fetch to the last device work (or the last fetch's end, if later) has one state:
 
 - `input_wait`: during a fetch, with nothing on the device that runs or was launched. The rest of a fetch is `hidden`.
-- `transfer`: a copy on the home stream is the next to run or runs, or a copy on another stream runs outside of fetches; no kernel runs.
+- `transfer`: no kernel runs, and a copy on the home stream runs or is the next to run; or a copy on another stream runs outside of fetches, and no
+  kernel runs until it has ended.
 - `host_wait`: all that was launched in a step is done, and the host has not asked for the next batch yet.
 - `compute`: the rest, with the gaps between kernels. Those are given too, as `compute_idle`.
 
@@ -211,7 +212,8 @@ def true_times(trace: Trace) -> Truth:
 def _transfers(trace: Trace, fetching: Spans) -> Spans:
     """Return when the device did nothing but copy, or waited for a copy to begin.
 
-    On the home stream from the moment that the copy is the next one: a copy from pageable memory is launched long before it begins.
+    On the home stream from the moment that the copy is the next one: a copy from pageable memory is launched long before it begins. On another
+    stream only if no kernel ran when the copy ended: else the step did not wait for it.
     """
     home, aside, free_ns = [], [], None
     for op in trace.ops:
@@ -223,7 +225,13 @@ def _transfers(trace: Trace, fetching: Spans) -> Spans:
         elif op.kind == TRANSFER:
             aside.append((op.begin, op.end))
     computing = union((op.begin, op.end) for op in trace.ops if op.kind == COMPUTE)
-    return minus(union([*home, *minus(union(aside), fetching)]), computing)
+    ends = [end for _, end in computing]
+    waited_for = []
+    for begin, end in aside:
+        before = bisect_right(ends, end)  # the kernels that are done by the copy's end
+        if before == len(computing) or computing[before][0] >= end:  # and none runs then
+            waited_for.append((max(begin, ends[before - 1]) if before else begin, end))
+    return union([*minus(union(home), computing), *minus(union(waited_for), fetching)])
 
 
 def _host_waits(trace: Trace) -> Spans:

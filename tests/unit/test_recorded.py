@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.recorded import BOUND_POINTS, BOUND_STEP_MS, compare, main
-from benchmarks.recorded_trace import STATES, TraceError, load, parse, true_times
+from benchmarks.recorded import BOUND_POINTS, BOUND_STEP_MS, Host, ReplayEvents, compare, main
+from benchmarks.recorded_trace import STATES, Op, TraceError, load, parse, true_times
 
 TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 TABLE = {
@@ -70,7 +73,7 @@ def test_the_predicted_gain_has_the_one_that_was_measured(pair: str) -> None:
     steps_ns = []
     for workers in (0, 4):
         asked = [begin for begin, _ in load(TRACES / f"resnet50-{pair.format(workers)}.json.gz").fetches]
-        steps_ns.append(median(after - before for before, after in zip(asked, asked[1:], strict=False)))
+        steps_ns.append(median(after - before for before, after in pairwise(asked)))
     gain = steps_ns[0] / steps_ns[1]
     assert 1.15 < gain < 1.25
     finding = compared(f"resnet50-{pair.format(0)}")["findings"][0]
@@ -176,6 +179,125 @@ def test_any_trace_is_replayed_to_its_end_and_closes(changes: dict[str, Any]) ->
         assert sum(row["truth"].values()) == pytest.approx(100, abs=0.01)
 
 
+ASIDE: dict[str, Any] = {
+    "fetches": [[10 * k * MS, 10 * k * MS] for k in range(6)],
+    "copies": [[10 * k * MS, (10 * k + 1) * MS, "16"] for k in range(6)],
+    "optimizer_steps": [[(10 * k + 8) * MS, (10 * k + 9) * MS] for k in range(6)],
+}
+"""Six steps of 10 ms, each with a copy on a stream of its own: what the device does is to be added."""
+
+
+def copied_aside(kernel_begins_ms: float) -> dict[str, Any]:
+    """Return a trace whose copies take 3 ms, beginning with the step. The kernels end with the step."""
+    begin_ns = int(kernel_begins_ms * MS)
+    ops = []
+    for at in range(0, 60 * MS, 10 * MS):
+        ops.append([at, at, at + 3 * MS, "16", "transfer"])
+        ops.append([at, at + begin_ns, at + 10 * MS, "7", "compute"])
+    return a_trace(**ASIDE, ops=ops)
+
+
+@pytest.mark.parametrize(("kernel_begins_ms", "transfer_ms"), [(3, 18), (4, 18), (0, 0), (1, 0)])
+def test_a_copy_on_another_stream_counts_where_the_step_waited_for_it(
+    kernel_begins_ms: float, transfer_ms: float
+) -> None:
+    truth = true_times(parse(copied_aside(kernel_begins_ms), "x"))
+    assert truth.states_ns["transfer"] == transfer_ms * MS
+    assert truth.states_ns["compute"] == (60 - transfer_ms) * MS
+
+
+@pytest.mark.parametrize("kernel_begins_ms", [0, 3])
+def test_copies_on_another_stream_are_measured_there(kernel_begins_ms: float) -> None:
+    row = compare(parse(copied_aside(kernel_begins_ms), "x"))
+    assert row["exceeded"] == []
+
+
+def test_an_event_is_reached_when_what_was_launched_before_is_done() -> None:
+    ops = [*of_kernels((0, 1, 5), (2, 5, 6), (-1, -1, 0)), *of_kernels((0, 0, 9), stream="16")]
+    host = Host(0)
+    events = ReplayEvents(parse(a_trace(ops=ops), "x"), host)
+    at_once = events.record(None)
+    assert events.ready(at_once)
+    host.go_to(2 * MS)
+    first = events.record(None)  # the kernel that is launched in this very moment comes after it
+    host.go_to(3 * MS)
+    second = events.record(None)
+    assert [events.ready(each) for each in (at_once, first, second)] == [True, False, False]
+    with pytest.raises(RuntimeError, match="must be completed"):
+        events.elapsed_ns(at_once, second)
+    assert (events.usable(), events.record_aside(), events.foreign) == (True, None, 0)
+    events.current = "16"
+    aside = events.record_aside()
+    assert (events.usable(), events.foreign) == (False, 1)
+    host.go_to(6 * MS)
+    assert [events.ready(each) for each in (first, second, aside)] == [True, True, False]
+    assert events.elapsed_ns(at_once, first) == 5 * MS
+    assert events.elapsed_ns(first, second) == 1 * MS
+    host.go_to(9 * MS)
+    assert events.ready(aside)
+
+
+TIMES = st.integers(-3, 25)
+
+
+@given(
+    fetches=st.lists(st.tuples(TIMES, st.integers(0, 6)), min_size=1, max_size=4),
+    ops=st.lists(
+        st.tuples(
+            TIMES, st.integers(0, 3), st.integers(0, 5), st.sampled_from(["7", "9"]), st.sampled_from(["compute", "transfer"])
+        ),
+        max_size=8,
+    ),
+)  # fmt: skip
+def test_the_truth_is_what_each_instant_says(
+    fetches: list[tuple[int, int]], ops: list[tuple[int, int, int, str, str]]
+) -> None:
+    """The same definitions again, asked at each instant and not of spans."""
+    # In units of 2 ns, so that the middle of each unit is no edge of a span and no launch is -1.
+    made = [Op(2 * at, 2 * (at + late), 2 * (at + late + took), stream, kind) for at, late, took, stream, kind in ops]
+    trace = parse(
+        a_trace(fetches=[[2 * at, 2 * (at + took)] for at, took in fetches], copies=[], optimizer_steps=[], ops=[[*op] for op in made]),
+        "x",
+    )  # fmt: skip
+    begin, end = trace.window
+    asked = [*(at for at, _ in trace.fetches[1:]), trace.host_end_ns]
+    counted = dict.fromkeys(STATES, 0)
+    busy = 0
+    for at in range(begin + 1, end, 2):
+        running = [op for op in made if op.begin < at < op.end]
+        pending = [op for op in made if op.launch < at < op.end]
+        computes = any(op.kind == "compute" for op in running)
+        in_fetch = any(first < at < last for first, last in trace.fetches)
+        # In the order in which the home stream takes them, the first that is not done.
+        home = sorted(op for op in made if op.stream == "7")
+        next_up = any(
+            op.kind == "transfer"
+            and op.launch < at < op.end
+            and (op.begin < at or all(other.end < at for other in home[:number]))
+            for number, op in enumerate(home)
+        )
+        aside = any(
+            op.stream == "9" and op.kind == "transfer" and not any(
+                other.kind == "compute" and other.begin < op.end and other.end > at for other in made if other.end > other.begin
+            )
+            for op in running
+        )  # fmt: skip
+        waits = any(
+            fed < at < ask and all(op.end < at for op in made if op.launch < ask)
+            for (_, fed), ask in zip(trace.fetches, asked, strict=True)
+        )
+        busy += 2 * bool(running)
+        if in_fetch and not pending:
+            counted["input_wait"] += 2
+        elif (next_up or (aside and not in_fetch)) and not computes:
+            counted["transfer"] += 2
+        else:
+            counted["host_wait" if waits else "compute"] += 2
+    truth = true_times(trace)
+    assert truth.states_ns == counted
+    assert truth.busy_ns == busy
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -194,7 +316,7 @@ def test_a_malformed_file_is_refused_with_the_place(changes: dict[str, Any], say
 
 
 def test_the_program_replays_what_it_can_and_names_what_it_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad, cut = tmp_path / "good.json", tmp_path / "bad.json.gz", tmp_path / "cut.json.gz"
     good.write_text(json.dumps(a_trace()))
@@ -203,8 +325,11 @@ def test_the_program_replays_what_it_can_and_names_what_it_cannot(
     assert main([str(good), str(bad), str(cut), str(tmp_path / "none"), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in told["files"]] == ["made-up"]
-    assert told["summary"] == {"files": 4, "exceeded": 0, "unread": 3}
+    assert [told["summary"][key] for key in ("files", "exceeded", "unread")] == [4, 0, 3]
     assert "fetches[0]: ends at 3" in told["unread"][0]
     assert "cut.json.gz" in told["unread"][1]
     assert main([str(good)]) == 0
     assert "made-up" in capsys.readouterr().out
+    monkeypatch.setattr("benchmarks.recorded.BOUND_POINTS", -1.0)
+    assert main([str(good)]) == 1
+    assert "EXCEEDED compute off by" in capsys.readouterr().out
