@@ -323,11 +323,11 @@ def test_the_program_replays_what_it_can_and_names_what_it_cannot(
     bad.write_text(json.dumps(a_trace(fetches=[[5, 3]])))
     cut.write_bytes((TRACES / "linear-2080ti.json.gz").read_bytes()[:5000])
     assert main([str(good), str(bad), str(cut), str(tmp_path / "none"), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in told["files"]] == ["made-up"]
-    assert [told["summary"][key] for key in ("files", "exceeded", "unread")] == [4, 0, 3]
-    assert "fetches[0]: ends at 3" in told["unread"][0]
-    assert "cut.json.gz" in told["unread"][1]
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in shown["files"]] == ["made-up"]
+    assert [shown["summary"][key] for key in ("files", "exceeded", "unread")] == [4, 0, 3]
+    assert "fetches[0]: ends at 3" in shown["unread"][0]
+    assert "cut.json.gz" in shown["unread"][1]
     assert main([str(good)]) == 0
     assert "made-up" in capsys.readouterr().out
     monkeypatch.setattr("benchmarks.recorded.BOUND_POINTS", -1.0)
