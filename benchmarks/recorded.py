@@ -252,6 +252,8 @@ def compare(trace: Trace) -> dict[str, Any]:
     true = {state: truth.percent(spent) for state, spent in truth.states_ns.items()}
     names = [*STATES, *sorted(set(ours) - set(STATES))]
     difference = {state: ours.get(state, 0.0) - true.get(state, 0.0) for state in names}
+    if not trace.optimizer_ends:  # without a last known launch the host's time after it is compute by definition
+        difference["compute"] += difference.pop("host_wait")
     errors_ms = [
         max(least - wait, wait - most, 0) / MS
         for wait, (least, most) in zip(waits_ns, truth.input_waits_ns, strict=False)

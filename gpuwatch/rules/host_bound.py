@@ -9,6 +9,10 @@ from gpuwatch.units import percent
 from gpuwatch.window import Window
 
 
+LEAST_IDLE = 0.23
+"""Share of compute that a device which kept up with every launch was idle at least, on recorded GPUs: what is at stake where no driver tells."""
+
+
 def host_bound(window: Window) -> Finding | None:
     """Found when the device idles between steps, or runs each kernel as the host launches it, so that it has no work queued.
 
@@ -37,11 +41,12 @@ def host_bound(window: Window) -> Finding | None:
     if not evidence:
         return None
     lost = min(lost, 0.99)
+    at_stake = lost or LEAST_IDLE * compute
     return Finding(
         cause="host_bound",
         severity="critical" if lost >= THRESHOLDS.input_share_critical else "warning",
         title="the device waits for the host's code",
-        ratio=lost or compute * (kept_up or 0.0),
+        ratio=at_stake,
         evidence=tuple(evidence),
         advice=(
             "launch more at a time: torch.compile, CUDA graphs, a fused optimizer, a larger batch; and take work out of the loop's Python "
