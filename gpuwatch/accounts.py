@@ -17,6 +17,7 @@ import msgspec
 from gpuwatch.entries import IN_STEP, TRANSFERRING
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
+from gpuwatch.own_gpu import OwnGpu
 from gpuwatch.recorder import Recorder
 from gpuwatch.records import PhaseRecord, StepRecord
 from gpuwatch.thresholds import THRESHOLDS
@@ -58,6 +59,7 @@ class Accounts:
         self.failures = 0
         self.blind = False
         """The hook has stopped recording: what comes after the watermark is unknown."""
+        self.own_gpu: OwnGpu | None = None
         self._first_batches = 0
         self._first_waits_ns = 0
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
@@ -188,6 +190,7 @@ class Accounts:
             worker_waits=self.watcher.worker_waits(),
             worker_private_bytes=self.watcher.worker_private_bytes,
             host=self.watcher.facts(),
+            gpus=() if self.own_gpu is None else self.own_gpu.facts(),
             local_world_size=self.local_world_size,
             worker_deaths=self.worker_deaths,
             activity=activity(recorder),
@@ -229,6 +232,12 @@ class Accounts:
         """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
         loader = self.loader
         self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
+        home = self.recorder.home
+        if home is not None and home.uuid and self.own_gpu is None:
+            self.own_gpu = OwnGpu(home.uuid)
+        trains = self.timeline.counts.steps >= THRESHOLDS.min_steps and not self.recorder.in_phase
+        if self.own_gpu is not None and trains:
+            self.own_gpu.sample()
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

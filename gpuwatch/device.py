@@ -466,6 +466,11 @@ class DeviceTimeline:
                 self._break(error)
 
     @property
+    def uuid(self) -> str | None:
+        """The device's UUID as its driver knows it, "GPU-…"; None where it has none."""
+        return getattr(self._events, "uuid", None)
+
+    @property
     def is_astray(self) -> bool:
         """Whether the training goes on on another device or stream than it began on."""
         return self._begun_elsewhere >= _ASTRAY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import Any
@@ -111,6 +112,7 @@ class CudaEvents(TorchEvents):
         self._raw_stream = c._cuda_getCurrentRawStream
         super().__init__(torch, "cuda")
         self._recorded_on: Any = None
+        self.uuid: str | None = None
         self._captures = _captures
         _captures.add_user(torch)
         weakref.finalize(self, _captures.remove_user, torch)
@@ -123,6 +125,8 @@ class CudaEvents(TorchEvents):
         if not self._torch._C._cuda_hasPrimaryContext(self._device):
             return False
         self._recorded_on = self._torch.cuda.current_stream(self._device)
+        with contextlib.suppress(AttributeError):  # torch has it since 2.4
+            self.uuid = f"GPU-{self._torch.cuda.get_device_properties(self._device).uuid}"
         return True
 
     def record(self, event: Any | None) -> Any:

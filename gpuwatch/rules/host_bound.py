@@ -8,7 +8,6 @@ from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
 from gpuwatch.window import Window
 
-
 LEAST_IDLE = 0.23
 """Share of compute that a device which kept up with every launch was idle at least, on recorded GPUs: what is at stake where no driver tells."""
 
