@@ -28,6 +28,9 @@ class StepContext:
             if not recorder.claim_thread():
                 return
             self._watch._start()
+        recorder.countdown -= 1
+        if recorder.countdown <= 0:
+            self._watch._visit_step()
         if not recorder.in_step:
             recorder.open(self, recorder.clock())
         elif recorder.step_owner is LOOSE:

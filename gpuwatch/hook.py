@@ -26,6 +26,7 @@ from gpuwatch.entries import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.facts import loader_facts
 from gpuwatch.identity import Identity, script_name
 from gpuwatch.loader_health import LoaderHealth
+from gpuwatch.looks import FIRST_VISITS, LOOKED_AT_EVERY
 from gpuwatch.loops import Loop
 from gpuwatch.membership import Membership
 from gpuwatch.metering import BUDGET
@@ -296,6 +297,13 @@ class Watch:
         # A forgotten loop may be collected while this thread makes a report: its lock is not to be had twice.
         if self._publisher.reporting != threading.get_ident():
             self._verdicts.print()
+
+    def _visit_step(self) -> None:
+        """Look for a device before a declared step, and leave or rejoin it as the hook's cost demands: at first each time, then seldom."""
+        meter = self._recorder.meter
+        meter.visits += 1
+        self._recorder.countdown = 1 if meter.visits <= FIRST_VISITS else LOOKED_AT_EVERY
+        self._tap(self._taps.step_begins)
 
     def _find_device(self) -> None:
         self._tap(self._taps.find_device)

@@ -11,6 +11,8 @@ L = TypeVar("L")
 T = TypeVar("T")
 LOOKED_AT_EVERY = 4
 LOOKED_AT_SELDOM = 32
+FIRST_VISITS = 4
+"""So many fetches of a run are all looked at: its device is set up in its first steps."""
 QUICK_FETCH_NS = 1_000_000
 """A look at the CPU time costs 4 µs: nothing beside a slow fetch, and a quick one is nobody's bottleneck. Every other visit only meters the hook."""
 
@@ -84,9 +86,11 @@ class Looks:
 
     def _set_pace(self, fetch_ns: int) -> None:
         """Say when the next look is due, given what a fetch takes."""
-        self.is_quick = fetch_ns < QUICK_FETCH_NS
-        pace = LOOKED_AT_SELDOM if self.is_quick else LOOKED_AT_EVERY
-        self._recorder.countdown = pace * self._recorder.meter.stretch
+        meter = self._recorder.meter
+        is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
+        self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
+        pace = 1 if is_new else LOOKED_AT_SELDOM if self.is_quick else LOOKED_AT_EVERY
+        self._recorder.countdown = pace * meter.stretch
 
     def _look_at_device(self, now_ns: int) -> None:
         """Find a device that was set up by now; read what it has finished; let it rest where it is measured too dearly."""

@@ -43,6 +43,11 @@ class Taps:
         self._compiling.install()
         self.find_device()
 
+    def step_begins(self) -> None:
+        """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
+        self._compiling.install()
+        self.find_device()
+
     def loop_ends(self) -> None:
         """The pass is over."""
         if self._transfers is not None:

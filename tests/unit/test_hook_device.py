@@ -104,6 +104,28 @@ def test_steps_without_a_loader_are_measured_too(rig: Rig) -> None:
     assert states_of_steps(rig, fetch_then_copy) == OF_TEN_STEPS
 
 
+def test_a_declared_step_finds_the_device_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    device = FakeDevice(clock, lambda seconds: clock.sleep_ms(seconds * 1e3))
+    watch = fake_watch(clock, monkeypatch)
+    found: list[FakeDevice] = []
+    monkeypatch.setattr("gpuwatch.taps.torch_events", lambda _: found[0] if found else None)
+    for number in range(20):
+        with watch.step():
+            with watch.data():
+                clock.sleep_ms(8)
+            device.launch(0.010)
+            clock.sleep_ms(1)
+            watch._recorder.launched()
+        if number == 1:  # the model is moved to the device in the first steps
+            found.append(device)
+    device.synchronize()
+    watch._recorder.poll(clock())
+    report = watch.report()
+    assert (report.timeline, report.coverage) == ("device", 0.9)
+    assert report.states["input_wait"] == pytest.approx(2 * 0.008)  # of the steps before; all later waits were hidden
+
+
 def test_a_loader_that_copies_by_itself_is_told_apart_from_the_wait(rig: Rig) -> None:
     def fetch_with_copy() -> None:
         with rig.watch.data():
