@@ -90,6 +90,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     lag_ns: int | None
     """How far the device was behind the host when the host had launched the step, or the longest that the host waited for a
     result of it: 0 where the device kept up with every launch. None: not measured."""
+    is_anchored: bool = True
+    """False where the device was already behind when measuring began: it may have been at `reached_ns` and `done_ns` later than they say."""
     read_back: bool = False
     """A result was read back from the device meanwhile: the host waited until it was there."""
     aside_ns: int = 0
@@ -176,6 +178,7 @@ class DeviceTimeline:
         "_events",
         "_foreign_seen",
         "_harvested_ns",
+        "_is_anchored",
         "_is_reached",
         "_last",
         "_last_begin_ns",
@@ -227,6 +230,8 @@ class DeviceTimeline:
         """When the device reached the end of the piece that was read last."""
         self._met_ns = 0
         """When the two clocks met last."""
+        self._is_anchored = True
+        """Whether the clocks have met since measuring began."""
         self._works_in_fetch = False
         """Something on the home stream is launched while a batch is fetched."""
         self._copied = 0
@@ -523,7 +528,8 @@ class DeviceTimeline:
             transfer_ns = int(self._transfer_ns)
         transfer_ns = min(transfer_ns + aside_ns, total_ns)
         idle_ns, lag_ns = self._after_launch(piece, end_ns, late_ns)
-        idle_ns = None if idle_ns is None else min(idle_ns, total_ns - transfer_ns)
+        if idle_ns is not None:
+            idle_ns = min(idle_ns, total_ns - transfer_ns) if self._is_anchored else 0
         piece.times = DeviceTimes(
             reached_ns,
             gap_ns,
@@ -531,7 +537,8 @@ class DeviceTimeline:
             total_ns - transfer_ns - (idle_ns or 0),
             idle_ns,
             end_ns,
-            lag_ns,
+            lag_ns if self._is_anchored else None,
+            self._is_anchored,
             piece.read_back,
             felt_ns,
         )
@@ -547,7 +554,7 @@ class DeviceTimeline:
         if piece.previous is None:
             if piece.follows and before_ns is not None:
                 return before_ns, before_ns, 0
-            self._met_ns = at_ns
+            self._met_ns, self._is_anchored = at_ns, not piece.follows
             return None, at_ns, 0 if piece.follows else None
         age_ns = at_ns - self._met_ns
         if (
@@ -555,9 +562,10 @@ class DeviceTimeline:
             and age_ns < RELIED_ON_NS
             and not (piece.detailed or piece.follows or self._works_in_fetch)
         ):
-            self._met_ns = at_ns
+            self._met_ns, self._is_anchored = at_ns, True
             return before_ns, at_ns, max(0, at_ns - before_ns)
         passed_ns = max(0, self._events.elapsed_ns(piece.previous, piece.batch))
+        self._is_anchored = self._is_anchored or not piece.follows
         if before_ns is None:  # measuring began there: the device was done with what came before then or later
             before_ns, age_ns = max(piece.started_ns, at_ns - passed_ns), 0
         if piece.follows:

@@ -53,19 +53,27 @@ class _Measured:
     """Sums over the pieces that were measured, the last ones weighing most: what those left out are estimated by."""
 
     def __init__(self) -> None:
-        self.pieces = self.work_ns = self.transfer_ns = self.host_ns = self.lag_ns = self.drained = self.read_back = 0
+        self.pieces = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
+        self._lags_ns = (0, 0)
+        """The longest lag among the older pieces, and among the later ones."""
 
     def add(self, exposed: Exposed, lag_ns: int) -> None:
         if self.pieces >= _REMEMBERED:  # forget the older half
-            for name in vars(self):
+            for name in ("pieces", "work_ns", "transfer_ns", "host_ns", "drained", "read_back"):
                 setattr(self, name, getattr(self, name) // 2)
+            self._lags_ns = (self._lags_ns[1], 0)
         self.pieces += 1
         self.work_ns += exposed.transfer_ns + exposed.compute_ns
         self.transfer_ns += exposed.transfer_ns
         self.host_ns += exposed.host_wait_ns or 0
         self.drained += exposed.drained
         self.read_back += exposed.read_back
-        self.lag_ns = max(self.lag_ns, lag_ns)
+        self._lags_ns = (self._lags_ns[0], max(self._lags_ns[1], lag_ns))
+
+    @property
+    def lag_ns(self) -> int:
+        """How far the device was behind the host at most."""
+        return max(self._lags_ns)
 
 
 class DeviceBooking:
@@ -95,12 +103,14 @@ class DeviceBooking:
         batch_ns = begin_ns + data_ns
         running, self._running = self._running, COMPUTE
         gap_ns, host_wait_ns = times.gap_ns, times.host_wait_ns
+        behind_ns = 0 if times.is_anchored else max(0, self._end_ns - times.reached_ns)
+        reached_ns, done_ns = times.reached_ns + behind_ns, times.done_ns + behind_ns
         if gap_ns is None:  # what ran before is not known: the wait may have been hidden
             ledger.book(between, batch_ns)
             gap_ns = input_wait = 0
         else:
             input_wait = min(gap_ns, data_ns)
-            edge_ns = batch_ns - gap_ns if gap_ns else times.reached_ns
+            edge_ns = batch_ns - gap_ns if gap_ns else reached_ns
             ledger.book(running, edge_ns - times.aside_ns)
             ledger.book(TRANSFER, edge_ns)
             if gap_ns:
@@ -108,12 +118,12 @@ class DeviceBooking:
                 ledger.book(INPUT_WAIT, batch_ns)
             if self._launch_seen and gap_ns > input_wait:
                 host_wait_ns = (host_wait_ns or 0) + gap_ns - input_wait
-        ledger.book(COMPUTE, times.reached_ns)
-        ledger.book(TRANSFER, min(times.reached_ns + times.transfer_ns - times.aside_ns, times.done_ns))
+        ledger.book(COMPUTE, reached_ns)
+        ledger.book(TRANSFER, min(reached_ns + times.transfer_ns - times.aside_ns, done_ns))
         ledger.book(COMPUTE, end_ns - (times.host_wait_ns or 0))
         ledger.book(HOST_WAIT, end_ns if times.host_wait_ns else 0)
-        ledger.book(COMPUTE, max(times.done_ns, end_ns))
-        self._end_ns = max(times.done_ns, end_ns)
+        ledger.book(COMPUTE, max(done_ns, end_ns))
+        self._end_ns = max(done_ns, end_ns)
         self._launch_seen = times.host_wait_ns is not None
         if times.lag_ns is not None:
             self._kept_up = times.lag_ns < KEPT_UP_RATIO * max(1, times.done_ns - times.reached_ns)
@@ -122,7 +132,7 @@ class DeviceBooking:
             host_wait_ns,
             times.transfer_ns,
             times.compute_ns,
-            times.done_ns - end_ns < _AT_ONCE_NS,
+            done_ns - end_ns < _AT_ONCE_NS,
             self._kept_up,
             times.read_back,
         )
@@ -131,7 +141,8 @@ class DeviceBooking:
 
     def estimate(self, begin_ns: int, end_ns: int, data_ns: int, between: str) -> Exposed:
         """Book a piece that the device's timeline left out: by a queue whose pieces take the device as long as the measured ones did."""
-        self._ledger.book(between, begin_ns)
+        ledger = self._ledger
+        ledger.book(between, begin_ns)
         self._running = COMPUTE
         measured, batch_ns = self._measured, begin_ns + data_ns
         input_ns = self._felt(batch_ns, data_ns)
@@ -141,7 +152,7 @@ class DeviceBooking:
         busy_ns = end_ns - begin_ns - input_ns - host_ns
         transfer_ns = busy_ns * measured.transfer_ns // measured.work_ns if measured.work_ns else 0
         done_ns = max(self._end_ns, batch_ns) + work_ns + host_ns
-        self._end_ns = min(max(done_ns, end_ns), end_ns + measured.lag_ns)
+        self._end_ns = min(max(done_ns, end_ns), end_ns + 3 * measured.lag_ns)
         exposed = Exposed(
             input_ns,
             host_ns,
@@ -152,13 +163,9 @@ class DeviceBooking:
             2 * measured.read_back > measured.pieces,
             measured=False,
         )
-        parts = {
-            INPUT_WAIT: input_ns,
-            TRANSFER: transfer_ns,
-            COMPUTE: exposed.compute_ns,
-            HOST_WAIT: host_ns,
-        }
-        self._ledger.book_mixture(parts, end_ns)
+        ledger.book(COMPUTE, batch_ns - input_ns)
+        ledger.book(INPUT_WAIT, batch_ns)
+        ledger.book_mixture({TRANSFER: transfer_ns, COMPUTE: exposed.compute_ns, HOST_WAIT: host_ns}, end_ns)
         return exposed
 
     def _felt(self, batch_ns: int, data_ns: int) -> int:

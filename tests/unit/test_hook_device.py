@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -345,3 +346,28 @@ def test_the_last_steps_of_a_loop_are_read_when_it_ends(rig: Rig) -> None:
         if number == 6:
             break
     assert rig.watch.report().steps == 12
+
+
+WAITS_MS: dict[str, Callable[[int, random.Random], float]] = {
+    "bursts": lambda number, _: 60.0 if number % 4 == 3 else 1.0,
+    "mild bursts": lambda number, _: 38.0 if number % 4 == 3 else 1.0,
+    "at random": lambda _, chance: chance.expovariate(1 / 12),
+    "constant": lambda *_: 25.0,
+}
+
+
+@pytest.mark.parametrize("waits", WAITS_MS)
+@pytest.mark.parametrize("one_in", [2, 4, 16])
+def test_steps_that_rest_are_estimated_within_2_points(rig: Rig, waits: str, one_in: int) -> None:
+    """The device's timeline measures one stretch of four steps in so many; a queue of its pieces stands in for it in between."""
+    recorder, chance = rig.watch._recorder, random.Random(1)
+    waits_ms = [WAITS_MS[waits](number, chance) for number in range(800)]
+    for _ in rig.watch.steps(rig.batches(waits_ms)):
+        recorder.countdown = min(recorder.countdown, 4)
+        recorder.meter.device_one_in = one_in
+        rig.train(host_ms=1, launch_ms=10)
+    states = rig.states()
+    whole = sum(states.values())
+    truth_ms = rig.device.idle_ns / MS + waits_ms[0]
+    assert rig.watch.report().coverage < 0.6
+    assert 100 * states["input_wait"] / whole == pytest.approx(100 * truth_ms / whole, abs=2)
