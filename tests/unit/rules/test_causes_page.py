@@ -36,7 +36,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
         "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the usual and take ≥ {plain.first_batch_share:.0%}",
         "transfer_pageable": f"≥ {plain.transfer_share:.0%}",
         "transfer_pcie": f"≥ {plain.pcie_bytes_per_s / 1e9:.0f} GB/s",
-        "host_bound": f"≥ {plain.drained_share:.0%} of the steps while the driver sees ≥ {plain.device_bubbles:.0%}",
+        "host_bound": f"≥ {plain.kept_up_share:.0%} of the steps it runs each kernel as it is launched",
         "straggler": f"≥ {plain.straggler_share:.0%}",
         "eval_share": f"≥ {plain.phase_share:.0%}",
         "shm_exhaustion": f"≥ {plain.shm_used:.0%}",
