@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CUDA_VENV := .venv-cuda
+CUDA_STAMP := $(CUDA_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check golden format test-tools clean
+.PHONY: help demo test test-cuda-runtime lint check golden format test-tools clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(STAMP): pyproject.toml requirements-test.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +27,16 @@ test-tools: ## install what the tests need beside Python (as root, with apt; els
 
 test: test-tools $(STAMP) ## run all tests (TESTS='-k hook' for some)
 	@sh scripts/run-tests.sh $(BIN)/python $(TESTS)
+
+$(CUDA_STAMP): pyproject.toml $(addprefix tests/cuda_runtime/,requirements.txt build.py cudart.c)
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/cuda_runtime/requirements.txt
+	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(CUDA_VENV)/bin/python tests/cuda_runtime/build.py
+	@touch $@
+
+test-cuda-runtime: $(CUDA_STAMP) ## run torch's CUDA build on a simulated CUDA runtime (a download of 0.6 GB, 1.5 GB on disk; no GPU)
+	GPUWATCH_TEST_CUDA_RUNTIME=1 $(CUDA_VENV)/bin/python -m pytest tests/cuda_runtime $(TESTS)
 
 lint: $(STAMP) ## format, lint and types, nothing changed
 	$(BIN)/ruff format --check .
@@ -47,4 +59,4 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CUDA_VENV) .pytest_cache .mypy_cache .ruff_cache
