@@ -1,7 +1,7 @@
 """The truth that a ledger is compared with: clocks in the scenario's own code, and the device's own account.
 
 Nothing here is taken from gpuwatch. A `Truth` cuts the wall clock into sections, switched by the scenario itself; a device keeps the spans in
-which it worked. Laid over each other they say what every moment was.
+which it worked. Laid over each other they give what every moment was. gpuwatch finds the device by itself, as in any training.
 """
 
 from __future__ import annotations
@@ -15,31 +15,21 @@ from typing import Any
 
 import torch
 
+from benchmarks import async_device
+from benchmarks.async_device import COMPUTE, TRANSFER, Span
 from gpuwatch import Watch
 from gpuwatch.report import Report
-from gpuwatch.testing import FakeDevice
 
-STARTUP, DATA, TRANSFER, LAUNCH, AFTER, BETWEEN, OTHER = (
-    "startup",
-    "data",
-    "transfer",
-    "launch",
-    "after",
-    "between",
-    "other",
-)
+STARTUP, DATA, LAUNCH, AFTER, BETWEEN, OTHER = "startup", "data", "launch", "after", "between", "other"
 """Sections of the host's time; declared phases are sections by their own names.
 
-`launch`: batch in hand, until the optimizer has stepped (or the step's end, where there is none). `after`: the rest of the step. `between`: after one step and
-before the next, in a loop without a loader.
+`transfer`: a copy to the device is asked for. `launch`: batch in hand, until the step's last launch (or the step's end, where no optimizer steps). `after`: the rest
+of the step, in which nothing is launched. `between`: after one step and before the next, in a loop without a loader.
 """
 
 HOST_STATES = {DATA: "input_wait", LAUNCH: "compute", AFTER: "compute", BETWEEN: "other"}
 IDLE_STATES = {DATA: "input_wait", LAUNCH: "compute", AFTER: "host_wait", BETWEEN: "host_wait"}
 """What a moment is in which the device has nothing to do. Between launches of a step it counts as compute: events cannot see it."""
-
-Span = tuple[int, int, str]
-"""Begin and end in monotonic ns, and what it was."""
 
 
 class Truth:
@@ -94,101 +84,123 @@ class Truth:
         return states
 
 
-class ModelDevice(FakeDevice):
-    """A device that is only time, and remembers when it worked on what. A copy is work like any other."""
-
-    target = "meta"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._worked: list[Span] = []
-
-    def launch(self, seconds: float, kind: str = "compute") -> None:
-        super().launch(seconds)
-        end = self._end_ns or 0
-        self._worked.append((end - round(seconds * 1e9), end, kind))
-
-    def copy(self, do: Callable[[], Any], seconds: float, blocking: bool) -> Any:
-        """Copy a batch. From pageable memory the host waits for it, and so for all that was queued before it."""
-        self.launch(seconds, TRANSFER)
-        if blocking:
-            self.synchronize()
-        return do()
-
-    def watch_with(self, watch: Watch) -> None:
-        """Let the watch measure by this device's events."""
-        watch._taps.attach(self)
-
-    def spans(self) -> list[Span]:
-        return self._worked
+OPERATION_S = 5e-6
+"""What each of torch's own operations takes on the device without hardware: a short kernel's time."""
 
 
-class CudaDevice:
-    """The first CUDA device, kept busy by kernels that spin. Its truth is its own: events around each launch, read at the end."""
-
-    target = "cuda"
+class AsyncDevice:
+    """The torch device without hardware. It accounts for its own work."""
 
     def __init__(self) -> None:
-        self._launches: list[tuple[int, Any, Any, str]] = []
-        torch.ones(1, device="cuda")
-        for _ in range(20):  # to the clock rate that it will have
-            torch.cuda._sleep(10_000_000)
-        begin, end = self._event(), self._event()
-        torch.cuda._sleep(100_000_000)
-        end.record()
-        torch.cuda.synchronize()
-        self._cycles_per_s = 100_000_000 / begin.elapsed_time(end) * 1e3
+        async_device.load()
+        async_device.settings(op_s=OPERATION_S)
+        self.target = async_device.NAME
 
-    def launch(self, seconds: float, kind: str = "compute") -> None:
-        self._timed(lambda: torch.cuda._sleep(int(seconds * self._cycles_per_s)), kind)
+    def launch(self, seconds: float, kind: str = COMPUTE) -> None:
+        async_device.launch(seconds, kind)
 
-    def copy(self, do: Callable[[], Any], seconds: float, blocking: bool) -> Any:
-        return self._timed(do, TRANSFER)
+    def work(self, do: Callable[[], Any], operation_s: float) -> Any:
+        """Run a part of a training whose operations take so long each."""
+        with _set(op_s=operation_s):
+            return do()
 
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
-
-    def watch_with(self, watch: Watch) -> None:
-        """Nothing to do: the watch finds the device by itself, once the loop begins."""
+    @contextmanager
+    def copies(self, seconds: float) -> Iterator[None]:
+        """While this lasts a copy to the device takes so long."""
+        with _set(to_device_s=seconds):
+            yield
 
     def spans(self) -> list[Span]:
-        """Return when it worked: from the launch or the end of the work before, for as long as the events say."""
-        spans: list[Span] = []
-        end_ns = 0
-        for at_ns, begin, end, kind in self._launches:
-            begin_ns = max(at_ns, end_ns)
-            end_ns = begin_ns + int(begin.elapsed_time(end) * 1e6)
-            spans.append((begin_ns, end_ns, kind))
-        return spans
+        return async_device.spans()
+
+
+@contextmanager
+def _set(**values: float) -> Iterator[None]:
+    async_device.settings(**values)
+    yield
+    async_device.settings(**(dict.fromkeys(values, 0.0) | {"op_s": OPERATION_S}))
+
+
+class TimedDevice:
+    """Any accelerator, kept busy by kernels that spin. Its truth is its own: events around each launch and copy, read at the end."""
+
+    def __init__(self, target: str, spin: Callable[[float], None]) -> None:
+        self.target = target
+        self._spin = spin
+        self._spans: list[tuple[Any, Any, str]] = []
+        torch.ones(1, device=target)
+        torch.accelerator.synchronize()
+        self._origin, self._origin_ns = self._event(), monotonic_ns()
+
+    def launch(self, seconds: float, kind: str = COMPUTE) -> None:
+        self._timed(lambda: self._spin(seconds), kind)
+
+    def work(self, do: Callable[[], Any], operation_s: float) -> Any:
+        """Run a part of a training; its operations take what they take."""
+        return self._timed(do, COMPUTE)
+
+    @contextmanager
+    def copies(self, seconds: float) -> Iterator[None]:
+        """While this lasts copies to the device are timed; they take what they take. gpuwatch calls this one as torch's own."""
+        original = torch.Tensor.to
+
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not args or args[0] != self.target:
+                return original(tensor, *args, **kwargs)
+            return self._timed(lambda: original(tensor, *args, **kwargs), TRANSFER)
+
+        torch.Tensor.to = to
+        try:
+            yield
+        finally:
+            del torch.Tensor.to
+
+    def spans(self) -> list[Span]:
+        torch.accelerator.synchronize()
+
+        def at_ns(event: Any) -> int:
+            return self._origin_ns + int(self._origin.elapsed_time(event) * 1e6)
+
+        return async_device.flattened((at_ns(begin), at_ns(end), kind) for begin, end, kind in self._spans)
 
     def _timed(self, do: Callable[[], Any], kind: str) -> Any:
-        at_ns, begin = monotonic_ns(), self._event()
+        begin = self._event()
         result = do()
-        end = self._event()
-        self._launches.append((at_ns, begin, end, kind))
+        self._spans.append((begin, self._event(), kind))
         return result
 
     def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.Event(device=self.target, enable_timing=True)
         event.record()
         return event
+
+
+def cuda_device() -> TimedDevice:
+    """Return the first CUDA device, its spinning kernel calibrated."""
+    torch.ones(1, device="cuda")
+    for _ in range(20):  # to the clock rate that it will have
+        torch.cuda._sleep(10_000_000)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(100_000_000)
+    end.record()
+    torch.cuda.synchronize()
+    cycles_per_s = 100_000_000 / begin.elapsed_time(end) * 1e3
+    return TimedDevice("cuda", lambda seconds: torch.cuda._sleep(int(seconds * cycles_per_s)))
 
 
 class Lab:
     """What a scenario is given: a watch, a device, and the truth to keep."""
 
-    def __init__(self, seconds: float, device: ModelDevice | CudaDevice, by_device: bool) -> None:
+    def __init__(self, seconds: float, device: AsyncDevice | TimedDevice, by_device: bool, budget: float) -> None:
         self.device = device
         self._by_device = by_device
-        self._copy_s = 0.0
-        parameter = torch.nn.Parameter(torch.zeros(1, device="cuda" if device.target == "cuda" else "cpu"))
-        parameter.grad = torch.zeros_like(parameter)
-        self.optimizer = torch.optim.SGD([parameter], lr=0.1)
+        self.parameter = torch.nn.Parameter(torch.zeros(1, device=device.target))
+        self.parameter.grad = torch.zeros_like(self.parameter)
+        self.optimizer = torch.optim.SGD([self.parameter], lr=0.1)
         self.optimizer.step()
         self.seconds = seconds
-        self.watch, self.truth = _opened(by_device)
-        if by_device:
-            device.watch_with(self.watch)
+        self.watch, self.truth = _opened(by_device, budget)
 
     @property
     def time_is_up(self) -> bool:
@@ -219,41 +231,23 @@ class Lab:
             time.sleep(after_s)
         self.truth.now(DATA)
 
-    def copy(self, batch: Any, seconds: float, blocking: bool) -> Any:
-        """Move a batch as users do; the copy takes so long on a model device, and what it takes on a real one."""
+    def copy(self, batch: Any, blocking: bool) -> Any:
+        """Move a batch as users do; then work on it is launched."""
         self.truth.now(TRANSFER)
-        self._copy_s = seconds
         moved = batch.to(self.device.target, non_blocking=not blocking)
         self.truth.now(LAUNCH)
         return moved
 
-    def keep_near(self) -> None:
-        """Wait for the device at the end of a step, as reading a loss now and then does: no device lags for ever."""
+    def read(self) -> None:
+        """Wait for the device at the end of a step, as reading a loss does: without it a device could lag ever further behind."""
         self.truth.now(AFTER)
-        self.device.synchronize()
+        self.parameter.detach()[0].item()
         self.truth.now(DATA)
 
-    @contextmanager
-    def copies_are_work(self) -> Iterator[None]:
-        """While this lasts, `.to(device)` is work on the device's stream, launched through torch's own method."""
-        original = torch.Tensor.to
-
-        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not args or args[0] != self.device.target:
-                return original(tensor, *args, **kwargs)
-            blocking = not kwargs.get("non_blocking", False)
-            return self.device.copy(lambda: original(tensor, *args, **kwargs), self._copy_s, blocking)
-
-        torch.Tensor.to = to
-        try:
-            yield
-        finally:
-            del torch.Tensor.to
-
     def finish(self) -> Report:
-        """End the run when the device is done, and return what gpuwatch says of it."""
+        """End the run when the device is done, and return what gpuwatch reports."""
         self.truth.now(OTHER)
-        self.device.synchronize()
+        torch.accelerator.synchronize()
         self.truth.now(OTHER)
         self.watch.close()
         return self.watch.report()
@@ -263,15 +257,12 @@ class Lab:
         return self.truth.device_ns(self.device.spans()) if self._by_device else self.truth.host_ns()
 
 
-_BUDGET = 0.2
-"""The model device's own Python is in the hook's cost: on a loaded machine that was over 1 % of the time, the device's events rested, and a row told
-how well rested steps are estimated instead of how well steps are measured."""
 _OPENED_WITHIN_NS = 1_000_000
 _STARTED_S = 0.05
 """The hook's background thread begins meanwhile: start-up, to both."""
 
 
-def _opened(by_device: bool) -> tuple[Watch, Truth]:
+def _opened(by_device: bool, budget: float) -> tuple[Watch, Truth]:
     """Return a watch and a truth that begin together: what the machine did between the two would be neither's error."""
     while True:
         truth = Truth()
@@ -280,7 +271,7 @@ def _opened(by_device: bool) -> tuple[Watch, Truth]:
             quiet=True,
             endpoint="ipc:///nobody/listens.sock",
             device_events=by_device,
-            budget=_BUDGET,
+            budget=budget,
         )
         opened = monotonic_ns() - truth.begin_ns < _OPENED_WITHIN_NS
         if opened:

@@ -1,4 +1,4 @@
-"""Training loops with a known injury. Each switches the truth's sections itself and is watched as a user would."""
+"""Training loops whose waits are known. Each switches the truth's sections itself and is watched as a user's would be, on any accelerator."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def constant_wait(lab: Lab) -> None:
 def hidden_wait(lab: Lab) -> None:
     for number, _ in enumerate(lab.loop(loader(0.008))):
         lab.train(0.010)
-        if number % 50 == 49:
-            lab.keep_near()
+        if number % 20 == 19:
+            lab.read()
         if lab.over():
             break
 
@@ -138,58 +138,76 @@ def spawned_workers(lab: Lab) -> None:
 
 
 def pageable_copies(lab: Lab) -> None:
-    with lab.copies_are_work():
+    with lab.device.copies(0.004):
         for batch in lab.loop(loader(0.003)):
-            lab.copy(batch, 0.004, blocking=True)
+            lab.copy(batch, blocking=True)
             lab.train(0.010)
             if lab.over():
                 break
 
 
 def pinned_copies(lab: Lab) -> None:
-    with lab.copies_are_work():
-        for number, batch in enumerate(lab.loop(loader(0.012))):
-            lab.copy(batch, 0.004, blocking=False)
+    with lab.device.copies(0.004):
+        for number, batch in enumerate(lab.loop(loader(0.012, pin_memory=True))):
+            lab.copy(batch, blocking=False)
             lab.train(0.010)
             if number % 50 == 49:
-                lab.keep_near()
+                lab.read()
             if lab.over():
                 break
 
 
-class PrefetchedAside:
-    """Copies the next batch on a stream of its own while the device computes: the usual side-stream prefetcher.
-
-    The main stream has nothing to do with the copy, and this one is done long before the batch is asked for.
-    """
+class CopiedAside:
+    """Copies each batch on a stream of its own while the device computes: a prefetcher inside the watched loader."""
 
     def __init__(self, batches: Any, target: str) -> None:
         self._batches, self._target = batches, target
 
     def __iter__(self) -> Iterator[Any]:
-        stream = torch.cuda.Stream() if self._target == "cuda" else None
+        stream = torch.Stream(device=self._target)
         for batch in self._batches:
-            if stream is None:
-                yield batch
-                continue
-            with torch.cuda.stream(stream):
+            with stream:
                 moved = batch.pin_memory().to(self._target, non_blocking=True)
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.accelerator.current_stream().wait_stream(stream)
             yield moved
 
 
 def pinned_copies_aside(lab: Lab) -> None:
-    for number, _ in enumerate(lab.loop(PrefetchedAside(loader(0.006), lab.device.target))):
-        lab.train(0.010)
-        if number % 50 == 49:
-            lab.keep_near()
-        if lab.over():
-            break
+    with lab.device.copies(0.002):
+        for number, _ in enumerate(lab.loop(CopiedAside(loader(0.006), lab.device.target))):
+            lab.train(0.010)
+            if number % 50 == 49:
+                lab.read()
+            if lab.over():
+                break
+
+
+def prefetched(lab: Lab, batches: Any) -> Iterator[Any]:
+    """Yield batches whose copies were launched one step earlier, on a stream of their own: a prefetcher around the watched loader."""
+    stream, ready = torch.Stream(device=lab.device.target), None
+    for batch in batches:
+        lab.truth.now(LAUNCH)
+        torch.accelerator.current_stream().wait_stream(stream)
+        pinned = batch.pin_memory()
+        with stream:
+            copied = lab.copy(pinned, blocking=False)
+        if ready is not None:
+            yield ready
+        ready = copied
+
+
+def prefetched_aside(lab: Lab) -> None:
+    with lab.device.copies(0.012):
+        for number, _ in enumerate(prefetched(lab, lab.loop(loader(0.004)))):
+            lab.train(0.008)
+            if number % 10 == 9:
+                lab.read()
+            if lab.over():
+                break
 
 
 def copies_by_the_watch(lab: Lab) -> None:
-    with lab.copies_are_work():
-        lab._copy_s = 0.004
+    with lab.device.copies(0.004):
         for _ in lab.loop(CopiedByWatch(lab), to=lab.device.target):
             lab.train(0.010)
             if lab.over():
@@ -197,7 +215,7 @@ def copies_by_the_watch(lab: Lab) -> None:
 
 
 class CopiedByWatch:
-    """Hands out batches and tells the truth that they are copied next."""
+    """Hands out batches that are copied next, and notes that in the truth."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -211,14 +229,145 @@ class CopiedByWatch:
 
 
 def item_every_step(lab: Lab) -> None:
-    with lab.copies_are_work():
+    with lab.device.copies(0.002):
         for batch in lab.loop(loader(0.005)):
-            lab.copy(batch, 0.002, blocking=True)
-            lab.truth.now(LAUNCH)
+            lab.copy(batch, blocking=True)
             lab.device.launch(0.012)
             lab.optimizer.step()
-            lab.truth.now(AFTER)
-            lab.device.synchronize()
+            lab.read()
+            if lab.over():
+                break
+
+
+def averaged_weights(lab: Lab) -> None:
+    """A moving average of the weights is launched after the optimizer has stepped."""
+    average = lab.parameter.detach().clone()
+    for number, _ in enumerate(lab.loop(loader(0.012))):
+        lab.truth.now(LAUNCH)
+        lab.device.launch(0.006)
+        lab.optimizer.step()
+        lab.device.launch(0.004)
+        average.lerp_(lab.parameter.detach(), 0.01)
+        lab.truth.now(DATA)
+        if number % 50 == 49:
+            lab.read()
+        if lab.over():
+            break
+
+
+def metrics_after_the_step(lab: Lab) -> None:
+    for _ in lab.loop(loader(0.004)):
+        lab.truth.now(LAUNCH)
+        lab.device.launch(0.006)
+        lab.optimizer.step()
+        lab.device.launch(0.008)
+        lab.parameter.detach().sum().item()
+        lab.truth.now(AFTER)
+        time.sleep(0.002)
+        lab.truth.now(DATA)
+        if lab.over():
+            break
+
+
+def two_optimizers(lab: Lab) -> None:
+    second = torch.optim.AdamW([lab.parameter], lr=0.1)
+    for _ in lab.loop(loader(0.016)):
+        lab.truth.now(LAUNCH)
+        lab.device.launch(0.005)
+        lab.optimizer.step()
+        time.sleep(0.002)
+        lab.device.launch(0.005)
+        second.step()
+        lab.truth.now(DATA)
+        if lab.over():
+            break
+
+
+def late_labels(lab: Lab) -> None:
+    """The labels are copied after the step, for a metric that is computed then."""
+    labels = torch.zeros(8)
+    with lab.device.copies(0.003):
+        for batch in lab.loop(loader(0.006)):
+            lab.copy(batch, blocking=True)
+            lab.device.launch(0.008)
+            lab.optimizer.step()
+            lab.copy(labels, blocking=True)
+            lab.device.launch(0.004)
+            lab.truth.now(DATA)
+            if lab.over():
+                break
+
+
+def prefetch_by_hand(lab: Lab) -> None:
+    """The batch in hand is copied at the end of the step, and worked on in the next one."""
+    with lab.device.copies(0.004):
+        for batch in lab.loop(loader(0.014, pin_memory=True)):
+            lab.truth.now(LAUNCH)
+            lab.device.launch(0.006)
+            lab.optimizer.step()
+            lab.copy(batch, blocking=False)
+            lab.truth.now(DATA)
+            if lab.over():
+                break
+
+
+def steps_by_hand(lab: Lab) -> None:
+    with lab.device.copies(0.002):
+        while True:
+            with lab.watch.step():
+                lab.truth.now(DATA)
+                with lab.watch.data():
+                    time.sleep(0.012)
+                with lab.watch.transfer():
+                    lab.copy(torch.zeros(8), blocking=True)
+                lab.device.launch(0.008)
+                lab.optimizer.step()
+                lab.truth.now(BETWEEN)
+            if lab.over():
+                break
+
+
+def optimizer_in_backward(lab: Lab) -> None:
+    """Each weight has an optimizer of its own that steps as soon as its gradient is there, in autograd's thread."""
+    weights = [torch.nn.Parameter(torch.ones(4, 4, device=lab.device.target)) for _ in range(3)]
+    optimizers = {weight: torch.optim.SGD([weight], lr=1e-3) for weight in weights}
+
+    def update(weight: Any) -> None:
+        lab.device.launch(0.003)
+        optimizers[weight].step()
+
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(update)
+    for _ in lab.loop(loader(0.006)):
+        lab.truth.now(LAUNCH)
+        torch.linalg.multi_dot(weights).sum().backward()
+        lab.truth.now(AFTER)
+        time.sleep(0.012)
+        lab.truth.now(DATA)
+        if lab.over():
+            break
+
+
+def real_network(lab: Lab) -> None:
+    """Nothing is simulated but time: each operation of a real forward and backward pass and a real AdamW takes 0.1 ms."""
+    layers = torch.nn.Linear(8, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 4)
+    model = torch.nn.Sequential(*layers).to(lab.device.target)
+    scaler = torch.amp.GradScaler(lab.device.target)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def forward_and_backward(batch: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(batch).square().mean()).backward()
+
+    def update() -> None:
+        scaler.step(optimizer)  # reads back whether a gradient is infinite
+        scaler.update()
+
+    with lab.device.copies(0.001):
+        for batch in lab.loop(loader(0.008)):
+            batch = lab.copy(batch, blocking=True)
+            lab.device.work(lambda batch=batch: forward_and_backward(batch), 1e-4)
+            lab.device.work(update, 1e-4)
             lab.truth.now(DATA)
             if lab.over():
                 break
@@ -287,9 +436,30 @@ SCENARIOS = (
     Scenario("spawned workers", "0.3 s of pickling for each of 2 workers, and their start", spawned_workers),
     Scenario("pageable copies", "4 ms a copy, blocking, behind 10 ms of work", pageable_copies),
     Scenario("pinned copies", "4 ms a copy, not blocking, on the same stream", pinned_copies),
-    Scenario("pinned copies, overlapped", "copied on a side stream while the device computes", pinned_copies_aside),
+    Scenario("pinned copies, overlapped", "2 ms on a side stream while the device computes", pinned_copies_aside),
+    Scenario(
+        "side-stream prefetcher", "12 ms a copy on a side stream, one batch ahead of 8 ms of work", prefetched_aside
+    ),
     Scenario("copies by `to=`", "4 ms a copy, made by gpuwatch itself", copies_by_the_watch),
     Scenario("`.item()` every step", "12 ms of work waited for each step; 2 ms a copy", item_every_step),
+    Scenario("weights averaged", "4 ms of work after the optimizer's 6 ms, 12 ms a batch", averaged_weights),
+    Scenario(
+        "metrics after the step", "8 ms of metrics and `.item()` after the optimizer's 6 ms", metrics_after_the_step
+    ),
+    Scenario("two optimizers", "5 ms of work for each of two, 2 ms of Python in between", two_optimizers),
+    Scenario("late labels", "3 ms a copy after the optimizer's step, then 4 ms of metrics", late_labels),
+    Scenario("prefetch by hand", "4 ms a copy after the optimizer's step, for the next step", prefetch_by_hand),
+    Scenario("steps by hand", "`with w.step()`: 12 ms of data, 2 ms a copy, 8 ms of work", steps_by_hand),
+    Scenario(
+        "optimizer in backward",
+        "three optimizers of 3 ms step in autograd's thread, 12 ms of Python",
+        optimizer_in_backward,
+    ),
+    Scenario(
+        "real network",
+        "forward, backward, GradScaler and AdamW, 0.1 ms an operation; 8 ms a batch, 1 ms a copy",
+        real_network,
+    ),
     Scenario("gradient accumulation", "12 ms a batch, 8 ms of work, optimizer every 4th", accumulation),
     Scenario("early break", "break after 8 of many batches, 50 ms of other work", early_break),
     Scenario("two nested loops", "3 inner steps of 4 + 6 ms in each outer step of 10 + 5 ms", nested_loops),

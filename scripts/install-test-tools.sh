@@ -25,6 +25,7 @@ srun:slurm-client
 setfacl:acl
 systemd-analyze:systemd
 gcc:gcc
+g++:g++
 "
 
 PATH=$PATH:/usr/sbin:/sbin
