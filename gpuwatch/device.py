@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -26,12 +27,12 @@ from gpuwatch.undisturbed import raised_by_signal_handler
 RING = 256
 """Pieces that the device has not finished, at most. Where there are more, all of them are left to the host's clock, counted."""
 HARVESTED_AFTER = 16
-HARVESTED_AFTER_NS = 2_000_000
+HARVESTED_AFTER_NS = 50_000_000
 """Ended pieces are read so many at a time, or after so long: at once where steps are slow, and together where they are quick."""
 OVERDUE_NS = 300_000_000_000
 """A piece that the device has not finished after so long is left to the host's clock, with all after it."""
 DETAILED_NS = 20_000_000
-"""Pieces that take longer than this on average are all measured in detail; of shorter ones a quarter is."""
+"""Pieces that take longer than this on average are all measured in detail; of shorter ones one in sixteen is."""
 SHORT_PAUSE_NS = 50_000
 """A pause of the host this short is not looked into."""
 _ASTRAY = 16
@@ -113,6 +114,7 @@ class Piece:
         "end",
         "end_ns",
         "follows",
+        "in_run_ns",
         "is_lost",
         "late_copies",
         "launch",
@@ -153,6 +155,8 @@ class Piece:
         self.paused_ns = 0
         """How long it waited for results after the optimizer's last launch."""
         self.read_back = False
+        self.in_run_ns: tuple[int, int] | None = None
+        """From when to when it takes in a run of pieces that were measured as one; None where it is measured by itself."""
         self.end: Any = None
         self.end_ns = 0
         self.times: DeviceTimes | None = None
@@ -182,13 +186,14 @@ class DeviceTimeline:
         "_is_reached",
         "_last",
         "_last_begin_ns",
-        "_launch_lag_ns",
         "_met_ns",
         "_open",
         "_pending",
         "_piece_ns",
         "_reached_ns",
+        "_run_ns",
         "_started_ns",
+        "_to_launch_ns",
         "_transfer_ns",
         "_works_in_fetch",
         "attention",
@@ -236,8 +241,10 @@ class DeviceTimeline:
         """Something on the home stream is launched while a batch is fetched."""
         self._copied = 0
         self._transfer_ns = 0.0
-        self._launch_lag_ns = 0.0
-        """Means of what pieces in detail showed: copies, and the lag at the optimizer's last launch."""
+        self._to_launch_ns = 0.0
+        """Means of what pieces in detail showed: their copies, and the device's time from the batch to the optimizer's last launch."""
+        self._run_ns = 0
+        """When the device reached the first batch of the run that is read."""
 
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
@@ -303,7 +310,7 @@ class DeviceTimeline:
         self._last_begin_ns = at_ns
         self._begun += 1
         quick = self._piece_ns < DETAILED_NS and self._begun > _FIRST_DETAILED
-        return not quick or self._begun * 0x9E3779B1 & 0xC0000000 == 0
+        return not quick or self._begun * 0x9E3779B1 & 0xF0000000 == 0
 
     def _move_batch(self, piece: Piece, at_ns: int) -> Any:
         """Record the piece's batch event now; return it."""
@@ -438,11 +445,30 @@ class DeviceTimeline:
         if not pending or self.error is not None or not self._events.usable():
             return
         self._harvested_ns, self._ended = now_ns, 0
-        for _ in range(self._finished()):
-            piece = pending[0]
+        finished = list(islice(pending, self._finished()))
+        self._measure_runs(finished)
+        for piece in finished:
             if piece.times is None:  # else an interrupt came just after it was read
                 self._read(piece, now_ns)
             pending.popleft()
+
+    def _measure_runs(self, pieces: Sequence[Piece]) -> None:
+        """Measure the pieces between which the device was never idle as one, and share their time evenly: one call for all of them."""
+        first = 0
+        while first < len(pieces):
+            last = first
+            while (
+                last + 1 < len(pieces)
+                and pieces[last + 1].batch is pieces[last].end
+                and not (pieces[last].detailed or pieces[last + 1].detailed)
+            ):
+                last += 1
+            if last > first:
+                run = pieces[first : last + 1]
+                run_ns = max(0, self._events.elapsed_ns(run[0].batch, run[-1].end))
+                for number, piece in enumerate(run):
+                    piece.in_run_ns = run_ns * number // len(run), run_ns * (number + 1) // len(run)
+            first = last + 1
 
     def _finished(self) -> int:
         """Return how many of the pending pieces the device has finished: they are of one stream, so the first ones."""
@@ -513,7 +539,12 @@ class DeviceTimeline:
         aside_ns, felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides else (0, 0)
         if gap_ns is not None:
             gap_ns = max(0, gap_ns - felt_ns)
-        total_ns = max(0, elapsed(piece.batch, piece.end))
+        if piece.in_run_ns is None:
+            total_ns = max(0, elapsed(piece.batch, piece.end))
+        else:  # where the run's time is not shared as evenly, the last one makes up for it
+            if piece.in_run_ns[0] == 0:
+                self._run_ns = reached_ns
+            total_ns = max(0, self._run_ns + piece.in_run_ns[1] - reached_ns)
         end_ns = max(min(reached_ns + total_ns, observed_ns), piece.end_ns)
         late_ns = 0
         if piece.copies:
@@ -527,7 +558,7 @@ class DeviceTimeline:
         elif piece.copied:
             transfer_ns = int(self._transfer_ns)
         transfer_ns = min(transfer_ns + aside_ns, total_ns)
-        idle_ns, lag_ns = self._after_launch(piece, end_ns, late_ns)
+        idle_ns, lag_ns = self._after_launch(piece, reached_ns, end_ns, late_ns)
         if idle_ns is not None:
             idle_ns = min(idle_ns, total_ns - transfer_ns) if self._is_anchored else 0
         piece.times = DeviceTimes(
@@ -592,23 +623,21 @@ class DeviceTimeline:
                 felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
         return after_ns, felt_ns
 
-    def _after_launch(self, piece: Piece, end_ns: int, late_ns: int) -> tuple[int | None, int | None]:
+    def _after_launch(self, piece: Piece, reached_ns: int, end_ns: int, late_ns: int) -> tuple[int | None, int | None]:
         """Return for how long the device idled after the optimizer's last launch, and how far it was behind the host then."""
         lag_ns = max(end_ns - piece.end_ns, piece.blocked_ns)
         if not piece.launch_ns:
             return None, lag_ns or None
         pause_ns = piece.end_ns - piece.launch_ns - piece.paused_ns
         if piece.launch is not None and (pause_ns > SHORT_PAUSE_NS or lag_ns == 0):
-            launch_ns = end_ns - max(0, self._events.elapsed_ns(piece.launch, piece.end))
-            launch_lag_ns = max(0, launch_ns - piece.launch_ns)
-            self._launch_lag_ns += 0.25 * (launch_lag_ns - self._launch_lag_ns)
-            lag_ns = max(lag_ns, launch_lag_ns)
-            known = True
+            launch_ns = max(piece.launch_ns, end_ns - max(0, self._events.elapsed_ns(piece.launch, piece.end)))
+            self._to_launch_ns += 0.25 * (launch_ns - reached_ns - self._to_launch_ns)
+            lag_ns, known = max(lag_ns, launch_ns - piece.launch_ns), True
         else:
-            launch_lag_ns, known = int(self._launch_lag_ns), lag_ns > 0
+            launch_ns, known = max(piece.launch_ns, reached_ns + int(self._to_launch_ns)), lag_ns > 0
         if pause_ns <= SHORT_PAUSE_NS:
             return 0, lag_ns if known else None
-        idle_ns = piece.end_ns - piece.launch_ns - launch_lag_ns - piece.paused_ns - late_ns
+        idle_ns = piece.end_ns - launch_ns - piece.paused_ns - late_ns
         return max(0, idle_ns), lag_ns if known else None
 
     def _release(self, piece: Piece) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import weakref
+import ctypes
+import os
+from collections.abc import Callable
 from typing import Any
 
 
@@ -99,8 +100,8 @@ class CudaEvents(TorchEvents):
     `Event.record()` makes an object for the current stream each time, and torch's Python functions check again that CUDA is set up: both
     cost as much as the event. The stream is known here, and CUDA is set up.
 
-    A capture in another thread forbids every thread to query events, unless it was begun otherwise, and a query would end it. So captures
-    are counted while these events are in use: `torch.cuda.CUDAGraph` begins and ends all of torch's.
+    While any thread captures a graph in CUDA's global mode, a query of an event by another one ends that capture, unless the thread that
+    queries has left the mode before: that is done around each query, by the runtime that torch has loaded.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -113,9 +114,7 @@ class CudaEvents(TorchEvents):
         super().__init__(torch, "cuda")
         self._recorded_on: Any = None
         self.uuid: str | None = None
-        self._captures = _captures
-        _captures.add_user(torch)
-        weakref.finalize(self, _captures.remove_user, torch)
+        self._exchange_mode = _capture_mode_exchange(torch)
 
     def can_time(self) -> bool:
         """Return whether the current device has a context: an event on one that has none would make one there.
@@ -136,23 +135,31 @@ class CudaEvents(TorchEvents):
         return event
 
     def record_aside(self) -> Any | None:
-        if self._captures.open or self._device_now() != self._device:
-            return None
-        if self._raw_stream(self._device) == self._stream or self._capturing():
+        if self._device_now() != self._device or self._raw_stream(self._device) == self._stream or self._capturing():
             return None
         event = self._free.pop() if self._free else self._new()
         self._record(event, self._torch.cuda.current_stream(self._device))
         return event
 
     def ready(self, event: Any) -> bool:
-        reached: bool = self._query(event)
+        mode = _relaxed()
+        self._exchange_mode(mode)
+        try:
+            reached: bool = self._query(event)
+        finally:
+            self._exchange_mode(mode)
         return reached
 
     def elapsed_ns(self, first: Any, second: Any) -> int:
-        return int(self._elapsed_ms(first, second) * 1e6)
+        mode = _relaxed()
+        self._exchange_mode(mode)
+        try:
+            return int(self._elapsed_ms(first, second) * 1e6)
+        finally:
+            self._exchange_mode(mode)
 
     def usable(self) -> bool:
-        if self._captures.open or self._capturing():
+        if self._stream and self._capturing():  # the default stream cannot be captured
             return False
         if self._device_now() == self._device and self._raw_stream(self._device) == self._stream:
             return True
@@ -169,51 +176,23 @@ class CudaEvents(TorchEvents):
         return self._raw_stream(self._device)
 
 
-class Captures:
-    """Counts the CUDA graphs that are being captured now, in any thread, while somebody counts on it."""
-
-    def __init__(self) -> None:
-        self.open = 0
-        self._users = 0
-        self._originals: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
-
-    def add_user(self, torch: Any) -> None:
-        self._users += 1
-        graph = getattr(torch.cuda, "CUDAGraph", None)
-        if self._users > 1 or graph is None:
-            return
-        begin, end = graph.capture_begin, graph.capture_end
-
-        @functools.wraps(begin)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self.open += 1
-            try:
-                return begin(graph, *args, **kwargs)
-            except BaseException:
-                self.open -= 1
-                raise
-
-        @functools.wraps(end)
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return end(graph, *args, **kwargs)
-            finally:
-                self.open = max(0, self.open - 1)
-
-        self._originals = {"capture_begin": begin, "capture_end": end}
-        self._ours = {"capture_begin": capture_begin, "capture_end": capture_end}
-        for name, method in self._ours.items():
-            setattr(graph, name, method)
-
-    def remove_user(self, torch: Any) -> None:
-        self._users -= 1
-        if self._users:
-            return
-        originals, self._originals = self._originals, {}
-        for name, original in originals.items():
-            if getattr(torch.cuda.CUDAGraph, name, None) is self._ours[name]:
-                setattr(torch.cuda.CUDAGraph, name, original)
+def _relaxed() -> Any:
+    """Return a pointer to cudaStreamCaptureModeRelaxed, in whose place the exchange puts the mode that was in force."""
+    return ctypes.byref(ctypes.c_int(2))
 
 
-_captures = Captures()
+def _capture_mode_exchange(torch: Any) -> Callable[[Any], Any]:
+    """Return `cudaThreadExchangeStreamCaptureMode` (or HIP's) of the runtime that torch has loaded; a function that does nothing without."""
+    version = getattr(torch, "version", None)
+    cuda, hip = getattr(version, "cuda", None), getattr(version, "hip", None)
+    names = [f"libcudart.so.{str(cuda).split('.')[0]}", f"libcudart.so.{cuda}"] if cuda else []
+    names += ["libamdhip64.so"] if hip else []
+    for name in names:
+        with contextlib.suppress(OSError, AttributeError):  # not loaded by that name, or linked into torch itself
+            library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
+            exchange: Any = getattr(
+                library, "hipThreadExchangeStreamCaptureMode" if hip else "cudaThreadExchangeStreamCaptureMode"
+            )
+            exchange.argtypes, exchange.restype = (ctypes.c_void_p,), ctypes.c_int
+            return exchange  # type: ignore[no-any-return]
+    return lambda mode: None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.entries import COPY_FOLLOWS_NS, IN_STEP
+from gpuwatch.entries import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 from gpuwatch.recorder import Recorder
 from gpuwatch.tensor_methods import TensorMethods
 
@@ -125,7 +125,7 @@ class TransferWatch:
             if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns) or not (
                 isinstance(args[0], places) if args else always or _names_a_device(kwargs)
             ):
-                if fed is None:
+                if fed is None or recorder.doing() is not DATA_WAIT:
                     return original(tensor, *args, **kwargs)
                 # A prefetcher copies on a stream of its own while a batch is fetched.
                 token = fed.copy_begins(clock(), follows=False)

@@ -310,7 +310,7 @@ def test_a_host_that_works_on_after_its_last_launch_reads_nothing_back(rig: Rig)
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "launch_ms"), [(0.1, 0.05), (0.1, 10.0), (5.0, 1.0)], ids=["quick", "far behind", "slow"]
+    ("step_ms", "launch_ms"), [(0.1, 0.05), (0.1, 10.0), (60.0, 1.0)], ids=["quick", "far behind", "slow"]
 )
 def test_quick_steps_are_read_many_at_a_time_and_slow_ones_at_once(
     step_ms: float, launch_ms: float, rig: Rig, monkeypatch: pytest.MonkeyPatch
@@ -330,8 +330,8 @@ def test_quick_steps_are_read_many_at_a_time_and_slow_ones_at_once(
         turn(rig.watch)
         told.append(rig.watch._publisher.accounts.timeline.counts.steps)
         if launch_ms < step_ms:
-            assert number - told[-1] <= (16 if step_ms < 2 else 0)
-    assert len(at) <= (160 / 16 + 160 / 32 + 2 if step_ms < 2 else 160 + 2)
+            assert number - told[-1] <= (16 if step_ms < 50 else 0)
+    assert len(at) <= (160 / 16 + 160 / 32 + 2 if step_ms < 50 else 160 + 2)
     states = rig.states()
     assert rig.watch.report().steps == 160
     assert states["compute"] == pytest.approx(160 * max(step_ms, launch_ms), rel=0.01)
