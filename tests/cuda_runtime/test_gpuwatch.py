@@ -43,8 +43,6 @@ CREATE = "cudaEventCreateWithFlags"
 ALLOWED = {RECORD, QUERY, ELAPSED, CAPTURE_CHECK, CREATE, "cudaEventDestroy", "cudaGetDevice", "cudaGetLastError"}
 ALLOWED |= {"cudaThreadExchangeStreamCaptureMode"}
 """What gpuwatch may call. All of it returns at once."""
-GOAL_US = 10.0
-"""Cost of gpuwatch's calls in a step, by the middle of what was measured on real GPUs."""
 
 
 @dataclass
@@ -111,15 +109,16 @@ def passes_of(runtime: Runtime) -> Callable[[int, str], None]:
 # Nothing waits, and few calls ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("regime", ["device lags", "device starved", "short steps"])
-def test_no_call_waits_for_the_device_and_a_step_costs_at_most_ten_microseconds(runtime: Runtime, regime: str) -> None:
+@pytest.mark.parametrize(("regime", "most_us"), [("device lags", 10), ("device starved", 20), ("short steps", 20)])
+def test_no_call_waits_for_the_device_and_few_are_made_a_step(runtime: Runtime, regime: str, most_us: float) -> None:
+    """By the middle of what the calls take on GPUs. A starved step has one more event and one more elapsed time: its wait is measured."""
     from benchmarks.device_calls import REGIMES, added_calls
 
     calls = added_calls(runtime, REGIMES[regime], steps=100)
     assert calls.synchronising == 0
     assert {name for name, count in calls.by_name.items() if count > 0} <= ALLOWED
     assert calls.measured_ratio > 0.2
-    assert calls.cost_us("middle") <= GOAL_US, calls.by_kind
+    assert calls.cost_us("middle") <= most_us, calls.by_kind
 
 
 def test_events_are_few_and_freed_with_the_watch(runtime: Runtime) -> None:
