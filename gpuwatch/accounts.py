@@ -1,16 +1,19 @@
 """The books of one watched process: its recorder folded into a timeline, with what a diagnosis needs beside it.
 
-Shared by the background thread and `report()`, under one lock that the training thread never takes on the hot path.
+Shared by the background thread and `report()`, under one lock that the training thread never takes on the hot path. A signal handler or
+a finalizer may come in at any moment, in a thread that holds the lock already: it gets it too, but it reads only, and changes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from threading import get_ident
 
 import msgspec
 
@@ -48,7 +51,9 @@ class Accounts:
     def __init__(self, recorder: Recorder, watcher: HostWatcher | None = None) -> None:
         self.recorder = recorder
         self.watcher = watcher or HostWatcher()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self._holder: int | None = None
+        """The thread that holds the lock by `held()`."""
         self.timeline = Timeline(recorder.clock())
         self.loader: Loader | None = None
         self.batch_bytes: int | None = None
@@ -65,14 +70,35 @@ class Accounts:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
-        self._unsent_first = 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the lock; gives False where this thread holds it already, and then nothing may be changed: it is in the midst of that."""
+        with self.lock:
+            if self._holder is not None:
+                yield False
+                return
+            self._holder = get_ident()
+            try:
+                yield True
+            finally:
+                self._holder = None
+
+    def forget_holder(self) -> None:
+        """Free the lock: called in a forked child, whose parent's threads may have held it."""
+        self.lock = threading.RLock()
+        self._holder = None
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread holds the lock by `held()`."""
+        return self._holder == get_ident()
 
     def fold(self, now_ns: int) -> None:
         """Book all that the recorder has logged, and what is certain of the time since. Call with the lock held."""
-        log, entries = self.recorder.log, []
-        while log:
-            entries.append(log.popleft())
-        steps, phases = self.timeline.fold(entries)
+        with contextlib.suppress(IndexError):  # in one call: what a signal handler raises comes before or after it
+            self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
+        steps, phases = self.timeline.fold()
         for step in steps:
             if step.epoch_start:
                 self._epoch_starts.append(step)
@@ -90,9 +116,7 @@ class Accounts:
         """Return what was folded since the last call. Call with the lock held."""
         steps, phases = self._unsent
         self._unsent = ([], [])
-        first = self._unsent_first
-        self._unsent_first += len(steps)
-        return News(steps, phases, first)
+        return News(steps, phases, self.timeline.counts.steps - len(steps))
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
@@ -161,10 +185,16 @@ class Accounts:
             tail[COMPUTE] = tail.get(COMPUTE, 0) + missing
         return tail
 
-    def window(self, now_ns: int) -> tuple[Window, dict[str, int]]:
-        """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held."""
-        tail = self.provisional_ns(now_ns)
+    def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
+        """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held.
+
+        Not `settled`: this interrupts the thread that books. What is booked holds; the tail is unknown.
+        """
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
+        if settled:
+            tail = self.provisional_ns(now_ns)
+        else:
+            tail = {UNKNOWN: now_ns - self.timeline.start_ns - sum(states.values())}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
         counts, recorder, fetches = self.timeline.counts, self.recorder, self.recorder.fetches

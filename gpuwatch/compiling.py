@@ -18,6 +18,9 @@ from gpuwatch.ledger import COMPILE
 from gpuwatch.recorder import Recorder
 from gpuwatch.tensor_methods import come_back, step_aside
 
+_registered: list[CompileWatch] = []
+"""Those whose callbacks dynamo has."""
+
 
 class CompileWatch:
     """Books compilations of the training thread as a phase of their own, once torch's compiler is there at all."""
@@ -43,10 +46,13 @@ class CompileWatch:
     def _register(self) -> None:
         handler = _handler()
         if handler is None or (self._callbacks is not None and self._callbacks[0] in handler.start_callbacks):
-            return  # else `torch._dynamo.reset()` has cleared all callbacks
+            return
         self._callbacks = (self._begins, self._ends)
         handler.register_start_callback(self._begins)
         handler.register_end_callback(self._ends)
+        if self not in _registered:
+            _registered.append(self)
+        vars(handler)["clear"] = _clear
 
     def _forget_finder(self) -> None:
         finder, self._finder = self._finder, None
@@ -60,6 +66,10 @@ class CompileWatch:
         handler = _handler()
         if callbacks is None or handler is None:
             return
+        if self in _registered:
+            _registered.remove(self)
+        if not _registered:
+            vars(handler).pop("clear", None)
         with contextlib.suppress(ValueError):  # somebody has cleared all callbacks
             handler.remove_start_callback(callbacks[0])
         with contextlib.suppress(ValueError):
@@ -110,6 +120,16 @@ def _leave_us_alone() -> None:
             step_aside()
             rules.get_tensor_method()
             come_back()
+
+
+def _clear() -> None:
+    """Clear dynamo's callbacks, but for ours: `torch._dynamo.reset()` does this, and torch may compile before the next pass."""
+    handler: Any = _handler()
+    try:
+        type(handler).clear(handler)
+    finally:
+        for watch in _registered:
+            watch._register()
 
 
 def _handler() -> Any | None:

@@ -84,8 +84,8 @@ class Watch:
     ) -> None:
         self._disabled = this_process.is_set("GPUWATCH_DISABLE") or this_process.is_loader_worker()
         quiet = this_process.is_set("GPUWATCH_QUIET") if quiet is None else quiet
-        self._verdicts = VerdictPrinter(self.report, quiet, self._failed)
         self._recorder = Recorder(failed=self._failed)
+        self._verdicts = VerdictPrinter(self.report, quiet, self._failed, self._recorder.clock())
         self._recorder.meter.budget = budget
         self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False
@@ -99,7 +99,7 @@ class Watch:
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
-        self._publisher = Publisher(self._recorder, membership, self._facts, endpoint, self._verdicts.print_early)
+        self._publisher = Publisher(self._recorder, membership, self._facts, endpoint)
         self._health = LoaderHealth(self._publisher.accounts, quiet)
         self._data = PartContext(self, DATA_WAIT)
         self._transfer = PartContext(self, TRANSFERRING)
@@ -175,12 +175,21 @@ class Watch:
         return model
 
     def report(self) -> Report:
-        """Return all wall time since this Watch was opened, by state, with findings; `str()` of it is the verdict."""
-        return self._publisher.report(self._closed)
+        """Return all wall time since this Watch was opened, by state, with findings; `str()` of it is the verdict.
+
+        Any thread may call it at any time, a signal handler too.
+        """
+        try:
+            return self._publisher.report(self._closed)
+        finally:
+            self._publisher.close_if_postponed()
 
     def close(self) -> None:
-        """End the run: print the verdict, say good-bye to the agent. Safe to call twice."""
-        if self._closed or self._disabled:
+        """End the run: print the verdict, say good-bye to the agent. Safe to call twice.
+
+        In a signal handler that interrupts `report()` this only says that the run is to end; it ends when that report is made.
+        """
+        if self._closed or self._disabled or self._publisher.postpones(self.close):
             return
         with undisturbed():
             self._close()
@@ -282,21 +291,23 @@ class Watch:
 
     def _end_loop(self, loop: Loop[Any]) -> None:
         self._loops.discard(loop)
-        if loop.training:
+        recorder = self._recorder
+        # The garbage collector may end a forgotten loop in any thread: nothing is printed there.
+        here = recorder.thread == threading.get_ident()
+        if loop.training and here:
             self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
         self._tap(self._taps.loop_ends)
-        recorder = self._recorder
         if (
-            not loop.is_last_word
+            not here
+            or self._publisher.accounts.is_held_here  # it may also do so while this thread makes a report
+            or not loop.is_last_word
             or self._verdicts.printed
             or recorder.levels
             or recorder.in_step
             or sys.is_finalizing()
         ):
             return
-        # A forgotten loop may be collected while this thread makes a report: its lock is not to be had twice.
-        if self._publisher.reporting != threading.get_ident():
-            self._verdicts.print()
+        self._verdicts.print()
 
     def _visit_step(self) -> None:
         """Look for a device before a declared step, and leave or rejoin it as the hook's cost demands: at first each time, then seldom."""
@@ -337,6 +348,7 @@ class Watch:
         self._recorder.thread = NOBODY
         self._closed = True
         self._publisher.abandon()
+        self._tap(self._taps.remove_from_torch)
 
 
 def watch(

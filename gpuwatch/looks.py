@@ -20,9 +20,12 @@ QUICK_FETCH_NS = 1_000_000
 class Looks:
     """One loop's. The recorder's `countdown` tells after how many fetches the next one is due, over all loops."""
 
-    def __init__(self, recorder: Recorder, find_device: Callable[[], None]) -> None:
+    def __init__(
+        self, recorder: Recorder, find_device: Callable[[], None], print_early: Callable[[int], None] | None = None
+    ) -> None:
         self._recorder = recorder
         self._find_device = find_device
+        self._print_early = print_early
         self.is_quick = True
         """Fetches take so little that what the hook takes beside matters."""
         self._own_ns = self._fetched_ns = 0
@@ -66,6 +69,7 @@ class Looks:
         if self._fetched_ns:
             own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
             recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.device is not None)
+        self._after_batch()
 
     def meter_usual(self, usual: Callable[[L], T], loop: L) -> T:
         """Return the batch that the loop's `usual` step brings, and tell the meter what it took beside the fetch."""
@@ -82,7 +86,13 @@ class Looks:
         self._set_pace(wait_ns)
         if recorder.steady is owner:
             meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
+        self._after_batch()
         return batch
+
+    def _after_batch(self) -> None:
+        """Print what is due early in a long pass; not metered, for it comes once in a run."""
+        if self._print_early is not None:
+            self._print_early(self._recorder.clock())
 
     def _set_pace(self, fetch_ns: int) -> None:
         """Say when the next look is due, given what a fetch takes."""

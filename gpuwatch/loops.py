@@ -62,7 +62,7 @@ class Loop(Generic[T]):
         self.owner = object()
         """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
         self._first = True
-        self._looks = Looks(recorder, watch._find_device)
+        self._looks = Looks(recorder, watch._find_device, watch._verdicts.print_early)
         self._nested = False
         self.training = False
         self.is_last_word = True

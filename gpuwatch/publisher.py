@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 
 from gpuwatch import wire
 from gpuwatch.accounts import Accounts, activity
@@ -22,13 +24,13 @@ from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
 from gpuwatch.transport import Sender, ZmqSender
+from gpuwatch.undisturbed import raised_by_signal_handler
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 _HELLO_EVERY = 2
 _HOST_EVERY = 4
-_EARLY_VERDICT_S = 60.0
 _STEPS_A_FRAME = 1024
 """Steps in one message: 48 KiB, so that what queues for an agent that hangs stays small at 10,000 steps a second too."""
 _CLOSE_S = 0.8
@@ -44,7 +46,6 @@ class Publisher:
         membership: Membership,
         facts: RunFacts,
         where: str | None = None,
-        early_verdict: Callable[[], bool] | None = None,
         connect: Callable[[str], Sender] = ZmqSender,
     ) -> None:
         self.accounts = Accounts(recorder)
@@ -53,7 +54,6 @@ class Publisher:
         self.outbox = Outbox(where, connect)
         self._speaker: Speaker | None = None
         self._facts = facts
-        self._early_verdict = early_verdict
         self._hello_due = True
         self._heard = False
         """An agent has taken a message."""
@@ -62,11 +62,15 @@ class Publisher:
         self._overhead_ns = 0
         self._told_fetch_ns = (0, 0)
         self._thread: threading.Thread | None = None
-        self._start_lock = threading.Lock()
-        self._stop = threading.Event()
+        self._may_start = [True]
+        """Taken out by the one that starts the thread: a lock could be asked for by a signal handler that interrupts its holder."""
+        self._stopping = False
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wakes the thread to end. An Event has a lock that is not re-entrant; this one may be put into by a finalizer too."""
+        self._turning: int | None = None
+        """The background thread, while it is at work."""
+        self._postponed: Callable[[], None] | None = None
         self._warned: set[str] = set()
-        self.reporting: int | None = None
-        """The thread that makes a report now, and so holds the accounts' lock."""
 
     def look_at_world(self, ask: bool = False) -> bool:
         """Look whether torch.distributed tells our rank by now; return whether there is a run to tell of."""
@@ -92,31 +96,44 @@ class Publisher:
     def start(self) -> None:
         """Start the background thread unless it runs. Costs an attribute look-up when it does."""
         if self._thread is None:
-            with self._start_lock:  # two threads may begin their loops at once, but a socket is one thread's
-                if self._thread is not None or self._stop.is_set():
-                    return
-                self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError as error:  # no more threads to be had, or the interpreter is going down
-                    self._disable(error)
+            try:  # two threads may begin their loops at once, but a socket is one thread's
+                self._may_start.pop()
+            except IndexError:
+                return
+            self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads to be had, or the interpreter is going down
+                self._disable(error)
+
+    def postpones(self, close: Callable[[], None]) -> bool:
+        """Return whether the run cannot be closed at this moment, because this thread is in the midst of the books: `close` is called after."""
+        busy = self.accounts.is_held_here or self._turning == get_ident()
+        if busy:
+            self._postponed = close
+        return busy
+
+    def close_if_postponed(self) -> None:
+        """Close the run if that was asked for while this thread was in the midst of the books."""
+        if self._postponed is not None and not self.accounts.is_held_here:
+            close, self._postponed = self._postponed, None
+            close()
 
     def report(self, closed: bool) -> Report:
-        """Return the run so far; after `close()` the run as it ended."""
+        """Return the run so far; after `close()` the run as it ended.
+
+        In a signal handler or a finalizer that interrupts another report: the run as it is booked, all later time as unknown.
+        """
         accounts = self.accounts
         if not closed:
             self._look_at_host()
-        with accounts.lock:
-            self.reporting = threading.get_ident()
-            try:
-                if not closed:
-                    accounts.fold(self._recorder.clock())
-                # The training thread may have logged an end between our look at the clock and at its log.
-                now = accounts.timeline.ledger.watermark_ns
-                now = now if closed else max(now, self._recorder.clock())
-                window, tail_ns = accounts.window(now)
-            finally:
-                self.reporting = None
+        with accounts.held() as is_outermost:
+            if not closed and is_outermost:
+                accounts.fold(self._recorder.clock())
+            # The training thread may have logged an end between our look at the clock and at its log.
+            now = accounts.timeline.ledger.start_ns + accounts.timeline.ledger.sum_ns
+            now = now if closed else max(now, self._recorder.clock())
+            window, tail_ns = accounts.window(now, settled=is_outermost)
             counts = accounts.timeline.counts
             done = Done(
                 seconds=counts.total_ns / 1e9,
@@ -145,14 +162,17 @@ class Publisher:
 
     def close(self, ended_ns: int) -> None:
         """Book the tail up to the run's end, send what is left and the good-bye; takes about a second at most, agent or not."""
-        self._stop.set()
+        self._may_start.clear()
+        self._stopping = True
+        self._stop.put(None)
         thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+        own = thread is threading.current_thread()
+        if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
         self._look_at_host()
-        with self.accounts.lock:
+        with self.accounts.held():
             self.accounts.finish(ended_ns)
-        if thread is None or thread.is_alive():
+        if thread is None or (thread.is_alive() and not own):
             return
         with contextlib.suppress(Exception):
             self._tell(hello=True, bye=True)
@@ -162,26 +182,27 @@ class Publisher:
         """Forget everything without touching it: called in a forked child, where the socket is the parent's."""
         self._thread = None
         self.outbox.abandon()
-        self.accounts.lock = threading.Lock()
+        self.accounts.forget_holder()
 
     def _run(self) -> None:
-        started = time.monotonic()
         try:
             for turn in itertools.count():
+                self._turning = get_ident()
                 self._overhead_ns = time.thread_time_ns()
                 if turn % _HOST_EVERY == 0:
                     self._look_at_host()
-                with self.accounts.lock:
+                with self.accounts.held():
                     self.accounts.fold(self._recorder.clock())
                     self.accounts.settle_cost()
                 try:
                     self._tell(hello=turn % _HELLO_EVERY == 0)
                 except Exception as error:
                     self._failed("telling the agent", error)
-                tell = self._early_verdict
-                if tell is not None and time.monotonic() - started > _EARLY_VERDICT_S and tell():
-                    self._early_verdict = None
-                if self._stop.wait(INTERVAL_S):
+                with contextlib.suppress(queue.Empty):
+                    self._stop.get(timeout=INTERVAL_S)
+                self._turning = None
+                self.close_if_postponed()
+                if self._stopping:
                     return
         except Exception as error:
             self._disable(error)
@@ -191,6 +212,8 @@ class Publisher:
         try:
             self.accounts.look_at_host()
         except Exception as error:
+            if raised_by_signal_handler(error):
+                raise
             self._failed("looking at the node", error)
 
     def _tell(self, hello: bool, bye: bool = False) -> None:
@@ -199,7 +222,7 @@ class Publisher:
             self.membership.stop_asking()
         if not self.look_at_world(ask=not bye):
             return
-        with self.accounts.lock:
+        with self.accounts.held():
             news = self.accounts.take_news()
         told = 0
         try:

@@ -11,7 +11,7 @@ from gpuwatch.compiling import CompileWatch
 from gpuwatch.device import DeviceTimeline, Events
 from gpuwatch.recorder import Recorder
 from gpuwatch.torch_events import torch_events
-from gpuwatch.transfers import TransferWatch
+from gpuwatch.transfers import READS, TransferWatch
 
 if TYPE_CHECKING:
     from gpuwatch.integrations.patches import Patches
@@ -72,12 +72,19 @@ class Taps:
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
         self._recorder.adopt_device(DeviceTimeline(events))
+        if self._transfers is not None:
+            self._transfers.also(READS)
         optimizer = sys.modules.get("torch.optim.optimizer")
         if optimizer is not None and self._optimizer_hook is None:
             self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Take every tap back. The device is asked a last time in the training thread only."""
+        self.remove_from_torch()
+        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
+
+    def remove_from_torch(self) -> None:
+        """Leave torch as it was. No device is touched, so that a forked child may call this too."""
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
@@ -86,7 +93,6 @@ class Taps:
         hook, self._optimizer_hook = self._optimizer_hook, None
         if hook is not None:
             hook.remove()
-        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
 
     def _leave_accelerate(self) -> None:
         patches, self._accelerate = self._accelerate, None

@@ -1,4 +1,8 @@
-"""What stands in place of a Tensor's own methods while loops run: put there, taken back, and out of the way while torch compiles."""
+"""What replaces a Tensor's own methods while a `Watch` needs it: installed, removed, and out of the way while torch compiles.
+
+Since Python 3.13 a class whose attributes have changed about a thousand times has no attribute cache any more, and every access to a Tensor's attribute
+takes twice as long for the rest of the process. So these attributes change a bounded number of times in a run, however many passes it has.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,21 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+REMOVED_AFTER = 4
+"""Passes of a run after which the replacement is removed. From the next pass on it stays until the run is closed, and does nothing between two passes."""
+COMPILED_AROUND = 100
+"""Compilations of a run after which the replacement is installed again at once. After any more it waits for the next pass."""
+
 _left: set[Any] = set()
-"""What could not be taken back, because somebody else's was on top of it."""
+"""What could not be removed, because a replacement of another package was on top of it."""
 _open: list[TensorMethods] = []
-"""Those of open loops."""
+"""Those that are in use."""
 _is_aside = False
 """Torch compiles: nothing of ours is in its place."""
 
 
 def step_aside() -> None:
-    """Torch begins to compile: whatever of ours is on top goes, until `come_back`. Said again it does nothing."""
+    """Torch begins to compile: whatever of ours is on top goes, until `come_back`. A second call does nothing."""
     global _is_aside
     _is_aside = True
     while any([methods.step_aside() for methods in _open]):  # what was below another one is on top then
@@ -23,7 +32,7 @@ def step_aside() -> None:
 
 
 def come_back() -> None:
-    """Torch has compiled. Said again it does nothing."""
+    """Torch has compiled. A second call does nothing."""
     global _is_aside
     _is_aside = False
     for methods in _open:
@@ -31,9 +40,9 @@ def come_back() -> None:
 
 
 class TensorMethods:
-    """Replaces methods of `torch.Tensor` while `install`ed, once for each open loop.
+    """Replaces methods of `torch.Tensor` for the loops of one run.
 
-    `make(torch, name, original)` returns what is to stand there and calls the original; it is wrapped by `functools.wraps`.
+    `make(torch, name, original)` returns the replacement, which calls the original; it is wrapped by `functools.wraps`.
     """
 
     def __init__(
@@ -41,88 +50,110 @@ class TensorMethods:
     ) -> None:
         self._names = names
         self._make = make
-        self._loops = 0
+        self.loops = 0
+        """Loops that are open. While there is none, a replacement that is still installed only calls the original."""
+        self._passes = 0
+        self._compilations = 0
         self._ours: dict[str, Any] = {}
         self._aside: list[str] = []
-        """Of what is to be in its place again once torch has compiled."""
+        """Of what is to be installed again once torch has compiled."""
 
     def install(self) -> None:
         """A loop has begun. Does nothing before torch is imported."""
-        self._loops += 1
+        self.loops += 1
         torch = sys.modules.get("torch")
-        if self._loops > 1 or torch is None or not hasattr(torch, "Tensor"):
+        if self.loops > 1 or torch is None or not hasattr(torch, "Tensor"):
             return
-        _open.append(self)
-        self._aside = list(self._names)
+        self._passes += 1
+        if self not in _open:
+            _open.append(self)
+            self._aside = list(self._names)
         if not _is_aside:
-            self.come_back()
+            self._put(self._aside)
+
+    def also(self, names: tuple[str, ...]) -> None:
+        """Replace these methods too from now on."""
+        new = [name for name in names if name not in self._names]
+        self._names += tuple(new)
+        if self in _open:
+            self._aside += new
+            if not _is_aside:
+                self._put(self._aside)
 
     def come_back(self) -> None:
-        """Put in its place what is aside."""
-        torch = sys.modules["torch"]
-        names, self._aside = self._aside, []
-        for name in names:
-            ours = self._ours.get(name)
-            if ours is not None and ours in _chain(torch.Tensor.__dict__.get(name)):
-                # Somebody else has put his own over it, and calls it: a second one would time the copy twice.
-                _left.discard(ours)
-                continue
-            self._put(torch, name, self._make(torch, name, getattr(torch.Tensor, name)))
+        """Install again what is aside, unless torch has compiled too often in this run: then the next pass does it."""
+        if self._aside and self.loops:
+            self._compilations += 1
+            if self._compilations <= COMPILED_AROUND:
+                self._put(self._aside)
 
     def step_aside(self) -> bool:
-        """Take back what is on top, to be put there again; return whether there was any."""
-        torch = sys.modules["torch"]
-        on_top = [name for name, ours in self._ours.items() if torch.Tensor.__dict__.get(name) is ours]
-        for name in on_top:
-            self._take_back(torch, name)
+        """Remove what is on top, to be installed again; return whether there was any."""
+        on_top = self._on_top()
+        self._take_back(on_top)
         self._aside += on_top
         return bool(on_top)
 
     def remove(self) -> None:
-        """A loop has ended; the last one takes the replacement back."""
-        self._loops = max(0, self._loops - 1)
-        if self._loops == 0:
+        """A loop has ended; the last one removes the replacement, unless that has been done often enough."""
+        self.loops = max(0, self.loops - 1)
+        if self.loops == 0 and self._passes <= REMOVED_AFTER:
             self.remove_all()
 
     def remove_all(self) -> None:
-        """Take the replacement back whatever is open. What somebody else put over it stays: it calls the original through us."""
-        self._loops = 0
+        """Remove the replacement whatever is open. What another package put over it stays: it calls the original through us."""
+        self.loops = 0
         self._aside = []
         if self in _open:
             _open.remove(self)
-        torch = sys.modules.get("torch")
-        for name, ours in list(self._ours.items()):
-            if torch is None or torch.Tensor.__dict__.get(name) is not ours:
-                _left.add(ours)
-                continue
-            self._take_back(torch, name)
+        self._take_back(self._on_top())
+        _left.update(self._ours.values())
 
     def leave(self, torch: Any, name: str) -> None:
-        """Leave one of them to torch until the last loop ends, if ours is on top."""
-        ours = self._ours.get(name)
-        if ours is not None and torch.Tensor.__dict__.get(name) is ours:
-            self._take_back(torch, name)
+        """Leave one of them to torch until this is installed the next time, or for good if it stays installed."""
+        if name in self._on_top():
+            self._take_back([name])
 
-    def _take_back(self, torch: Any, name: str) -> None:
-        """Take back what is on top."""
-        before = self._ours.pop(name).gpuwatch_before
-        while before in _left:  # another Watch's, taken back in the meantime
-            _left.discard(before)
-            before = before.gpuwatch_before
-        if before is None:
-            delattr(torch.Tensor, name)
-        else:
-            setattr(torch.Tensor, name, before)
+    def _on_top(self) -> list[str]:
+        """Return the names under which ours is the outermost."""
+        torch = sys.modules.get("torch")
+        return [name for name, ours in self._ours.items() if torch and torch.Tensor.__dict__.get(name) is ours]
 
-    def _put(self, torch: Any, name: str, ours: Any) -> None:
-        # Tensor inherits all of them from a C base: what is deleted again leaves the original.
-        ours.gpuwatch_before = torch.Tensor.__dict__.get(name)
-        self._ours[name] = ours
-        setattr(torch.Tensor, name, ours)
+    def _take_back(self, names: list[str]) -> None:
+        """Remove what is on top under these names. Nothing is looked up on the class between two changes, so that Python counts them as one."""
+        torch = sys.modules.get("torch")
+        for name in names:
+            before = self._ours.pop(name).gpuwatch_before
+            while before in _left:  # another Watch's, removed in the meantime
+                _left.discard(before)
+                before = before.gpuwatch_before
+            if before is None:
+                delattr(torch.Tensor, name)  # type: ignore[union-attr]
+            else:
+                setattr(torch.Tensor, name, before)  # type: ignore[union-attr]
+
+    def _put(self, names: list[str]) -> None:
+        """Install what is named and is not there, as `_take_back` removes it."""
+        torch = sys.modules["torch"]
+        self._aside, made = [], {}
+        for name in names:
+            before = torch.Tensor.__dict__.get(name)
+            ours = self._ours.get(name)
+            if ours is not None and ours in _chain(before):
+                # Another package has put its own over it, and calls it: a second one would time the copy twice.
+                _left.discard(ours)
+                continue
+            # Tensor inherits all of them from a C base: what is deleted again leaves the original.
+            ours = self._make(torch, name, getattr(torch.Tensor, name))
+            vars(ours)["gpuwatch_before"] = before
+            made[name] = ours
+        self._ours.update(made)
+        for name, ours in made.items():
+            setattr(torch.Tensor, name, ours)
 
 
 def _chain(function: Any) -> Iterator[Any]:
-    """Yield what a call goes through, as far as it says so: the outermost first."""
+    """Yield what a call goes through, as far as it is marked: the outermost first."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 open_watches: list[Watch] = []
 """Innermost last."""
-opening = threading.Lock()
+opening = threading.RLock()
 """Held while the Watch that ends with the process is opened."""
 parent_trained = False
 """This process was forked by one that had a Watch."""
@@ -41,7 +41,7 @@ def is_loader_worker() -> bool:
 def forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
     global opening, parent_trained, made
-    opening = threading.Lock()
+    opening = threading.RLock()
     parent_trained = parent_trained or made > 0
     made = 0
     for each in list(open_watches):

@@ -31,7 +31,13 @@ class Timeline:
     last_progress_ns: int = 0
     """End of the last thing that happened: a step, a phase's edge."""
 
+    entries: list[tuple[Any, ...]] = field(default_factory=list)
+    """What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile."""
+
     def __post_init__(self) -> None:
+        self._at = 0
+        """How many of `entries` are booked."""
+        self._made: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
         self.ledger = Ledger(self.start_ns)
         self.last_progress_ns = self.start_ns
         self._levels: list[Level] = []
@@ -40,21 +46,20 @@ class Timeline:
         self._resting = False
         self._on_device = DeviceBooking(self.ledger)
 
-    def fold(self, entries: Iterable[tuple[Any, ...]]) -> tuple[list[StepRecord], list[PhaseRecord]]:
-        """Book log entries; return the training steps and the phase edges among them, in order.
+    def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
+        """Book log entries after those in `entries`; return the training steps and the phase edges among them, in order.
 
         What follows a piece that the device has not finished is held until its times are known.
         """
-        steps: list[StepRecord] = []
-        phases: list[PhaseRecord] = []
-        entries, held = list(entries), self._held
-        at = 0
-        while at < len(entries):
-            entry = entries[at]
-            if entry[0] in (STEP, USUAL) and (whole := self._book_whole_steps(entries, at, steps)):
-                at += whole
+        self.entries.extend(entries)
+        entries, held = self.entries, self._held
+        steps, phases = self._made
+        while self._at < len(entries):
+            entry = entries[self._at]
+            if entry[0] in (STEP, USUAL) and (whole := self._book_whole_steps(entries, self._at, steps)):
+                self._at += whole
                 continue
-            at += 1
+            self._at += 1
             if entry[0] == USUAL:
                 _, begin, end, fed, transfer, samples = entry
                 if fed:
@@ -65,6 +70,7 @@ class Timeline:
                 self._book(entry, steps, phases)
         for entry in held.released():
             self._book(entry, steps, phases)
+        self.entries, self._at, self._made = [], 0, ([], [])
         return steps, phases
 
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
@@ -74,9 +80,9 @@ class Timeline:
         """
         if not self.counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
             return 0
-        ledger, first = self.ledger, len(steps)
-        counts, made, bucket = self.counts, steps.append, bisect_left
-        histogram = counts.histogram
+        ledger, whole = self.ledger, list[StepRecord]()
+        counts, made, bucket = self.counts, whole.append, bisect_left
+        histogram = list(counts.histogram)
         watermark = ledger.watermark_ns
         if watermark < self.last_progress_ns:
             return 0
@@ -105,15 +111,17 @@ class Timeline:
                 counts.samples_known = True
             histogram[bucket(BUCKETS_NS, end - begin)] += 1
             made(StepRecord(begin, data, transfer, compute, samples, epoch_start))
-        count = len(steps) - first
+        count = len(whole)
         if count:
+            steps += whole
+            counts.histogram[:] = histogram
             counts.steps += count
             counts.samples += samples_seen
             for phase, spent in (("data_wait", waited), ("transfer", copied), ("compute", computed)):
                 counts.phases_ns[phase] += spent
             ledger.book_parts({OTHER: between, INPUT_WAIT: waited, TRANSFER: copied, COMPUTE: computed})
             self.last_progress_ns = watermark
-            counts.recent_ns.extend(step.total_ns for step in steps[max(first, len(steps) - MEDIAN_OF) :])
+            counts.recent_ns.extend(step.total_ns for step in whole[-MEDIAN_OF:])
         return count
 
     def _book(
@@ -214,6 +222,8 @@ class Timeline:
     def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
         self.ledger.book(self._between_state, at_ns)
         self._on_device.interrupted(self._phase_state or COMPUTE)
+        if not self._levels:  # what entered it was lost to a signal handler's exception
+            return
         level = self._levels.pop()
         self._carry = level.carry
         self.last_progress_ns = at_ns

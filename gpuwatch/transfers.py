@@ -3,9 +3,9 @@
 What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, `float(loss)`, `if loss > 1:`, and `print`, which uses them) is noted too
 where the device's timeline measures: the host waits for it.
 
-The replacement lives for as long as a loop is open and is taken back on any exit. It acts in the training thread alone, inside a step. While
-torch compiles anything it is not there: what is traced, and what its guards look at, is torch's own. It is no TorchFunctionMode: those
-change how every operation is dispatched.
+The replacement acts while a loop is open, in the training thread alone, inside a step. It is removed after a run's first passes, and stays between
+later ones until the run is closed: see `tensor_methods`. While torch compiles anything it is not there: what is traced, and what its guards
+look at, is torch's own. It is no TorchFunctionMode: those change how every operation is dispatched.
 
 A Tensor subclass or a TorchFunctionMode is told by torch which function was called: whatever `torch.Tensor.to` is then. They are told the
 original, which is what their tables hold.
@@ -23,7 +23,8 @@ from gpuwatch.recorder import Recorder
 from gpuwatch.tensor_methods import TensorMethods
 
 _COPIES = ("to", "cuda")
-_READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
+READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
+"""Replaced only where a device's timeline measures."""
 _NOT_GIVEN = object()
 
 
@@ -32,7 +33,7 @@ class TransferWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.methods = TensorMethods((*_COPIES, *_READS), self._made)
+        self.methods = TensorMethods(_COPIES, self._made)
 
     def _made(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return self._timed(torch, name, original) if name in _COPIES else self._noted(torch, name, original)
@@ -51,8 +52,10 @@ class TransferWatch:
             self.methods.leave(torch, name)
             return original(tensor, *args, **kwargs)
         recorder = self._recorder
-        acts = (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns) and (
-            recorder.thread == get_ident()
+        acts = (
+            self.methods.loops
+            and (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns)
+            and (recorder.thread == get_ident())
         )
         before_ns, begin = recorder.transfer_ns, recorder.clock()
         result = torch.overrides.handle_torch_function(
@@ -75,7 +78,7 @@ class TransferWatch:
         return result
 
     def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self._recorder
+        recorder, methods = self._recorder, self.methods
         is_overridden = torch.overrides.has_torch_function_unary
         devices = (str, int, torch.device)
         # What `.to(…)` takes for a device, or for a tensor that is on one; a dtype is none of them.
@@ -112,6 +115,8 @@ class TransferWatch:
                 return result
             if place is not _NOT_GIVEN:
                 args = (place, *args)
+            if not methods.loops and not is_overridden(tensor):
+                return original(tensor, *args, **kwargs)
             return any_copy(tensor, args, kwargs)
 
         def any_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,14 +165,14 @@ class TransferWatch:
         return timed
 
     def _noted(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self._recorder
+        recorder, methods = self._recorder, self.methods
         is_overridden = torch.overrides.has_torch_function_unary
 
         @functools.wraps(original)
         def noted(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            if recorder.device is not None and recorder.activity is IN_STEP:
+            if recorder.device is not None and recorder.activity is IN_STEP and methods.loops:
                 device = recorder.device
                 if device is not None and not tensor.is_cpu and recorder.thread == get_ident():
                     begin = recorder.clock()

@@ -7,16 +7,27 @@ from collections.abc import Callable
 
 from gpuwatch.report import Report
 
+_EARLY_NS = 60_000_000_000
+"""Age of a run from which on one line is printed in a first pass that has not ended."""
+
 
 class VerdictPrinter:
     """Prints one run's verdicts; what fails is told to `failed` and goes no further."""
 
-    def __init__(self, report: Callable[[], Report], quiet: bool, failed: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self,
+        report: Callable[[], Report],
+        quiet: bool,
+        failed: Callable[[str, BaseException], None],
+        start_ns: int = 0,
+    ) -> None:
         self._report = report
         self._quiet = quiet
         self._failed = failed
         self._last = (0, 0.0)
         """Steps and seconds of the verdict that was printed last."""
+        self._early_ns = start_ns + _EARLY_NS
+        self._early_done = False
 
     @property
     def printed(self) -> bool:
@@ -40,24 +51,19 @@ class VerdictPrinter:
         if not self._quiet:
             self._guarded(say)
 
-    def print_early(self) -> bool:
-        """Print one line after the first minute of a long first pass; return whether it was said, or is needless now.
+    def print_early(self, now_ns: int) -> None:
+        """Print one line after the first minute of a long first pass. Called on each sampled fetch of the training thread."""
+        if now_ns < self._early_ns or self._early_done:
+            return
+        self._early_done = True
+        if not self._quiet and not self.printed:
+            self._guarded(self._say_early)
 
-        Called by the background thread, which must live on.
-        """
-        if self._quiet or self.printed:
-            return True
-        said = True
-
-        def say() -> None:
-            nonlocal said
-            report = self._report()
-            said = bool(report.steps)
-            if said:
-                print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
-
-        self._guarded(say)
-        return said
+    def _say_early(self) -> None:
+        report = self._report()
+        self._early_done = bool(report.steps)
+        if report.steps:
+            print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
 
     def _say(self, report: Report) -> None:
         if report.steps:

@@ -188,7 +188,8 @@ def test_quiet_prints_nothing(
     monkeypatch.setenv("GPUWATCH_QUIET", "1" if how == "environment" else "0")
     watch = fake_watch(clock, monkeypatch, quiet=True if how == "option" else None)
     loop(watch, clock)
-    assert watch._verdicts.print_early() is True
+    clock.sleep_ms(61_000)
+    loop(watch, clock)
     watch.close()
     assert capsys.readouterr() == ("", "")
 
@@ -197,16 +198,32 @@ def test_one_line_is_said_early_in_a_long_first_pass_once_there_are_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
-    assert watch._verdicts.print_early() is False, "asked again while there is nothing to tell"
-    for _ in watch.steps(range(10)):
-        clock.sleep_ms(7)
-    capsys.readouterr()
-    assert watch._verdicts.print_early() is True and capsys.readouterr().err == "", (
-        "the whole verdict was printed before"
-    )
-    watch._verdicts._last = (0, 0.0)
-    assert watch._verdicts.print_early() is True
-    assert capsys.readouterr().err == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
+    watch._verdicts._early_ns = clock() + 60_000 * MS
+    printed_at_s, begin_ns = [], clock()
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+        if printed := capsys.readouterr().err:
+            assert printed == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
+            printed_at_s.append((clock() - begin_ns) / 1e9)
+    assert len(printed_at_s) == 1 and 60 < printed_at_s[0] < 70
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+    assert capsys.readouterr().err == ""
+    watch.close()
+
+
+def test_what_is_printed_early_is_printed_by_the_training_thread_and_only_before_the_verdict(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    watch._verdicts._early_ns = clock() + 60_000 * MS
+    loop(watch, clock)
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+        turn(watch)
+    assert capsys.readouterr().err == ""
     watch.close()
 
 
@@ -221,7 +238,6 @@ def test_a_stderr_that_is_gone_harms_nobody(
     monkeypatch.setattr("builtins.print", broken)
     loop(watch, clock)
     loop(watch, clock)
-    assert watch._verdicts.print_early() is True
     watch.close()
     assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [
         "gpuwatch: printing the verdict"
@@ -284,16 +300,14 @@ def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
     publisher = watch._publisher
 
     def tell(hello: bool, bye: bool = False) -> None:
-        clock.sleep_ms(1)
-        if clock() > 2_000_000 * MS:
-            publisher._stop.set()
+        publisher._stopping = next(turns) >= 5
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(publisher, "_tell", tell)
     monkeypatch.setattr("gpuwatch.publisher.INTERVAL_S", 0)
     turns = itertools.count()
-    monkeypatch.setattr(publisher._stop, "wait", lambda _: next(turns) > 5)
     publisher._run()
+    assert next(turns) == 6
     loop(watch, clock)
     assert watch.report().steps == 3
     assert [r.getMessage() for r in caplog.records if "telling the agent failed" in r.getMessage()] == [
@@ -337,9 +351,9 @@ def test_a_loop_that_is_collected_during_a_report_does_not_lock_up(
     accounts = watch._publisher.accounts
     window = accounts.window
 
-    def collecting(now_ns: int) -> Any:
+    def collecting(now_ns: int, settled: bool) -> Any:
         gc.collect()
-        return window(now_ns)
+        return window(now_ns, settled)
 
     monkeypatch.setattr(accounts, "window", collecting)
     assert sum(watch.report().states.values()) == pytest.approx(0.007)

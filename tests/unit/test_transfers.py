@@ -5,12 +5,18 @@ The "device" here is torch's `meta`: a copy to it is a real `.to` from the CPU t
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from gpuwatch import this_process
 from gpuwatch.hook import Watch
+from gpuwatch.testing import FakeDevice
+from gpuwatch.transfers import READS
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
@@ -87,6 +93,9 @@ def test_the_original_is_back_after_every_way_out(clock: Clock, monkeypatch: pyt
             assert not is_original()
         assert not is_original()
     assert is_original()
+    for _ in watch.steps(batches(2)):
+        pass
+    assert not is_original(), "a fifth pass: from now on it stays, so that the class does not change with every pass"
     kept = iter(watch.steps(batches(2)))
     next(kept)
     watch.close()
@@ -154,4 +163,95 @@ def test_compiled_code_is_not_broken_into_graphs(clock: Clock, monkeypatch: pyte
         explained = torch._dynamo.explain(forward)(batch)
         counted += explained.graph_break_count
     assert counted == 0
+    watch.close()
+
+
+# How often the class changes ------------------------------------------------------------------------------------------
+# Python >= 3.13 gives a class 1,000 versions, one for each change after a look-up, and caches none of its attributes any more after that.
+
+
+@contextmanager
+def counted_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Give the names of the attributes of torch.Tensor that gpuwatch sets or deletes, one row for each change."""
+    changes: list[str] = []
+
+    def setting(owner: Any, name: str, value: Any) -> None:
+        changes.extend([name] * (owner is torch.Tensor))
+        setattr(owner, name, value)
+
+    def deleting(owner: Any, name: str) -> None:
+        changes.extend([name] * (owner is torch.Tensor))
+        delattr(owner, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuwatch.tensor_methods.setattr", setting, raising=False)
+        patch.setattr("gpuwatch.tensor_methods.delattr", deleting, raising=False)
+        yield changes
+
+
+def test_the_class_changes_a_bounded_number_of_times_however_many_passes(
+    clock: Clock, slow_copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = fake_watch(clock, monkeypatch)
+    with counted_changes(monkeypatch) as changes:
+        for _ in range(300):
+            for batch in watch.steps(batches(2)):
+                batch.to("meta")
+        assert 2 <= len(changes) <= 32
+        watch.close()
+        assert len(changes) <= 34
+    assert watch.report().states["transfer"] == pytest.approx(300 * 2 * 0.003), "each copy of each pass is timed"
+
+
+def test_with_a_device_too(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = fake_watch(clock, monkeypatch)
+    device = FakeDevice(clock)
+    with counted_changes(monkeypatch) as changes:
+        for _ in watch.steps(batches(2)):
+            assert not set(READS) & set(vars(torch.Tensor)), "nothing reads from a device where there is none"
+        watch._taps.attach(device)
+        for _ in range(300):
+            for _ in watch.steps(batches(2)):
+                assert set(READS) <= set(vars(torch.Tensor))
+        watch.close()
+        assert len(changes) <= 80
+    assert not {"to", "cuda", *READS} & set(vars(torch.Tensor))
+
+
+def test_runs_one_after_another_leave_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = fake_watch(clock, monkeypatch), fake_watch(clock, monkeypatch)
+    for _ in range(6):
+        for _ in first.steps(batches(1)):
+            for _ in second.steps(batches(1)):
+                pass
+    assert "to" in vars(torch.Tensor)
+    first.close()
+    assert "to" in vars(torch.Tensor)
+    second.close()
+    assert "to" not in vars(torch.Tensor) and "cuda" not in vars(torch.Tensor)
+
+
+def test_between_two_passes_nothing_is_timed(clock: Clock, slow_copies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = fake_watch(clock, monkeypatch)
+    for _ in range(6):
+        for _ in watch.steps(batches(1)):
+            pass
+    with watch.step():
+        assert "to" in vars(torch.Tensor) and torch.Tensor.to is not torch._C.TensorBase.to
+        assert torch.ones(2).to("meta").device.type == "meta"
+    assert transferred_ms(watch) == 0
+    watch.close()
+
+
+def test_a_forked_child_has_torch_s_own_methods(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = fake_watch(clock, monkeypatch)
+    watch._taps.attach(FakeDevice(clock))
+    monkeypatch.setattr(this_process, "open_watches", [watch])
+    for _ in watch.steps(batches(1)):
+        assert {"to", "cuda", *READS} <= set(vars(torch.Tensor))
+        child = os.fork()
+        if not child:
+            os._exit(len({"to", "cuda", *READS} & set(vars(torch.Tensor))))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert {"to", "cuda", *READS} <= set(vars(torch.Tensor)), "the parent's stay"
     watch.close()

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook import Watch
+from gpuwatch.tensor_methods import COMPILED_AROUND
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
+from tests.unit.test_transfers import counted_changes
 
 torch = pytest.importorskip("torch")
 dynamo = pytest.importorskip("torch._dynamo")
@@ -176,6 +178,39 @@ def test_a_watch_that_is_closed_leaves_nothing_with_dynamo(monkeypatch: pytest.M
     watch = fake_watch(Clock(), monkeypatch)
     for _ in watch.steps([1, 2]):
         assert len(handler.start_callbacks) == callbacks[0] + 1
+        dynamo.reset()
+        assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (1, 1), "ours stay"
     watch.close()
+    callbacks = (0, 0)
+    assert "clear" not in vars(handler)
     assert (len(handler.start_callbacks), len(handler.end_callbacks)) == callbacks
     assert sys.meta_path == finders
+
+
+def test_without_a_compilation_nothing_changes_in_a_loop(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    compiled(torch.ones(3))
+    for batch in watch.steps([torch.ones(3)] * 2):
+        compiled(batch)
+    with counted_changes(monkeypatch) as changes:
+        loop = iter(watch.steps([torch.ones(3)] * 50))
+        next(loop)
+        begun = len(changes)
+        for batch in loop:
+            compiled(batch)
+            assert len(changes) == begun or batch is None
+
+
+def test_many_compilations_change_the_class_a_bounded_number_of_times(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted_changes(monkeypatch) as changes:
+        for _ in watch.steps([1]):
+            for _ in range(300):
+                watch._taps._compiling._begins(None)
+                assert "to" not in torch.Tensor.__dict__
+                watch._taps._compiling._ends(None)
+            assert "to" not in torch.Tensor.__dict__
+        assert len(changes) == 2 * 2 * (COMPILED_AROUND + 1)
+        for _ in watch.steps([1]):
+            assert "to" in torch.Tensor.__dict__, "the next pass has it again"
