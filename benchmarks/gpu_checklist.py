@@ -77,7 +77,10 @@ def print_accuracy(device: str, seconds: float) -> int:
             row = accuracy.in_a_process(scenario.name, accuracy.DEVICE, seconds, device)
         except (RuntimeError, subprocess.SubprocessError) as error:
             over += 1
-            print(f"| {scenario.name} | {scenario.injected} | | **failed**: {str(error).splitlines()[0]} | | |", flush=True)
+            print(
+                f"| {scenario.name} | {scenario.injected} | | **failed**: {str(error).splitlines()[0]} | | |",
+                flush=True,
+            )
             continue
         over += not row.holds
         print(accuracy.line(row), flush=True)
@@ -144,7 +147,9 @@ def print_step(device: str) -> None:
             report = watch.report()
         own_us = None if report.hook_s is None or not report.steps else report.hook_s / report.steps * 1e6
         rounds.append((bare_us, watched_us, own_us))
-    print("\n| bare step, us | watched, us | added, us | the hook by its own account, us a step |\n|---:|---:|---:|---:|")
+    print(
+        "\n| bare step, us | watched, us | added, us | the hook by its own account, us a step |\n|---:|---:|---:|---:|"
+    )
     for bare_us, watched_us, own_us in rounds:
         own = "not measured" if own_us is None else f"{own_us:.1f}"
         print(f"| {bare_us:.0f} | {watched_us:.0f} | {watched_us - bare_us:+.0f} | {own} |")

@@ -19,6 +19,7 @@ import msgspec
 
 from gpuwatch.entries import IN_STEP, TRANSFERRING
 from gpuwatch.evidence import HostWatcher
+from gpuwatch.jax_timeline import asynchronous_framework
 from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.own_gpu import OwnGpu
 from gpuwatch.recorder import Recorder
@@ -320,6 +321,6 @@ def _states_s(step: StepRecord | None) -> dict[str, float]:
 
 
 def device() -> str:
-    """Return what the training works on as far as torch has been set up: "cuda", "xpu" …, else "cpu"."""
+    """Return what the training works on as far as it has been set up: "cuda", "xpu" … of torch, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
     torch = sys.modules.get("torch")
-    return (device_in_use(torch) if torch is not None else None) or "cpu"
+    return (device_in_use(torch) if torch is not None else None) or asynchronous_framework() or "cpu"

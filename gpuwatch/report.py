@@ -95,7 +95,9 @@ def make_report(
         hook_s=hook_s,
         verdict=give_verdict(window, findings),
         findings=tuple(findings),
-        cost=cost_of(window.states_s, [price[0]], price[1]) if price and window.device == "cuda" else None,
+        cost=cost_of(window.states_s, [price[0]], price[1])
+        if price and window.device in ("cuda", "jax:cuda")
+        else None,
     )
 
 

@@ -1,14 +1,16 @@
-"""What is tapped in torch while a training is watched: device events, copies, compilations. All of it is taken back."""
+"""What is tapped in torch and JAX while a training is watched: the device's times, copies, compilations. All of it is taken back."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.communication import CommunicationWatch
 from gpuwatch.compiling import CompileWatch
 from gpuwatch.device import DeviceTimeline, Events
+from gpuwatch.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
 from gpuwatch.recorder import Recorder
 from gpuwatch.torch_events import torch_events
 from gpuwatch.transfers import READS, TransferWatch
@@ -26,6 +28,8 @@ class Taps:
         self._transfers = TransferWatch(recorder).methods if transfers else None
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
+        self._torch_hook: Any | None = None
+        """Notes torch's steps where another framework computes too."""
         self.communication = CommunicationWatch(recorder)
         self._accelerate: Patches | None = None
 
@@ -58,25 +62,29 @@ class Taps:
 
         One that the training has left for another device or stream is left too.
         """
-        torch, home = sys.modules.get("torch"), self._recorder.home
-        if (
-            (home is None or home.is_astray)
-            and self._device_events
-            and torch is not None
-            and not self._recorder.device_failed
-        ):
-            events = torch_events(torch)
-            if events is not None:
-                self.attach(events)
+        recorder, torch = self._recorder, sys.modules.get("torch")
+        home, framework = recorder.home, asynchronous_framework()
+        if framework is not None and self._torch_hook is None:
+            self._torch_hook = _after_each_optimizer_step(torch_steps.note)
+        if not self._device_events or recorder.device_failed or not (home is None or home.is_astray):
+            return
+        # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
+        is_used = torch is not None and (framework is None or torch.cuda.memory_allocated() > 0 or torch_steps.seen)
+        events = torch_events(torch) if is_used else None
+        if events is not None:
+            self.attach(events)
+        elif home is not None and torch_steps.seen:
+            recorder.release_device(recorder.clock())
+        elif home is None and (timeline := jax_timeline(recorder.clock)) is not None:
+            recorder.adopt_device(timeline)
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
         self._recorder.adopt_device(DeviceTimeline(events))
         if self._transfers is not None:
             self._transfers.also(READS)
-        optimizer = sys.modules.get("torch.optim.optimizer")
-        if optimizer is not None and self._optimizer_hook is None:
-            self._optimizer_hook = optimizer.register_optimizer_step_post_hook(self._recorder.launched)
+        if self._optimizer_hook is None:
+            self._optimizer_hook = _after_each_optimizer_step(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Take every tap back. The device is asked a last time in the training thread only."""
@@ -90,11 +98,18 @@ class Taps:
             self._transfers.remove_all()
         self._compiling.remove()
         self.communication.remove()
-        hook, self._optimizer_hook = self._optimizer_hook, None
-        if hook is not None:
-            hook.remove()
+        hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
+        for hook in hooks:
+            if hook is not None:
+                hook.remove()
 
     def _leave_accelerate(self) -> None:
         patches, self._accelerate = self._accelerate, None
         if patches is not None:
             patches.restore()
+
+
+def _after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
+    """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    return None if optimizer is None else optimizer.register_optimizer_step_post_hook(call)

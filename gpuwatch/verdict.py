@@ -62,10 +62,17 @@ def give_verdict(window: Window, findings: Sequence[Finding] = ()) -> Verdict:
         return Verdict("compute", share, text + _without_first(window))
     ratio, state = max(losses)
     name, _, sentence = _SENTENCES[state]
+    if state == INPUT_WAIT and window.waits_hidden_in is not None:
+        return Verdict("unknown", ratio, _hidden_sentence(window.waits_hidden_in, ratio))
     text = sentence.format(percent(ratio)) + _without_first(window)
     if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
         text += " (by the host's clock: what the device had queued may hide a part)"
     return Verdict(name, ratio, text)
+
+
+def _hidden_sentence(framework: str, ratio: float) -> str:
+    waited = f"by the host's clock the loop waited {percent(ratio)} of the time for data"
+    return f"{waited}; {framework} runs asynchronously, and what of it the device felt was not measured"
 
 
 def _host_bound_sentence(window: Window, share: float) -> str:

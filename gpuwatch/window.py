@@ -15,6 +15,9 @@ from gpuwatch.input_wait import InputWait, steady_input_wait
 from gpuwatch.ledger import INPUT_WAIT, shares
 from gpuwatch.wire import Loader, WorkerDeath
 
+ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
+"""Frameworks that return from a computation before the device has run it, by the first word of `Window.device`."""
+
 
 @dataclass(frozen=True)
 class StepColumns:
@@ -145,6 +148,7 @@ class Window:
     unverified_ratio: float = 0.0
     """Share of the steps in which work on another device or stream was seen, so that their input wait is not certain."""
     device: str = "cpu"
+    """"cpu", "cuda" … of torch; "jax:cuda", "jax:cpu" …; "tensorflow", where its device is not the CPU alone."""
     steps: StepColumns = StepColumns()
     drained_ratio: float | None = None
     """Share of steps at whose end the device had nothing left to do; None where its timeline measured none."""
@@ -189,10 +193,20 @@ class Window:
         """Return the share of the window's booked time that these states took together, 0–1; without an odd first step."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
+    @property
+    def waits_hidden_in(self) -> str | None:
+        """The framework whose queue may hide any part of the waits, as only the host's clock measured them; None where they are known.
+
+        Of torch on a device that is not measured the waits count as felt, with a word of warning.
+        """
+        return None if self.timeline == "device" else ASYNCHRONOUS.get(self.device.partition(":")[0])
+
     @cached_property
     def input_wait(self) -> InputWait | None:
-        """What the wait for input costs, worked out once for all rules; None when it is not worth a change."""
+        """What the wait for input costs, worked out once for all rules; None when it is not worth a change, or not known."""
         steps = self.steps
+        if self.waits_hidden_in is not None:
+            return None
         rests = [copy + compute for copy, compute in zip(steps.transfer_s, steps.compute_s, strict=True)]
         share = self.share(INPUT_WAIT)
         return steady_input_wait(share, steps.data_wait_s, rests, steps.epoch_start, steps.hidden_wait_s)

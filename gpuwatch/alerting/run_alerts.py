@@ -12,11 +12,14 @@ RUN_ALERTS: tuple[AlertRule, ...] = (
         name="GpuStarved",
         severity="warning",
         # Name and owner are labels here, not queries of the texts: a storage that is slow for all makes an alert for every rank.
+        # Of a framework that queues its work, waits by the host's clock say nothing of the device.
         expr="""\
 (
   run_rank_state:gpuwatch_run_training_seconds:share<starved_window_s>{state="input_wait"} > <starved_ratio>
   and ignoring (state)
   run_rank:gpuwatch_run_training_seconds:increase<starved_window_s> >= <starved_min_training_seconds>
+  unless on (job, instance, run, rank)
+  gpuwatch_run_info{timeline="host", device=~"(jax|tensorflow).*"}
 )
 * on (job, instance, run, rank) group_left (name, user, job_id)
 (

@@ -19,7 +19,7 @@ def burst_every_n(window: Window) -> Finding | None:
     """Found when the wait for data repeats every `num_workers` steps, and nearly all of it is in one step of each such round."""
     loader, share = window.loader, window.share(INPUT_WAIT)
     count = loader.num_workers if loader is not None else None
-    if loader is None or count is None or count < 2 or share < THRESHOLDS.input_share:
+    if loader is None or count is None or count < 2 or share < THRESHOLDS.input_share or window.waits_hidden_in:
         return None
     waits = longest_pass(window)
     if len(waits) < max(4 * count, THRESHOLDS.min_steps):

@@ -15,7 +15,7 @@ def epoch_start_pause(window: Window) -> Finding | None:
     steps = window.steps
     firsts = [wait for wait, first in zip(steps.data_wait_s, steps.epoch_start, strict=True) if first]
     later = [wait for wait, first in zip(steps.data_wait_s, steps.epoch_start, strict=True) if not first]
-    if len(firsts) < 2 or len(later) < THRESHOLDS.min_steps:
+    if len(firsts) < 2 or len(later) < THRESHOLDS.min_steps or window.waits_hidden_in:
         return None
     usual = median(later)
     pause = median(firsts)

@@ -37,7 +37,12 @@ def straggler(window: Window) -> Finding | None:
     """
     late = next((rank for rank in window.ranks if rank.rank == window.rank), None)
     others = [rank for rank in window.ranks if rank.rank != window.rank]
-    if late is None or not others or min(rank.steps for rank in window.ranks) < THRESHOLDS.min_steps:
+    if (
+        window.waits_hidden_in
+        or late is None
+        or not others
+        or min(rank.steps for rank in window.ranks) < THRESHOLDS.min_steps
+    ):
         return None
     measured = all(rank.comm_wait_s is not None for rank in window.ranks)
     own = {rank.rank: _own_s(rank, measured) for rank in window.ranks}

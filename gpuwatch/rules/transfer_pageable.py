@@ -13,7 +13,7 @@ def transfer_pageable(window: Window) -> Finding | None:
     """Found when copies take a large share and the loader is known not to pin its batches."""
     share = window.share(TRANSFER)
     steps = window.steps
-    if share < THRESHOLDS.transfer_share or len(steps) < THRESHOLDS.min_steps:
+    if share < THRESHOLDS.transfer_share or len(steps) < THRESHOLDS.min_steps or window.waits_hidden_in:
         return None
     if window.loader is None or window.loader.pin_memory is not False:
         return None
