@@ -22,6 +22,7 @@ from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
 from gpuwatch.transport import Sender, ZmqSender
+from gpuwatch.undisturbed import pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +269,7 @@ class Publisher:
 
     def _failed(self, doing: str, error: BaseException) -> None:
         """Something that the ledger can do without has failed: training and the ledger go on."""
+        pass_on(error)
         self.accounts.failures += 1
         self._warn(doing, "gpuwatch: %s failed; what it would have told is missing: %r", doing, error)
 
