@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpuwatch.undisturbed import raised_by_signal_handler
+from gpuwatch.undisturbed import pass_on
 
 RING = 256
 """Pieces that the device has not finished, at most. Where there are more, all of them are left to the host's clock, counted."""
@@ -41,6 +41,8 @@ _FIRST_DETAILED = 16
 _CLOCKS_AGREE_NS = 100_000
 RELIED_ON_NS = 2_000_000_000
 """For so long after the two clocks met, the host's serves to tell when the device was reached."""
+_MOST_COPIES = 64
+"""Runs of copies that one piece measures at most, on its own stream and on others; what comes after them counts as other work."""
 _DRIFT = 20_000
 """Two clocks may drift apart by one part in so many."""
 
@@ -178,6 +180,7 @@ class DeviceTimeline:
         "_begun_elsewhere",
         "_chained",
         "_copied",
+        "_copy",
         "_ended",
         "_events",
         "_foreign_seen",
@@ -213,6 +216,8 @@ class DeviceTimeline:
         self._is_reached = False
         """Whether the device is known to have reached that."""
         self._pending: deque[Piece] = deque()
+        self._copy: tuple[Piece | None, Any] | None = None
+        """The outermost open copy: its piece and begin, no piece where it is on another stream, no begin where it goes on with the batch."""
         self._aside_copies: list[tuple[Any, Any]] = []
         """Copies on other streams that no batch has followed yet."""
         self.error: Exception | None = None
@@ -249,7 +254,7 @@ class DeviceTimeline:
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
         try:
-            self._open = self._last = None
+            self._open = self._last = self._copy = None
             self._is_reached = self._chained = False
             self._started_ns = at_ns
             self._aside_copies = []
@@ -291,10 +296,9 @@ class DeviceTimeline:
         piece = Piece(at_ns, self._is_detailed(at_ns))
         last, self._last = self._last, None
         piece.chained, piece.started_ns = self._chained, self._started_ns
-        if last is not None and not (self._is_reached or events.ready(last)):
-            piece.follows = True
-        else:
-            self._is_reached = True  # and so were all before it
+        if last is not None:
+            self._is_reached = self._is_reached or events.ready(last)  # and so were all before it
+            piece.follows = not self._is_reached
         if piece.follows and not self._aside_copies:  # what comes is queued behind it: one event serves two purposes
             piece.batch = last
         else:
@@ -341,39 +345,50 @@ class DeviceTimeline:
         if self.error is not None:
             return None
         piece, events = self._open, self._events
-        if piece is None or piece.detailed or self._aside_copies:
+        around = self._copy
+        may_be_aside = (piece is None or piece.detailed or self._aside_copies) and len(
+            self._aside_copies
+        ) < _MOST_COPIES
+        if may_be_aside and (around is None or around[0] is not None):
             aside = events.record_aside()
             if aside is not None:
-                return (aside,)
-        if piece is None:
+                token = (None, aside)
+                self._copy = around or token
+                return token
+        if piece is None or around is not None:
             return None
         piece.copied = True
         if not (piece.detailed or (in_fetch and not piece.copies)) or not events.usable():
             return None
         if in_fetch and not piece.copies:
-            return self._move_batch(piece, at_ns)
-        if not follows:
-            return events.record(None)
-        return piece.copies[-1][1] if piece.copies else piece.batch
+            self._move_batch(piece, at_ns)
+            follows = True
+        if not follows and len(piece.copies) >= _MOST_COPIES:
+            return None
+        self._copy = piece, None if follows else events.record(None)
+        return self._copy
 
-    def copy_ends(self, begin: Any | None) -> None:
-        """The copy has been launched."""
-        if begin is None or self.error is not None:
+    def copy_ends(self, token: Any | None) -> None:
+        """The copy has been launched. One that began in a piece which has ended meanwhile is not measured."""
+        if token is None or self.error is not None:
             return
+        piece, begin = token
+        if self._copy is token:
+            self._copy = None
         try:
-            piece, events = self._open, self._events
-            if isinstance(begin, tuple):
+            events = self._events
+            if piece is None:
                 end = events.record_aside()
                 if end is None:
                     events.foreign += 1  # the stream was changed in between
                 else:
-                    self._aside_copies.append((begin[0], end))
-            elif piece is None or not events.usable():
+                    self._aside_copies.append((begin, end))
+            elif self._open is None or piece is not self._open or not events.usable():
                 return
-            elif piece.copies and piece.copies[-1][1] is begin:
-                events.record(begin)  # the run of copies goes on: its end moves
+            elif begin is None and piece.copies:
+                events.record(piece.copies[-1][1])  # the run of copies goes on: its end moves
             else:
-                piece.copies = [*piece.copies, (begin, events.record(None))]
+                piece.copies = [*piece.copies, (piece.batch if begin is None else begin, events.record(None))]
         except Exception as error:
             self._break(error)
 
@@ -419,6 +434,7 @@ class DeviceTimeline:
             else:
                 self.given_up += 1
                 self._last = piece = None
+        self._copy = None
         self._ended += 1
         self.attention = (
             self._ended >= HARVESTED_AFTER
@@ -514,7 +530,11 @@ class DeviceTimeline:
             piece.is_lost = piece.times is None
             self.given_up += piece.is_lost
             pending.popleft()
-            self._release(piece)
+            if self.error is None:
+                try:
+                    self._release(piece)
+                except Exception as error:
+                    self._break(error)
         self._open = self._last = None
         self._reached_ns = None
 
@@ -525,8 +545,7 @@ class DeviceTimeline:
     def _break(self, error: Exception) -> None:
         """End this timeline by an error of an event call."""
         self._open = self._last = None
-        if raised_by_signal_handler(error):
-            raise error
+        pass_on(error)
         self.error = self.error or error
         self.attention = True
 
@@ -536,6 +555,7 @@ class DeviceTimeline:
         """Set the piece's times, and give its events back."""
         elapsed = self._events.elapsed_ns
         before_ns, reached_ns, gap_ns = self._batch(piece)
+        reached_ns = min(reached_ns, max(observed_ns, piece.end_ns))  # whatever the device's clock says
         aside_ns, felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides else (0, 0)
         if gap_ns is not None:
             gap_ns = max(0, gap_ns - felt_ns)
@@ -546,6 +566,7 @@ class DeviceTimeline:
                 self._run_ns = reached_ns
             total_ns = max(0, self._run_ns + piece.in_run_ns[1] - reached_ns)
         end_ns = max(min(reached_ns + total_ns, observed_ns), piece.end_ns)
+        total_ns = min(total_ns, end_ns - reached_ns)
         late_ns = 0
         if piece.copies:
             copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
@@ -637,7 +658,10 @@ class DeviceTimeline:
             launch_ns, known = max(piece.launch_ns, reached_ns + int(self._to_launch_ns)), lag_ns > 0
         if pause_ns <= SHORT_PAUSE_NS:
             return 0, lag_ns if known else None
-        idle_ns = piece.end_ns - launch_ns - piece.paused_ns - late_ns
+        late_ns = max(0, late_ns - (end_ns - piece.end_ns))  # the rest ran after the host's end
+        # While a result is waited for, the device catches up.
+        busy_ns = max(launch_ns - piece.launch_ns + late_ns, piece.paused_ns)
+        idle_ns = piece.end_ns - piece.launch_ns - busy_ns
         return max(0, idle_ns), lag_ns if known else None
 
     def _release(self, piece: Piece) -> None:

@@ -50,23 +50,23 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Measured:
-    """Sums over the pieces that were measured, the last ones weighing most: what those left out are estimated by."""
+    """Sums over the steps that were measured, the last ones weighing most: what those left out are estimated by."""
 
     def __init__(self) -> None:
-        self.pieces = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
+        self.steps = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
         self._lags_ns = (0, 0)
         """The longest lag among the older pieces, and among the later ones."""
 
-    def add(self, exposed: Exposed, lag_ns: int) -> None:
-        if self.pieces >= _REMEMBERED:  # forget the older half
-            for name in ("pieces", "work_ns", "transfer_ns", "host_ns", "drained", "read_back"):
+    def add(self, exposed: Exposed, lag_ns: int, ends_step: bool) -> None:
+        if self.steps >= _REMEMBERED:  # forget the older half
+            for name in ("steps", "work_ns", "transfer_ns", "host_ns", "drained", "read_back"):
                 setattr(self, name, getattr(self, name) // 2)
             self._lags_ns = (self._lags_ns[1], 0)
-        self.pieces += 1
+        self.steps += ends_step
         self.work_ns += exposed.transfer_ns + exposed.compute_ns
         self.transfer_ns += exposed.transfer_ns
         self.host_ns += exposed.host_wait_ns or 0
-        self.drained += exposed.drained
+        self.drained += exposed.drained and ends_step
         self.read_back += exposed.read_back
         self._lags_ns = (self._lags_ns[0], max(self._lags_ns[1], lag_ns))
 
@@ -94,7 +94,9 @@ class DeviceBooking:
         self._launch_seen = False
         self._running = running
 
-    def book(self, begin_ns: int, end_ns: int, data_ns: int, between: str, times: DeviceTimes) -> Exposed:
+    def book(
+        self, begin_ns: int, end_ns: int, data_ns: int, between: str, times: DeviceTimes, ends_step: bool = True
+    ) -> Exposed:
         """Book one piece: the host's begin, end and data wait, and the device's times for it.
 
         `between` is the state of time before `begin_ns` that nothing has claimed.
@@ -119,9 +121,13 @@ class DeviceBooking:
             if self._launch_seen and gap_ns > input_wait:
                 host_wait_ns = (host_wait_ns or 0) + gap_ns - input_wait
         ledger.book(COMPUTE, reached_ns)
-        ledger.book(TRANSFER, min(reached_ns + times.transfer_ns - times.aside_ns, done_ns))
+        copied_ns = min(reached_ns + times.transfer_ns - times.aside_ns, done_ns)
+        pause_ns = max(reached_ns, end_ns - (times.host_wait_ns or 0))
+        late_ns = max(0, copied_ns - pause_ns) if times.host_wait_ns else 0  # copied when the host's pause was over
+        ledger.book(TRANSFER, copied_ns - late_ns)
         ledger.book(COMPUTE, end_ns - (times.host_wait_ns or 0))
         ledger.book(HOST_WAIT, end_ns if times.host_wait_ns else 0)
+        ledger.book(TRANSFER, min(end_ns + late_ns, done_ns))
         ledger.book(COMPUTE, max(done_ns, end_ns))
         self._end_ns = max(done_ns, end_ns)
         self._launch_seen = times.host_wait_ns is not None
@@ -136,7 +142,7 @@ class DeviceBooking:
             self._kept_up,
             times.read_back,
         )
-        self._measured.add(exposed, self._end_ns - end_ns)
+        self._measured.add(exposed, self._end_ns - end_ns, ends_step)
         return exposed
 
     def estimate(self, begin_ns: int, end_ns: int, data_ns: int, between: str) -> Exposed:
@@ -146,9 +152,9 @@ class DeviceBooking:
         self._running = COMPUTE
         measured, batch_ns = self._measured, begin_ns + data_ns
         input_ns = self._felt(batch_ns, data_ns)
-        pieces = max(1, measured.pieces)
-        host_ns = min(measured.host_ns // pieces, end_ns - batch_ns)
-        work_ns = measured.work_ns // pieces
+        steps = max(1, measured.steps)
+        host_ns = min(measured.host_ns // steps, end_ns - batch_ns)
+        work_ns = measured.work_ns // steps
         busy_ns = end_ns - begin_ns - input_ns - host_ns
         transfer_ns = busy_ns * measured.transfer_ns // measured.work_ns if measured.work_ns else 0
         done_ns = max(self._end_ns, batch_ns) + work_ns + host_ns
@@ -158,9 +164,9 @@ class DeviceBooking:
             host_ns,
             transfer_ns,
             busy_ns - transfer_ns,
-            2 * measured.drained > measured.pieces,
+            2 * measured.drained > measured.steps,
             self._kept_up,
-            2 * measured.read_back > measured.pieces,
+            2 * measured.read_back > measured.steps,
             measured=False,
         )
         ledger.book(COMPUTE, batch_ns - input_ns)

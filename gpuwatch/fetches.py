@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwatch.thread_time import ThreadTime
+from gpuwatch.undisturbed import pass_on
 
 
 class FetchEvidence:
@@ -60,7 +61,8 @@ class FetchEvidence:
         def counted() -> Any:
             try:
                 count = look()
-            except Exception:  # a queue that was closed meanwhile, or that cannot tell
+            except Exception as error:  # a queue that was closed meanwhile, or that cannot tell
+                pass_on(error)
                 return fetch()
             self.looked += 1
             if count > 0:

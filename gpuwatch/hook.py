@@ -36,7 +36,7 @@ from gpuwatch.report import Report
 from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
-from gpuwatch.undisturbed import undisturbed
+from gpuwatch.undisturbed import pass_on, undisturbed
 from gpuwatch.verdict_printer import VerdictPrinter
 from gpuwatch.watched_iterator import WatchedIterator
 from gpuwatch.watched_loader import WatchedLoader
@@ -204,12 +204,14 @@ class Watch:
             now = self._recorder.clock()  # the run ends here: what closing takes is not training's
             for loop in list(self._loops):
                 loop.is_open = False
-            if owner not in (None, NOBODY):
-                self._recorder.exit_all(now)
-                self._recorder.end_step(now)
-            self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
-            self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
-            self._publisher.close(now)
+            try:
+                if owner not in (None, NOBODY):
+                    self._recorder.exit_all(now)
+                    self._recorder.end_step(now)
+            finally:  # whatever a signal handler raises
+                self._tap(lambda: self._taps.remove_all(in_training_thread=owner == threading.get_ident()))
+                self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
+                self._publisher.close(now)
             self._verdicts.print_last()
         except Exception as error:
             self._failed("closing", error)
@@ -332,7 +334,8 @@ class Watch:
             self._publisher.start()
 
     def _failed(self, doing: str, error: BaseException) -> None:
-        """Count a failure, and say each kind once."""
+        """Count a failure, and say each kind once. What a signal handler raised meanwhile is the user's."""
+        pass_on(error)
         self._publisher.count_failure()
         if doing not in self._said:
             self._said.add(doing)

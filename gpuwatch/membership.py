@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuwatch.agreement import agreed_run
 from gpuwatch.identity import MAX_NAME, Identity, identify, is_declared
+from gpuwatch.undisturbed import pass_on
 
 _ASKED_AT_MOST = 120
 """Times that a rank of several nodes asks for the run's id, twice a second, before it speaks under its own."""
@@ -80,7 +81,8 @@ class Membership:
             return
         try:
             found = agreed_run(world[0], self._run)
-        except Exception:  # no store, or one that is torn down meanwhile
+        except Exception as error:  # no store, or one that is torn down meanwhile
+            pass_on(error)
             self._agreed = True
             return
         self._agreed = found is not None or self._asked >= _ASKED_AT_MOST
@@ -108,7 +110,8 @@ def _world() -> tuple[int, int] | None:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
         rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
-    except Exception:  # still being imported, or torn down meanwhile
+    except Exception as error:  # still being imported, or torn down meanwhile
+        pass_on(error)
         return None
     return (rank, world_size) if 0 <= rank < world_size else None
 

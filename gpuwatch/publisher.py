@@ -24,7 +24,7 @@ from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
 from gpuwatch.transport import Sender, ZmqSender
-from gpuwatch.undisturbed import raised_by_signal_handler
+from gpuwatch.undisturbed import pass_on, raised_by_signal_handler
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +291,7 @@ class Publisher:
 
     def _failed(self, doing: str, error: BaseException) -> None:
         """Something that the ledger can do without has failed: training and the ledger go on."""
+        pass_on(error)
         self.accounts.failures += 1
         self._warn(doing, "gpuwatch: %s failed; what it would have told is missing: %r", doing, error)
 

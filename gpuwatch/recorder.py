@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gpuwatch.device import DeviceTimeline
 
 
+_AT_ONCE_NS = 20_000
+"""Within this time of a batch a training launches nothing."""
 _METERED = 16
 """Of so many last launches one is metered."""
 
@@ -211,11 +213,14 @@ class Recorder:
         if not self.in_step:
             self.open(LOOSE, at_ns)
         self._credit(at_ns)
+        within, worked_ns = self.copies, at_ns - self.begin_ns - self.data_ns - self.transfer_ns
+        works = self.transfer_ns or worked_ns > _AT_ONCE_NS
+        if part is DATA_WAIT and self.device is not None and works and self.activity is IN_STEP:
+            self._divide(at_ns)  # the device may work on while this is waited for
         self.parts.append(self.activity)
         self.activity = part
-        if part is TRANSFERRING and self.device is not None:
-            follows = at_ns - self.begin_ns - self.data_ns - self.transfer_ns < COPY_FOLLOWS_NS
-            self.copy = self.device.copy_begins(at_ns, follows, in_fetch=DATA_WAIT in self.parts)
+        if part is TRANSFERRING and self.device is not None and not within:
+            self.copy = self.device.copy_begins(at_ns, worked_ns < COPY_FOLLOWS_NS, in_fetch=DATA_WAIT in self.parts)
 
     def end_part(self, at_ns: int) -> None:
         """The innermost part ends; the one around it goes on, so that no time is in two of them."""
@@ -229,11 +234,12 @@ class Recorder:
         ended, self.activity = self.activity, self.parts.pop()
         if not self.in_step:
             return
-        if self.device is not None and self.step_owner is not LOOSE:
+        if self.device is not None:
             if ended is DATA_WAIT:
                 self.device.begin(at_ns)
-            elif ended is TRANSFERRING:
-                self.device.copy_ends(self.copy)
+            elif ended is TRANSFERRING and not self.copies:
+                copy, self.copy = self.copy, None
+                self.device.copy_ends(copy)
         if not self.parts and self.step_owner is LOOSE:
             self.end_step(at_ns)
 
@@ -307,8 +313,20 @@ class Recorder:
         self.epoch_start = False
         self.activity = IN_STEP
         self.in_step = True
-        if self.device is not None and owner is not LOOSE:
+        if self.device is not None:
             self.device.begin(at_ns)
+
+    @property
+    def copies(self) -> bool:
+        """Whether a copy is open, in another part or not: what is copied meanwhile is a part of it."""
+        return self.activity is TRANSFERRING or TRANSFERRING in self.parts
+
+    def _divide(self, at_ns: int) -> None:
+        """Have the open step go on in a second piece, with a wait and times on the device of its own."""
+        owner, samples, epoch_start, parts = self.step_owner, self.samples, self.epoch_start, self.parts
+        self._log_piece(PART, at_ns)
+        self.open(owner, at_ns)
+        self.samples, self.epoch_start, self.parts = samples, epoch_start, parts
 
     def _shut(self) -> None:
         self.in_step = False

@@ -48,6 +48,8 @@ class FakeDevice:
         self._end_ns: int | None = None
         self._side_end_ns = 0
         self.idle_ns = 0
+        self.idle: list[tuple[int, int]] = []
+        """When the stream was empty, as (begin, end) on the clock, up to the last launch."""
         self.busy_ns = 0
         self.events_made = 0
         self.synchronized = 0
@@ -62,7 +64,7 @@ class FakeDevice:
         now = self._clock()
         if self._end_ns is None:
             self._end_ns = now
-        self.idle_ns += max(0, now - self._end_ns)
+        self._was_idle(self._end_ns, now)
         self._end_ns = max(now, self._end_ns) + round(seconds * 1e9)
         self.busy_ns += round(seconds * 1e9)
 
@@ -74,7 +76,7 @@ class FakeDevice:
         """Have this stream wait for what was launched on the other one so far."""
         now = self._clock()
         end_ns = max(now, self._end_ns or 0)
-        self.idle_ns += max(0, max(self._side_end_ns, now) - end_ns) + (end_ns - (self._end_ns or end_ns))
+        self._was_idle(self._end_ns or end_ns, max(self._side_end_ns, end_ns))
         self._end_ns = max(end_ns, self._side_end_ns)
 
     def synchronize(self) -> None:
@@ -126,6 +128,11 @@ class FakeDevice:
 
     def saw(self, device: object) -> None:
         pass
+
+    def _was_idle(self, begin_ns: int, end_ns: int) -> None:
+        if end_ns > begin_ns:
+            self.idle_ns += end_ns - begin_ns
+            self.idle.append((begin_ns, end_ns))
 
     def _new(self) -> FakeEvent:
         self.events_made += 1

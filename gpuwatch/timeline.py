@@ -185,13 +185,17 @@ class Timeline:
         """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
         if not self.is_stalled(now_ns):
             return False
+        for state, until_ns in self.held_tail()[0]:  # steps that have ended: nobody asks the device for them in a stall
+            self.ledger.book(state, until_ns)
         self.ledger.book(STALLED, now_ns)
         return True
 
     def is_stalled(self, now_ns: int) -> bool:
         if not self.counts.steps or self._phase_state is not None or self._held.has_phase:
             return False
-        return now_ns - self.last_progress_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns)
+        held = self.held_tail()[0]
+        last_ns = max(self.last_progress_ns, held[-1][1]) if held else self.last_progress_ns
+        return now_ns - last_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns)
 
     def state_between(self) -> str:
         """Return the state of time in which no step is open."""
@@ -255,7 +259,7 @@ class Timeline:
         elif times is not None or self._resting:
             between = self._between_state
             exposed = (
-                self._on_device.book(begin, end, data, between, times)
+                self._on_device.book(begin, end, data, between, times, kind == STEP)
                 if times is not None
                 else self._on_device.estimate(begin, end, data, between)
             )

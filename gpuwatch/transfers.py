@@ -21,6 +21,7 @@ from typing import Any
 from gpuwatch.entries import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 from gpuwatch.recorder import Recorder
 from gpuwatch.tensor_methods import TensorMethods
+from gpuwatch.undisturbed import pass_on
 
 _COPIES = ("to", "cuda")
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
@@ -73,8 +74,8 @@ class TransferWatch:
                         recorder.device.read_back(recorder.clock() - begin)
                 elif recorder.device is not None and not was_on_cpu:
                     recorder.device.read_back(recorder.clock() - begin)
-        except Exception:  # a subclass with a device of its own making: its copy is not timed
-            pass
+        except Exception as error:  # a subclass with a device of its own making: its copy is not timed
+            pass_on(error)
         return result
 
     def _timed(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,8 +159,8 @@ class TransferWatch:
                     device.read_back(clock() - begin)
                 elif device is not None:
                     device.saw(result.device)
-            except Exception:  # a subclass with a device of its own making: its copy is not timed
-                pass
+            except Exception as error:  # a subclass with a device of its own making: its copy is not timed
+                pass_on(error)
             return result
 
         return timed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 
@@ -34,20 +36,24 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in handlers:
+    while traceback is not None and traceback.tb_next is not None:
+        # Python hands a handler the frame that it interrupts: its caller's. Which handler is set by now says nothing.
+        if any(argument is traceback.tb_frame for argument in _arguments(traceback.tb_next.tb_frame)):
             return True
         traceback = traceback.tb_next
     return False
 
 
-def _code(handler: Any) -> Any:
-    """Return the code that runs when a handler is called; None for one that is not of Python."""
-    while not hasattr(handler, "__code__"):
-        inner = getattr(handler, "func", None) or getattr(handler, "__func__", None)
-        if inner is None:
-            return getattr(vars(type(handler)).get("__call__"), "__code__", None)
-        handler = inner
-    return handler.__code__
+def pass_on(error: BaseException) -> None:
+    """Raise the error again if a signal handler raised it: it is the user's. Otherwise it is gpuwatch's to deal with."""
+    if raised_by_signal_handler(error):
+        raise error
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """Return what a function was called with."""
+    code, given = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    named = [given.get(name) for name in code.co_varnames[:count]]
+    return [*named, *given.get(code.co_varnames[count], ())] if code.co_flags & inspect.CO_VARARGS else named

@@ -18,6 +18,7 @@ from gpuwatch.batches import sample_count, sample_counter
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
+from gpuwatch.undisturbed import pass_on
 from gpuwatch.watched_iterator import WatchedIterator
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Training:
                 self._count = sample_counter(batches[0]) or sample_count
             count_samples(self.watch, *map(self._count, batches))
         except Exception as error:  # a batch of a kind that nobody thought of
+            pass_on(error)
             say_once(f"samples are not counted: {error!r}")
 
     def starting_workers(self) -> AbstractContextManager[None]:
@@ -243,6 +245,7 @@ def _fail_open(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **kwargs)
         except Exception as error:
+            pass_on(error)
             say_once(f"{function.__name__} is left out: {error!r}")
 
     return guarded

@@ -27,7 +27,7 @@ class Clock:
         return self.now_ns
 
     def sleep_ms(self, milliseconds: float) -> None:
-        self.now_ns += int(milliseconds * MS)
+        self.now_ns += round(milliseconds * MS)
 
 
 class BlindWatcher(HostWatcher):

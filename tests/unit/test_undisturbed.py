@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gpuwatch.undisturbed import undisturbed
+from gpuwatch.undisturbed import raised_by_signal_handler, undisturbed
 
 
 def raises(*_: Any) -> None:
@@ -55,3 +57,41 @@ def test_without_a_handler_or_outside_of_the_main_thread_it_is_nothing(handler: 
     with undisturbed():
         seen.append(signal.getsignal(signal.SIGCHLD))
     assert seen == [handler, signal.SIG_DFL]
+
+
+def raised_in(interrupted: Callable[[], object]) -> bool:
+    try:
+        interrupted()
+    except Exception as error:
+        return raised_by_signal_handler(error)
+    raise AssertionError("nothing was raised")
+
+
+def interrupted() -> None:
+    os.kill(os.getpid(), signal.SIGCHLD)
+    time.sleep(1)
+
+
+class Handler:
+    def method(self, _number: int, _frame: object) -> None:
+        raises()
+
+    __call__ = method
+
+
+def gone(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "of_the_user", [raises, Handler(), Handler().method, partial(raises, 1), gone, lambda *what: raises(*what)]
+)
+def test_what_a_handler_raises_is_told_from_a_failure_of_ours(handler: Any, of_the_user: Any) -> None:
+    signal.signal(signal.SIGCHLD, of_the_user)
+    assert raised_in(interrupted)
+
+
+@pytest.mark.parametrize("ours", [raises, lambda: [][0], lambda: int("x")])
+def test_a_failure_of_ours_is_none_of_a_handler_even_where_both_call_the_same(handler: Any, ours: Any) -> None:
+    assert not raised_in(ours)
