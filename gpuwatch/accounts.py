@@ -20,7 +20,7 @@ import msgspec
 from gpuwatch.entries import IN_STEP, TRANSFERRING
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.jax_timeline import asynchronous_framework
-from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
+from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.own_gpu import OwnGpu
 from gpuwatch.recorder import Recorder
 from gpuwatch.records import PhaseRecord, StepRecord
@@ -317,6 +317,8 @@ def _states_s(step: StepRecord | None) -> dict[str, float]:
     else:
         parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
         parts[HOST_WAIT] = exposed.host_wait_ns or 0
+    parts[COMM_WAIT] = step.comm_wait_ns or 0
+    parts[COMPUTE] -= parts[COMM_WAIT]
     return {state: ns / 1e9 for state, ns in parts.items()}
 
 

@@ -2,7 +2,8 @@
 
 A launch returns before the device runs it, so the host's clock alone cannot tell a wait that starves the device from one that
 hides behind queued work. Events on the current stream can. Each piece of a step has two: `batch` when its batch is in hand, `end`
-when the next batch is asked for. Some pieces have more: one after each run of copies, one after the optimizer's last launch.
+when the next batch is asked for. Some pieces have more: one after each run of copies, one after the optimizer's last launch, two around
+each wait for other ranks.
 They are read later with `query()`, in the training thread, never while a graph is captured, and nothing is ever synchronised.
 No device is initialised here: events begin once the user's code has set one up.
 
@@ -35,6 +36,10 @@ DETAILED_NS = 20_000_000
 """Pieces that take longer than this on average are all measured in detail; of shorter ones one in sixteen is."""
 SHORT_PAUSE_NS = 50_000
 """A pause of the host this short is not looked into."""
+WAIT_TIMED_EVERY_NS = 1_500_000
+"""A wait for other ranks is timed as often on average, at most: pieces with more waits for their time are not all timed."""
+_WAITS_A_PIECE = 1024
+"""A piece with more waits than this is estimated."""
 _ASTRAY = 16
 """Pieces in a row that begin on another device or stream before that one is taken for the training's."""
 _FIRST_DETAILED = 16
@@ -99,6 +104,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     """A result was read back from the device meanwhile: the host waited until it was there."""
     aside_ns: int = 0
     """The part of `transfer_ns` before `reached_ns`: the stream had no work, and the batch was still being copied on another."""
+    comm_ns: int | None = None
+    """The part of `compute_ns` in which the stream waited for other ranks; None where that is not measured."""
 
 
 class Piece:
@@ -126,6 +133,9 @@ class Piece:
         "read_back",
         "started_ns",
         "times",
+        "times_waits",
+        "waits",
+        "waits_seen",
     )
 
     def __init__(self, begin_ns: int, detailed: bool) -> None:
@@ -146,6 +156,11 @@ class Piece:
         """Begin and end of each run of copies to the device on the home stream."""
         self.asides: Sequence[tuple[Any, Any]] = ()
         """Begin and end of copies on other streams, launched before the batch was in hand."""
+        self.waits_seen: int | None = None
+        """How often the home stream waited for other ranks; None where that is not watched."""
+        self.times_waits = False
+        self.waits: list[tuple[Any, Any]] = []
+        """Before and after each of these waits; fewer than `waits_seen` where they are not timed."""
         self.launch: Any | None = None
         """After the optimizer's last launch."""
         self.launch_ns = 0
@@ -198,11 +213,15 @@ class DeviceTimeline:
         "_started_ns",
         "_to_launch_ns",
         "_transfer_ns",
+        "_wait_ns",
+        "_waits",
+        "_waits_timed",
         "_works_in_fetch",
         "attention",
         "error",
         "given_up",
         "launches",
+        "watches_ranks",
     )
 
     def __init__(self, events: Events) -> None:
@@ -228,6 +247,10 @@ class DeviceTimeline:
         """Pieces that were left to the host's clock."""
         self.launches = 0
         """How often the optimizer's last launch was noted."""
+        self.watches_ranks = False
+        """The home stream's waits for other ranks are watched, from the next piece on."""
+        self._waits = 0.0
+        """How many of them a piece has on average lately."""
         self._harvested_ns = self._ended = 0
         self._foreign_seen = 0
         self._begun_elsewhere = 0
@@ -250,6 +273,9 @@ class DeviceTimeline:
         """Means of what pieces in detail showed: their copies, and the device's time from the batch to the optimizer's last launch."""
         self._run_ns = 0
         """When the device reached the first batch of the run that is read."""
+        self._waits_timed = 0
+        self._wait_ns = 0.0
+        """The mean of a wait for other ranks, and of how many pieces."""
 
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
@@ -276,9 +302,8 @@ class DeviceTimeline:
     def _begin(self, at_ns: int) -> None:
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_ns:
-            if (
-                not piece.copies and events.usable()
-            ):  # else it was copied while it was fetched, and is on the device already
+            # With copies it was copied while it was fetched, and is on the device already; after a wait for ranks the step is under way.
+            if not piece.copies and not piece.waits_seen and events.usable():
                 self._move_batch(piece, at_ns)
             return
         self._open = None
@@ -296,6 +321,9 @@ class DeviceTimeline:
         piece = Piece(at_ns, self._is_detailed(at_ns))
         last, self._last = self._last, None
         piece.chained, piece.started_ns = self._chained, self._started_ns
+        if self.watches_ranks:
+            piece.waits_seen = 0
+            piece.times_waits = self._draw * self._waits * WAIT_TIMED_EVERY_NS <= self._piece_ns
         if last is not None:
             self._is_reached = self._is_reached or events.ready(last)  # and so were all before it
             piece.follows = not self._is_reached
@@ -314,7 +342,12 @@ class DeviceTimeline:
         self._last_begin_ns = at_ns
         self._begun += 1
         quick = self._piece_ns < DETAILED_NS and self._begun > _FIRST_DETAILED
-        return not quick or self._begun * 0x9E3779B1 & 0xF0000000 == 0
+        return not quick or self._draw < 1 / 16
+
+    @property
+    def _draw(self) -> float:
+        """A number from 0 to 1 for the piece that begins: evenly spread over any run of pieces, and over every n-th of them."""
+        return (self._begun * 0x9E3779B1 & 0xFFFFFFFF) / 2**32
 
     def _move_batch(self, piece: Piece, at_ns: int) -> Any:
         """Record the piece's batch event now; return it."""
@@ -406,6 +439,32 @@ class DeviceTimeline:
         except Exception as error:
             self._break(error)
 
+    def wait_begins(self) -> tuple[Piece, Any] | None:
+        """The home stream is about to wait for other ranks. Return what `wait_ends` wants to be given.
+
+        Called in the training thread, or by autograd's threads while that one waits for a backward pass.
+        """
+        piece = self._open
+        if piece is None or piece.waits_seen is None or self.error is not None:
+            return None
+        piece.waits_seen += 1
+        try:
+            if piece.times_waits and len(piece.waits) < _WAITS_A_PIECE and self._events.usable():
+                return piece, self._events.record(None)
+        except Exception as error:
+            self._break(error)
+        return None
+
+    def wait_ends(self, begin: tuple[Piece, Any] | None) -> None:
+        """What the stream waits for has been queued."""
+        if begin is None or self.error is not None or begin[0] is not self._open:
+            return
+        try:
+            if self._events.usable():
+                begin[0].waits.append((begin[1], self._events.record(None)))
+        except Exception as error:
+            self._break(error)
+
     def read_back(self, blocked_ns: int) -> None:
         """The host has asked for a result, and waited so long for it."""
         piece = self._open
@@ -431,6 +490,7 @@ class DeviceTimeline:
                 piece.end = events.record(None)
                 self._pending.append(piece)
                 self._last, self._chained, self._is_reached = piece.end, True, False
+                self._waits += 0.125 * ((piece.waits_seen or 0) - self._waits)
             else:
                 self.given_up += 1
                 self._last = piece = None
@@ -476,7 +536,9 @@ class DeviceTimeline:
             while (
                 last + 1 < len(pieces)
                 and pieces[last + 1].batch is pieces[last].end
-                and not (pieces[last].detailed or pieces[last + 1].detailed)
+                and not (
+                    pieces[last].detailed or pieces[last + 1].detailed or pieces[last].waits or pieces[last + 1].waits
+                )
             ):
                 last += 1
             if last > first:
@@ -582,17 +644,20 @@ class DeviceTimeline:
         idle_ns, lag_ns = self._after_launch(piece, reached_ns, end_ns, late_ns)
         if idle_ns is not None:
             idle_ns = min(idle_ns, total_ns - transfer_ns) if self._is_anchored else 0
+        compute_ns = total_ns - transfer_ns - (idle_ns or 0)
+        comm_ns = self._waited(piece)
         piece.times = DeviceTimes(
             reached_ns,
             gap_ns,
             transfer_ns + felt_ns,
-            total_ns - transfer_ns - (idle_ns or 0),
+            compute_ns,
             idle_ns,
             end_ns,
             lag_ns if self._is_anchored else None,
             self._is_anchored,
             piece.read_back,
             felt_ns,
+            None if comm_ns is None else min(comm_ns, compute_ns),
         )
         self._reached_ns = end_ns
         self._release(piece)
@@ -644,6 +709,17 @@ class DeviceTimeline:
                 felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
         return after_ns, felt_ns
 
+    def _waited(self, piece: Piece) -> int | None:
+        """Return for how long the stream waited for other ranks: where that was not timed, by the mean of the waits that were."""
+        if not piece.waits_seen:
+            return piece.waits_seen
+        if len(piece.waits) == piece.waits_seen:
+            waited_ns = sum(max(0, self._events.elapsed_ns(begin, end)) for begin, end in piece.waits)
+            self._waits_timed += 1
+            self._wait_ns += max(0.125, 1 / self._waits_timed) * (waited_ns / piece.waits_seen - self._wait_ns)
+            return waited_ns
+        return int(self._wait_ns * piece.waits_seen) if self._waits_timed else None
+
     def _after_launch(self, piece: Piece, reached_ns: int, end_ns: int, late_ns: int) -> tuple[int | None, int | None]:
         """Return for how long the device idled after the optimizer's last launch, and how far it was behind the host then."""
         lag_ns = max(end_ns - piece.end_ns, piece.blocked_ns)
@@ -667,7 +743,7 @@ class DeviceTimeline:
     def _release(self, piece: Piece) -> None:
         """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
         release = self._events.release
-        mine = {id(event): event for pair in (*piece.copies, *piece.asides) for event in pair}
+        mine = {id(event): event for pair in (*piece.copies, *piece.asides, *piece.waits) for event in pair}
         for event in (piece.previous, piece.batch, piece.launch):
             if event is not None:
                 mine[id(event)] = event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuwatch.device import DeviceTimes
-from gpuwatch.ledger import COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
+from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
 
 _REMEMBERED = 512
 _AT_ONCE_NS = 50_000
@@ -33,20 +33,28 @@ class Exposed(msgspec.Struct, frozen=True, gc=False):
     """A result was read back from the device."""
     measured: bool = True
     """False for an estimate by the steps that were measured."""
+    comm_wait_ns: int | None = None
+    """The part of `compute_ns` in which the device waited for other ranks; None where that was not measured."""
 
     def plus(self, other: Exposed) -> Exposed:
         """Return this piece of a step and a later one together."""
-        waits = [wait for wait in (self.host_wait_ns, other.host_wait_ns) if wait is not None]
         return Exposed(
             self.input_wait_ns + other.input_wait_ns,
-            sum(waits) if waits else None,
+            _sum_of_known(self.host_wait_ns, other.host_wait_ns),
             self.transfer_ns + other.transfer_ns,
             self.compute_ns + other.compute_ns,
             other.drained,
             other.kept_up,
             self.read_back or other.read_back,
             self.measured and other.measured,
+            _sum_of_known(self.comm_wait_ns, other.comm_wait_ns),
         )
+
+
+def _sum_of_known(*parts_ns: int | None) -> int | None:
+    """Return the sum of those that are not None; None where all are."""
+    known = [ns for ns in parts_ns if ns is not None]
+    return sum(known) if known else None
 
 
 class _Measured:
@@ -56,16 +64,22 @@ class _Measured:
         self.steps = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
         self._lags_ns = (0, 0)
         """The longest lag among the older pieces, and among the later ones."""
+        self.comm_ns = self.comm_work_ns = 0
+        """Waits for other ranks, and the `work_ns` of the pieces in which they were measured."""
 
     def add(self, exposed: Exposed, lag_ns: int, ends_step: bool) -> None:
         if self.steps >= _REMEMBERED:  # forget the older half
-            for name in ("steps", "work_ns", "transfer_ns", "host_ns", "drained", "read_back"):
+            sums = ("work_ns", "transfer_ns", "host_ns", "comm_ns", "comm_work_ns", "drained", "read_back")
+            for name in ("steps", *sums):
                 setattr(self, name, getattr(self, name) // 2)
             self._lags_ns = (self._lags_ns[1], 0)
         self.steps += ends_step
         self.work_ns += exposed.transfer_ns + exposed.compute_ns
         self.transfer_ns += exposed.transfer_ns
         self.host_ns += exposed.host_wait_ns or 0
+        if exposed.comm_wait_ns is not None:
+            self.comm_ns += exposed.comm_wait_ns
+            self.comm_work_ns += exposed.transfer_ns + exposed.compute_ns
         self.drained += exposed.drained and ends_step
         self.read_back += exposed.read_back
         self._lags_ns = (self._lags_ns[0], max(self._lags_ns[1], lag_ns))
@@ -125,7 +139,9 @@ class DeviceBooking:
         pause_ns = max(reached_ns, end_ns - (times.host_wait_ns or 0))
         late_ns = max(0, copied_ns - pause_ns) if times.host_wait_ns else 0  # copied when the host's pause was over
         ledger.book(TRANSFER, copied_ns - late_ns)
-        ledger.book(COMPUTE, end_ns - (times.host_wait_ns or 0))
+        worked_ns = end_ns - times.host_wait_ns if times.host_wait_ns else max(done_ns, end_ns)
+        ledger.book(COMPUTE, worked_ns - (times.comm_ns or 0))
+        ledger.book(COMM_WAIT, worked_ns)
         ledger.book(HOST_WAIT, end_ns if times.host_wait_ns else 0)
         ledger.book(TRANSFER, min(end_ns + late_ns, done_ns))
         ledger.book(COMPUTE, max(done_ns, end_ns))
@@ -141,6 +157,7 @@ class DeviceBooking:
             done_ns - end_ns < _AT_ONCE_NS,
             self._kept_up,
             times.read_back,
+            comm_wait_ns=times.comm_ns,
         )
         self._measured.add(exposed, self._end_ns - end_ns, ends_step)
         return exposed
@@ -157,6 +174,9 @@ class DeviceBooking:
         work_ns = measured.work_ns // steps
         busy_ns = end_ns - begin_ns - input_ns - host_ns
         transfer_ns = busy_ns * measured.transfer_ns // measured.work_ns if measured.work_ns else 0
+        comm_ns = None
+        if measured.comm_work_ns:
+            comm_ns = min(busy_ns * measured.comm_ns // measured.comm_work_ns, busy_ns - transfer_ns)
         done_ns = max(self._end_ns, batch_ns) + work_ns + host_ns
         self._end_ns = min(max(done_ns, end_ns), end_ns + 3 * measured.lag_ns)
         exposed = Exposed(
@@ -168,10 +188,12 @@ class DeviceBooking:
             self._kept_up,
             2 * measured.read_back > measured.steps,
             measured=False,
+            comm_wait_ns=comm_ns,
         )
         ledger.book(COMPUTE, batch_ns - input_ns)
         ledger.book(INPUT_WAIT, batch_ns)
-        ledger.book_mixture({TRANSFER: transfer_ns, COMPUTE: exposed.compute_ns, HOST_WAIT: host_ns}, end_ns)
+        parts = {TRANSFER: transfer_ns, COMPUTE: exposed.compute_ns - (comm_ns or 0)}
+        ledger.book_mixture({**parts, COMM_WAIT: comm_ns or 0, HOST_WAIT: host_ns}, end_ns)
         return exposed
 
     def _felt(self, batch_ns: int, data_ns: int) -> int:

@@ -166,9 +166,9 @@ class Watch:
         return contextlib.nullcontext() if self._disabled else PhaseContext(self, str(name)[:128])
 
     def watch_communication(self, model: M) -> M:
-        """Return the DistributedDataParallel model, its waits for other ranks' gradients booked as `comm_wait` from now on.
+        """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.
 
-        On the CPU only; what is hidden behind the backward pass is not in it. See docs/ddp.md.
+        Communication that is hidden behind computing is not in it. See docs/ddp.md.
         """
         if not self._disabled:
             self._tap(lambda: self._taps.communication.watch(model))

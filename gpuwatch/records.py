@@ -26,7 +26,7 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     tokens: int | None = None
     """None where nobody counted them."""
     comm_wait_ns: int | None = None
-    """The part of `compute_ns` that waited for other ranks' gradients; None where that was not measured."""
+    """The part of the compute (the device's where it was measured) that waited for other ranks; None where that was not measured."""
     verified: bool = True
     """False where work on another device or stream was seen: what the device felt of the wait is not certain."""
 

@@ -80,7 +80,9 @@ class Taps:
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
-        self._recorder.adopt_device(DeviceTimeline(events))
+        timeline = DeviceTimeline(events)
+        self.communication.measure_by(timeline)
+        self._recorder.adopt_device(timeline)
         if self._transfers is not None:
             self._transfers.also(READS)
         if self._optimizer_hook is None:

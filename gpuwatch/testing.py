@@ -79,6 +79,12 @@ class FakeDevice:
         self._was_idle(self._end_ns or end_ns, max(self._side_end_ns, end_ns))
         self._end_ns = max(end_ns, self._side_end_ns)
 
+    def wait_until(self, at_ns: int) -> None:
+        """Have this stream wait until a moment: for what another device has to finish first."""
+        end_ns = max(self._clock(), self._end_ns or 0)
+        self.idle_ns += max(at_ns, end_ns) - (self._end_ns or end_ns)
+        self._end_ns = max(at_ns, end_ns)
+
     def synchronize(self) -> None:
         """Wait until the device has done all that was launched."""
         self.synchronized += 1

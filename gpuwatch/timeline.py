@@ -263,6 +263,8 @@ class Timeline:
                 if times is not None
                 else self._on_device.estimate(begin, end, data, between)
             )
+            if exposed.comm_wait_ns is not None:
+                self._carry.comm_wait_ns = (self._carry.comm_wait_ns or 0) + exposed.comm_wait_ns
             self._carry.exposed = exposed if self._carry.exposed is None else self._carry.exposed.plus(exposed)
         else:
             ledger.book(self._between_state, begin)

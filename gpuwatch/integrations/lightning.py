@@ -50,6 +50,10 @@ class GpuWatchCallback(_Callback):
             self._training = training = Training(self._watch, **self._options)
             _follow(training, trainer)
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._training is not None:
+            self._training.watch_model(trainer.model)
+
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._training is not None:
             self._training.fetched([batch])

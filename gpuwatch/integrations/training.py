@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch import this_process
 from gpuwatch.batches import sample_count, sample_counter
+from gpuwatch.communication import is_parallel
 from gpuwatch.facts import loader_facts
 from gpuwatch.hook import Watch
 from gpuwatch.integrations.patches import Patches, say_once
@@ -160,6 +161,11 @@ class Training:
         if recorder.steady is not None and recorder.begin_ns <= begin:
             recorder.transfer_ns = before_ns + recorder.clock() - begin
         return result
+
+    def watch_model(self, model: Any) -> None:
+        """Measure a model's waits for other ranks where it is one of DDP or FSDP."""
+        if not self._disabled and is_parallel(model):
+            self.watch.watch_communication(model)
 
     def close(self) -> None:
         """End the training: all that was patched is restored, and an own Watch is closed and tells its verdict."""

@@ -42,6 +42,7 @@ class GpuWatchCallback(_TrainerCallback):
         self._watch = watch
         self._options = checked(options)
         self._training: Training | None = None
+        self._trainer: Any = None
         _callbacks.add(self)
         weakref.finalize(self, _restore_when_unused)
         if not _patches:
@@ -51,6 +52,8 @@ class GpuWatchCallback(_TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is None:
             say_once("this trainer's train() is not transformers.Trainer's: nothing is measured")
+        else:
+            self._training.watch_model(self._trainer.model_wrapped)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is not None:
@@ -68,12 +71,12 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     if callback is None or callback._training is not None:
         return original(trainer, *args, **kwargs)
     with Training(callback._watch, **callback._options) as training:
-        callback._training = training
+        callback._training, callback._trainer = training, trainer
         try:
             _follow(training, trainer)
             return original(trainer, *args, **kwargs)
         finally:
-            callback._training = None
+            callback._training = callback._trainer = None
 
 
 def _follow(training: Training, trainer: Any) -> None:

@@ -12,9 +12,8 @@ STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")
 """Columns of a step record, one int64 a step. start_ns is on the sender's monotonic clock; `samples` is -1 where not
 known; `epoch_start` is 1 for the first batch of an iterator, and left out where no row is one. The device's columns are what its own timeline says of the
 step: `input_wait_ns` is the exposed part of the wait, the rest of it was hidden; of a step that it left out to save cost they are an estimate by the
-others. `comm_wait_ns` is the part of `compute_ns` in which
-the training thread waited for other ranks' gradients, measured where the device's columns are not. A column that is missing, or a row of -1,
-was not measured."""
+others. `comm_wait_ns` is the part of `device_compute_ns` in which the device waited for other ranks; where the device's columns are
+not measured, the part of `compute_ns` in which the training thread did. A column that is missing, or a row of -1, was not measured."""
 
 MISSING = -1
 

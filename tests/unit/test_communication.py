@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
+import torch
+import torch.distributed.fsdp
 
 from gpuwatch.entries import COMM, ENTER, EXIT, PART, STEP
 from gpuwatch.timeline import Timeline
@@ -63,4 +66,33 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch, caplog
     model = object()
     with caplog.at_level(logging.WARNING):
         assert watch.watch_communication(model) is model
-    assert "comm_wait is not measured: object is no DistributedDataParallel" in caplog.text
+    assert "comm_wait is not measured: object is no DDP or FSDP model" in caplog.text
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_model_that_is_watched_twice_waits_once(monkeypatch: pytest.MonkeyPatch, process_group: None) -> None:
+    watch = fake_watch(Clock(), monkeypatch)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    watch.watch_communication(watch.watch_communication(model))
+    with watch.step():
+        model(torch.ones(2)).sum().backward()
+        assert [entry[0] for entry in watch._recorder.log].count(COMM) == 1
+    watch.close()
+    assert not model._forward_hooks
+
+
+def test_fsdp_on_the_cpu_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, process_group: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = fake_watch(Clock(), monkeypatch)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    model = torch.nn.Sequential(torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 1), mesh=mesh))
+    with caplog.at_level(logging.WARNING):
+        watch.watch_communication(model)
+    assert "comm_wait is not measured: FSDP is measured on a device only" in caplog.text

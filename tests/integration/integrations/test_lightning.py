@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def test_accumulation_and_max_steps_inside_an_epoch(truth: w.Truth, tmp_path: Pa
     assert trainer.global_step == 5
     assert (report.steps, report.samples) == (10, 10 * w.BATCH_SIZE)
     near(report, truth)
+
+
+def test_waits_for_other_ranks_are_measured_where_the_strategy_is_ddp(
+    truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))  # Lightning leaves rank and world size in it
+    report, _ = fit(truth, tmp_path, max_epochs=1, strategy="ddp")
+    torch.distributed.destroy_process_group()
+    assert report.steps == w.BATCHES
+    assert 0 < report.states["comm_wait"] < report.states["compute"]
 
 
 def test_a_resumed_training_counts_what_it_trains(truth: w.Truth, tmp_path: Path) -> None:

@@ -40,6 +40,20 @@ def test_micro_batches_that_are_fetched_together_are_one_step(truth: w.Truth, tm
     assert report.step_s == pytest.approx(3 * (w.BATCH_SIZE * w.SAMPLE_S + w.COMPUTE_S), rel=0.35)
 
 
+def test_waits_for_other_ranks_are_measured_where_the_model_is_ddp(truth: w.Truth, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        with gpuwatch.Watch(quiet=True) as watch:
+            model = torch.nn.parallel.DistributedDataParallel(w.Model(truth))
+            options = {"eval_strategy": "no", "save_strategy": "no", "remove_unused_columns": False}
+            hf_trainer(truth, tmp_path, [GpuWatchCallback(watch)], model, num_train_epochs=1, **options).train()
+            report = watch.report()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert report.steps == w.BATCHES
+    assert 0 < report.states["comm_wait"] < report.states["compute"]
+
+
 def test_max_steps_inside_an_epoch_and_evaluation_between_steps(truth: w.Truth, tmp_path: Path) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
     report = train(truth, tmp_path, max_steps=5, **options)
