@@ -213,6 +213,7 @@ class DeviceTimeline:
         "_started_ns",
         "_to_launch_ns",
         "_transfer_ns",
+        "_unfinished_asides",
         "_wait_ns",
         "_waits",
         "_waits_timed",
@@ -259,6 +260,8 @@ class DeviceTimeline:
         self._piece_ns = 0.0
         """What a piece takes on average lately."""
         # What was read last:
+        self._unfinished_asides: list[tuple[Any, Any]] = []
+        """Copies on other streams that went on when the training's stream had gone on too: for a later batch."""
         self._reached_ns: int | None = None
         """When the device reached the end of the piece that was read last."""
         self._met_ns = 0
@@ -618,7 +621,7 @@ class DeviceTimeline:
         elapsed = self._events.elapsed_ns
         before_ns, reached_ns, gap_ns = self._batch(piece)
         reached_ns = min(reached_ns, max(observed_ns, piece.end_ns))  # whatever the device's clock says
-        aside_ns, felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides else (0, 0)
+        felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides or self._unfinished_asides else 0
         if gap_ns is not None:
             gap_ns = max(0, gap_ns - felt_ns)
         if piece.in_run_ns is None:
@@ -640,7 +643,7 @@ class DeviceTimeline:
             self._transfer_ns += max(0.125, 1 / self._copied) * (transfer_ns - self._transfer_ns)
         elif piece.copied:
             transfer_ns = int(self._transfer_ns)
-        transfer_ns = min(transfer_ns + aside_ns, total_ns)
+        transfer_ns = min(transfer_ns, total_ns)
         idle_ns, lag_ns = self._after_launch(piece, reached_ns, end_ns, late_ns)
         if idle_ns is not None:
             idle_ns = min(idle_ns, total_ns - transfer_ns) if self._is_anchored else 0
@@ -694,20 +697,23 @@ class DeviceTimeline:
         self._met_ns = at_ns
         return at_ns - passed_ns, at_ns, passed_ns
 
-    def _aside(self, piece: Piece, before_ns: int | None, reached_ns: int) -> tuple[int, int]:
-        """Return what copies on other streams cost the training: after it reached the batch, and before, when it had no other work."""
+    def _aside(self, piece: Piece, before_ns: int | None, reached_ns: int) -> int:
+        """Return for how long the stream had nothing else to do, before it reached the batch, than to wait for copies on other streams."""
         events = self._events
-        after_ns = felt_ns = 0
-        for begin, end in piece.asides:
-            if not events.ready(end):
-                events.foreign += 1  # not measured
+        copies, self._unfinished_asides = [*self._unfinished_asides, *piece.asides], []
+        piece.asides = ()
+        felt_ns = 0
+        for begin, end in copies:
+            until_ns = reached_ns - events.elapsed_ns(end, piece.batch) if events.ready(end) else reached_ns + 1
+            if until_ns > reached_ns:  # it was not waited for
+                self._unfinished_asides = [*self._unfinished_asides, (begin, end)][-_MOST_COPIES:]
                 continue
-            from_ns = reached_ns - events.elapsed_ns(begin, piece.batch)
-            until_ns = reached_ns - events.elapsed_ns(end, piece.batch)
-            after_ns = max(after_ns, until_ns - max(reached_ns, from_ns))
             if before_ns is not None:
-                felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
-        return after_ns, felt_ns
+                from_ns = reached_ns - events.elapsed_ns(begin, piece.batch)
+                felt_ns += max(0, until_ns - max(from_ns, before_ns + felt_ns))
+            events.release(begin)
+            events.release(end)
+        return felt_ns
 
     def _waited(self, piece: Piece) -> int | None:
         """Return for how long the stream waited for other ranks: where that was not timed, by the mean of the waits that were."""
@@ -743,7 +749,7 @@ class DeviceTimeline:
     def _release(self, piece: Piece) -> None:
         """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
         release = self._events.release
-        mine = {id(event): event for pair in (*piece.copies, *piece.asides, *piece.waits) for event in pair}
+        mine = {id(event): event for pair in (*piece.copies, *piece.waits) for event in pair}
         for event in (piece.previous, piece.batch, piece.launch):
             if event is not None:
                 mine[id(event)] = event

@@ -127,6 +127,8 @@ class DeviceBooking:
         else:
             input_wait = min(gap_ns, data_ns)
             edge_ns = batch_ns - gap_ns if gap_ns else reached_ns
+            if not self._end_ns:  # the first piece of all
+                ledger.book(between, min(begin_ns, edge_ns))
             ledger.book(running, edge_ns - times.aside_ns)
             ledger.book(TRANSFER, edge_ns)
             if gap_ns:

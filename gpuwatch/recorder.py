@@ -368,8 +368,10 @@ class Recorder:
     def launched(self, *_: Any) -> None:
         """The optimizer has made its step: the last known launch. (Torch hands over the optimizer and its arguments.)"""
         device = self.device
-        if device is None or not self.in_step or self.thread != get_ident():
+        if device is None or not self.in_step:
             return
+        if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
+            return  # else it is a thread of autograd's own: the backward pass, which the training thread waits for, makes the step
         begin = self.clock()
         device.launched(begin)
         if device.launches % _METERED == 0:
