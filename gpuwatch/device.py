@@ -104,6 +104,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     """A result was read back from the device meanwhile: the host waited until it was there."""
     aside_ns: int = 0
     """The part of `transfer_ns` before `reached_ns`: the stream had no work, and the batch was still being copied on another."""
+    observed_ns: int | None = None
+    """When the end was found to be reached; None: not noted."""
     comm_ns: int | None = None
     """The part of `compute_ns` in which the stream waited for other ranks; None where that is not measured."""
 
@@ -660,6 +662,7 @@ class DeviceTimeline:
             self._is_anchored,
             piece.read_back,
             felt_ns,
+            observed_ns,
             None if comm_ns is None else min(comm_ns, compute_ns),
         )
         self._reached_ns = end_ns

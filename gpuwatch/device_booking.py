@@ -120,6 +120,8 @@ class DeviceBooking:
         running, self._running = self._running, COMPUTE
         gap_ns, host_wait_ns = times.gap_ns, times.host_wait_ns
         behind_ns = 0 if times.is_anchored else max(0, self._end_ns - times.reached_ns)
+        if times.observed_ns is not None:
+            behind_ns = min(behind_ns, max(0, times.observed_ns - times.done_ns))
         reached_ns, done_ns = times.reached_ns + behind_ns, times.done_ns + behind_ns
         if gap_ns is None:  # what ran before is not known: the wait may have been hidden
             ledger.book(between, batch_ns)
@@ -194,8 +196,10 @@ class DeviceBooking:
         )
         ledger.book(COMPUTE, batch_ns - input_ns)
         ledger.book(INPUT_WAIT, batch_ns)
-        parts = {TRANSFER: transfer_ns, COMPUTE: exposed.compute_ns - (comm_ns or 0)}
-        ledger.book_mixture({**parts, COMM_WAIT: comm_ns or 0, HOST_WAIT: host_ns}, end_ns)
+        # The copies, and the waits for other ranks, belong to this piece wholly; of its compute a part lies before the batch.
+        for state, spent_ns in ((TRANSFER, transfer_ns), (HOST_WAIT, host_ns), (COMM_WAIT, comm_ns or 0)):
+            ledger.book(state, min(ledger.watermark_ns + spent_ns, end_ns))
+        ledger.book(COMPUTE, end_ns)
         return exposed
 
     def _felt(self, batch_ns: int, data_ns: int) -> int:
