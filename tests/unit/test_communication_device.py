@@ -134,7 +134,10 @@ def check(ranks: list[Rank], tolerance: float = 0.02) -> list[float]:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
-    yield [Rank(monkeypatch) for _ in range(4)]
+    four = [Rank(monkeypatch) for _ in range(4)]
+    yield four
+    for rank in four:
+        rank.watch.close()
 
 
 def test_equal_ranks_wait_for_the_last_bucket_alone(ranks: list[Rank]) -> None:
