@@ -206,6 +206,7 @@ class DeviceTimeline:
         "_is_reached",
         "_last",
         "_last_begin_ns",
+        "_late_ns",
         "_met_ns",
         "_open",
         "_pending",
@@ -273,7 +274,7 @@ class DeviceTimeline:
         self._works_in_fetch = False
         """Something on the home stream is launched while a batch is fetched."""
         self._copied = 0
-        self._transfer_ns = 0.0
+        self._transfer_ns = self._late_ns = 0.0
         self._to_launch_ns = 0.0
         """Means of what pieces in detail showed: their copies, and the device's time from the batch to the optimizer's last launch."""
         self._run_ns = 0
@@ -637,14 +638,20 @@ class DeviceTimeline:
         late_ns = 0
         if piece.copies:
             copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
-            transfer_ns, late_ns = sum(copies), sum(copies[piece.late_copies :]) if piece.launch_ns else 0
+            transfer_ns = sum(copies)
+            if piece.launch_ns:
+                late = zip(piece.copies[piece.late_copies :], copies[piece.late_copies :], strict=True)
+                for (_, end), took_ns in late:  # as far as they ran before the host's end
+                    after_ns = end_ns - max(0, elapsed(end, piece.end)) - piece.end_ns
+                    late_ns += max(0, took_ns - max(0, after_ns))
         else:
             transfer_ns = 0
         if piece.detailed and piece.copied:
             self._copied += 1
             self._transfer_ns += max(0.125, 1 / self._copied) * (transfer_ns - self._transfer_ns)
+            self._late_ns += max(0.125, 1 / self._copied) * (late_ns - self._late_ns)
         elif piece.copied:
-            transfer_ns = int(self._transfer_ns)
+            transfer_ns, late_ns = int(self._transfer_ns), int(self._late_ns) if piece.launch_ns else 0
         transfer_ns = min(transfer_ns, total_ns)
         idle_ns, lag_ns = self._after_launch(piece, reached_ns, end_ns, late_ns)
         if idle_ns is not None:
@@ -743,7 +750,6 @@ class DeviceTimeline:
             launch_ns, known = max(piece.launch_ns, reached_ns + int(self._to_launch_ns)), lag_ns > 0
         if pause_ns <= SHORT_PAUSE_NS:
             return 0, lag_ns if known else None
-        late_ns = max(0, late_ns - (end_ns - piece.end_ns))  # the rest ran after the host's end
         # While a result is waited for, the device catches up.
         busy_ns = max(launch_ns - piece.launch_ns + late_ns, piece.paused_ns)
         idle_ns = piece.end_ns - piece.launch_ns - busy_ns

@@ -179,7 +179,9 @@ def test_a_watch_that_is_closed_leaves_nothing_with_dynamo(monkeypatch: pytest.M
     for _ in watch.steps([1, 2]):
         assert len(handler.start_callbacks) == callbacks[0] + 1
         dynamo.reset()
-        assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (1, 1), "ours stay"
+        assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (callbacks[0] + 1, callbacks[1] + 1), (
+            "ours stay"
+        )
     watch.close()
     callbacks = (0, 0)
     assert "clear" not in vars(handler)
