@@ -24,7 +24,7 @@ from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
 from gpuwatch.transport import Sender, ZmqSender
-from gpuwatch.undisturbed import pass_on, raised_by_signal_handler
+from gpuwatch.undisturbed import pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +212,6 @@ class Publisher:
         try:
             self.accounts.look_at_host()
         except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
             self._failed("looking at the node", error)
 
     def _tell(self, hello: bool, bye: bool = False) -> None:
