@@ -34,6 +34,7 @@ from gpuwatch.hook import Watch
 from gpuwatch.records import StepRecord
 from tests.unit.hook_fakes import MS, Clock, fake_watch
 
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 BOUND_POINTS = 1.0
 BOUND_STEP_MS = 0.05
 _TURN_NS = 500 * MS
@@ -327,6 +328,38 @@ def as_text(row: dict[str, Any]) -> str:
         lines.append(f"  finding {finding['cause']}{gain}")
     lines += [f"  EXCEEDED {each}" for each in row["exceeded"]]
     return "\n".join(lines)
+
+
+def accuracy_section() -> str:
+    """Return the section of docs/accuracy.md on the timelines in the repository."""
+    rows = [compare(load(path)) for path in sorted(FIXTURES.glob("*.json.gz"))]
+    lines = [
+        "| timeline | GPU | steps | device busy, % | truth / reported / points: input_wait | transfer | compute | host_wait | input wait of a step off by, ms | verdict |",
+        "|---|---|---:|---:|---|---|---|---|---:|---|",
+    ]
+    for row in rows:
+        states = [
+            "in compute: no optimizer"
+            if state not in row["difference"]
+            else f"{row['truth'].get(state, 0.0):.2f} / {row['ours'][state]:.2f} / {row['difference'][state]:+.2f}"
+            for state in ("input_wait", "transfer", "compute", "host_wait")
+        ]
+        cells = [row["name"], row["gpu"], row["steps"], f"{row['busy']:.1f}", *states]
+        lines.append(
+            f"| {' | '.join(map(str, cells))} | {row['input_wait_error_ms']:.3f} | {row['verdict'].split(':')[0]} |"
+        )
+    table = "\n".join(lines)
+    return f"""## Recorded GPUs
+
+```
+python benchmarks/recorded.py tests/fixtures/traces/*.json.gz
+```
+
+Times of public profiler traces of real GPUs (sources in `tests/fixtures/traces/README.md`), replayed through the real `Watch`, recorder, timeline and ledger: an event is reached when what
+was launched before it on its stream is done. The truth is computed from the kernels by code of its own. Bounds: 1 point in each state, 0.05 ms in each step's input wait.
+
+{table}
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
