@@ -26,12 +26,12 @@ import msgspec
 from gpuwatch.undisturbed import pass_on
 
 RING = 256
-"""Pieces that the device has not finished, at most. Where there are more, all of them are left to the host's clock, counted."""
+"""Pieces that the device has not finished, at most. Where there are more, all of them are let go, counted: it was busy all the time."""
 HARVESTED_AFTER = 16
 HARVESTED_AFTER_NS = 50_000_000
 """Ended pieces are read so many at a time, or after so long: at once where steps are slow, and together where they are quick."""
 OVERDUE_NS = 300_000_000_000
-"""A piece that the device has not finished after so long is left to the host's clock, with all after it."""
+"""A piece that the device has not finished after so long is let go too, with all after it."""
 DETAILED_NS = 20_000_000
 """Pieces that take longer than this on average are all measured in detail; of shorter ones one in sixteen is."""
 SHORT_PAUSE_NS = 50_000
@@ -317,7 +317,9 @@ class DeviceTimeline:
             return
         pending = self._pending
         if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
-            self.abandon()
+            self._harvest(at_ns)
+            if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
+                self._give_up_busy()
         foreign = events.foreign
         if not events.usable():
             self._begun_elsewhere = self._begun_elsewhere + 1 if events.foreign > foreign else 0
@@ -605,6 +607,17 @@ class DeviceTimeline:
                     self._break(error)
         self._open = self._last = None
         self._reached_ns = None
+
+    def _give_up_busy(self) -> None:
+        """Let pieces go of which the device has not finished the first: it had work all the time, so no wait was felt."""
+        pending = self._pending
+        for number, piece in enumerate(pending):
+            known = piece.chained or number > 0
+            piece.times = DeviceTimes(
+                piece.begin_ns, 0 if known else None, 0, piece.end_ns - piece.begin_ns, None, piece.end_ns, None, False
+            )
+        self.given_up += len(pending)
+        self.abandon()
 
     @property
     def pending(self) -> int:

@@ -103,11 +103,6 @@ class DeviceBooking:
         self._running = COMPUTE
         """What the device still works on when a piece begins: a phase, right after one."""
 
-    @property
-    def has_measured(self) -> bool:
-        """Whether there are pieces to estimate others by."""
-        return bool(self._measured.steps)
-
     def interrupted(self, running: str) -> None:
         """Something else than a step came last; the device may still work on that, which is `running`."""
         self._launch_seen = False

@@ -256,7 +256,7 @@ class Timeline:
         if phase is not None:
             ledger.book(self._between_state, begin)
             ledger.book(phase, end)
-        elif times is not None or self._resting or (piece is not None and self._on_device.has_measured):
+        elif times is not None or self._resting:
             between = self._between_state
             exposed = (
                 self._on_device.book(begin, end, data, between, times, kind == STEP)

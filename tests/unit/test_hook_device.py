@@ -482,10 +482,8 @@ def test_steps_that_rest_are_estimated_within_2_points(rig: Rig, waits: str, one
 
 def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(rig: Rig) -> None:
     """Past 256 unfinished pieces all of them are given up: they are estimated by those that were measured."""
-    for _ in rig.watch.steps(rig.batches([2.0] * 40)):
-        rig.train(host_ms=1, launch_ms=3.5)
-    for _ in rig.watch.steps(rig.batches([0.5] * 600)):
-        rig.train(host_ms=0.5, launch_ms=3.5)
+    for number in rig.watch.steps(rig.batches([1.0] * 400)):
+        rig.train(host_ms=0.5, launch_ms=2000 if number == 20 else 0.5)
     states = rig.states()
     assert rig.watch._recorder.home is not None and rig.watch._recorder.home.given_up >= 256
-    assert states["input_wait"] <= rig.device.idle_ns / MS + 2.0 + 20
+    assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
