@@ -487,3 +487,28 @@ def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(rig
     states = rig.states()
     assert rig.watch._recorder.home is not None and rig.watch._recorder.home.given_up >= 256
     assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
+
+
+@pytest.mark.parametrize("compute_ms", [8.0, 20.0])
+def test_one_slow_first_step_does_not_decide_a_short_run_s_verdict(rig: Rig, compute_ms: float) -> None:
+    """2 s of tuning in the first of 20 steps: what decides is what the others do."""
+    for number, _ in enumerate(rig.watch.steps(rig.batches([12.0] * 20))):
+        launch_ms = 2000.0 if number == 0 else compute_ms
+        rig.train(host_ms=launch_ms, launch_ms=launch_ms)
+    rig.states()
+    report = rig.watch.report()
+    assert report.states["compute"] == pytest.approx(2 + 19 * compute_ms / 1e3)  # the ledger leaves nothing out
+    assert report.verdict.state == "input"
+    assert report.verdict.ratio == pytest.approx(12 / (12 + compute_ms), abs=0.01)
+    assert "without the first step, which took 2" in report.verdict.sentence
+
+
+def test_copies_that_copy_nothing_record_no_event(rig: Rig) -> None:
+    there = torch.zeros(2, device="meta")
+    for _ in rig.watch.steps(rig.batches([1.0] * 100)):
+        for _ in range(50):
+            assert there.to("meta") is there
+        torch.zeros(2).to("cpu")
+        rig.train(host_ms=1, launch_ms=1)
+    rig.states()
+    assert rig.device.events_made <= 60  # those of the pieces that wait to be read together
