@@ -14,14 +14,16 @@ import logging
 import sys
 from itertools import islice
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from gpuwatch.batches import tensors
 from gpuwatch.device import DeviceTimeline
 from gpuwatch.entries import COMM, IN_STEP
-from gpuwatch.integrations.patches import Patches
 from gpuwatch.recorder import Recorder
+
+if TYPE_CHECKING:
+    from gpuwatch.integrations.patches import Patches
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class CommunicationWatch:
             self._handles.append(model.register_forward_hook(self._forward))
         elif self._streams is None:
             kind = next(iter(kinds - {"cpu"}))
+            from gpuwatch.integrations.patches import Patches  # frameworks' integrations are loaded where they are used
+
             self._streams = Patches()
             self._streams.wrap(
                 getattr(getattr(sys.modules["torch"], kind), "Stream", None), "wait_event", self._stream_waits
