@@ -285,6 +285,7 @@ class Loop(Generic[T]):
             recorder.exit(self._level, now)
         elif recorder.step_owner is self.owner:
             recorder.end_step(now)
+            recorder.leave_loop(now)
         self._watch._loop_ended(self)
 
     def dropped(self) -> None:

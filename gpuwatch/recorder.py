@@ -207,6 +207,12 @@ class Recorder:
         self.poll(at_ns)  # no step follows that would
         self._shut()
 
+    def leave_loop(self, at_ns: int) -> None:
+        """The loop was left by a `break`: what follows is no pause between two of its steps."""
+        self.log.append((SPAN, at_ns, at_ns, "other"))
+        if self.device is not None:
+            self.device.start(at_ns)
+
     def begin_part(self, part: str, at_ns: int) -> None:
         """A wait for data or a copy begins, inside the open step or outside of any, inside another part or not."""
         self.leave_steady()
