@@ -248,7 +248,7 @@ class DeviceTimeline:
         self.attention = False
         """The recorder has something to do after this end of a piece: `error`, `saw_foreign`, or time to harvest."""
         self.given_up = 0
-        """Pieces that were left to the host's clock."""
+        """Pieces that were not read: left to the host's clock, or taken as busy all the time."""
         self.launches = 0
         """How often the optimizer's last launch was noted."""
         self.watches_ranks = False

@@ -185,7 +185,9 @@ class Timeline:
         """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
         if not self.is_stalled(now_ns):
             return False
-        for state, until_ns in self.held_tail()[0]:  # steps that have ended: nobody asks the device for them in a stall
+        for state, until_ns in self.held_tail()[
+            0
+        ]:  # steps that have ended: in a stall the device is not polled for them
             self.ledger.book(state, until_ns)
         self.ledger.book(STALLED, now_ns)
         return True

@@ -428,6 +428,6 @@ def test_starvation_is_what_the_stream_was_empty(
         torch.cuda.synchronize()
         wall_s = (runtime.now_ns() - begin) / 1e9
         report = watch.report()
-    said = (report.states.get("input_wait", 0.0) + report.states.get("host_wait", 0.0)) / wall_s
+    reported = (report.states.get("input_wait", 0.0) + report.states.get("host_wait", 0.0)) / wall_s
     assert report.timeline == "device"
-    assert said == pytest.approx(idle_ns / 1e9 / wall_s, abs=0.02)
+    assert reported == pytest.approx(idle_ns / 1e9 / wall_s, abs=0.02)

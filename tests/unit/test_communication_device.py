@@ -1,4 +1,4 @@
-"""Ranks that train on devices that are only time: what each is said to wait for the others is what its stream waited."""
+"""Ranks that train on devices that are only time: the reported wait of each for the others is what its stream waited."""
 
 from __future__ import annotations
 
