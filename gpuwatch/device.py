@@ -8,7 +8,8 @@ They are read later with `query()`, in the training thread, never while a graph 
 No device is initialised here: events begin once the user's code has set one up.
 
 Where an event is recorded on an empty stream, the device reaches it at that moment: there the device's clock meets the host's.
-From there on the device's times follow as differences between events, so that one `elapsed` a piece is enough.
+From there on the device's times follow as differences between events, so that one `elapsed` a piece is enough. Of quick pieces on a
+starved device not each needs that one: how far the device is behind the host at their end is sampled, as often as it varies.
 
 An error of any event call ends the timeline: `error` is set, no event is touched again, and the recorder goes on by the host's
 clock. What a signal handler of the user's raises passes through.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Protocol
 
 import msgspec
@@ -38,6 +39,14 @@ SHORT_PAUSE_NS = 50_000
 """A pause of the host this short is not looked into."""
 WAIT_TIMED_EVERY_NS = 1_500_000
 """A wait for other ranks is timed as often on average, at most: pieces with more waits for their time are not all timed."""
+LAG_SAMPLED = 1 / 8
+"""Share of the quick pieces on a starved device that are measured at least. Those in which the host took longer than usual are all measured,
+and those before a wait of `DETAILED_NS` or longer."""
+LAG_PIECES = 1000
+LAG_ERROR = 0.005
+"""Where their lag varies, more are measured: over so many pieces the standard error is this share of their time at most."""
+_LAGS_FIRST = 32
+"""So many are measured before others are estimated by them."""
 _WAITS_A_PIECE = 1024
 """A piece with more waits than this is estimated."""
 _ASTRAY = 16
@@ -122,6 +131,7 @@ class Piece:
         "copied",
         "copies",
         "detailed",
+        "draw",
         "end",
         "end_ns",
         "follows",
@@ -140,10 +150,12 @@ class Piece:
         "waits_seen",
     )
 
-    def __init__(self, begin_ns: int, detailed: bool) -> None:
+    def __init__(self, begin_ns: int, detailed: bool, draw: float = 0.0) -> None:
         self.begin_ns = begin_ns
         """When the batch was in hand."""
         self.detailed = detailed
+        self.draw = draw
+        """From 0 to 1, evenly spread: the lowest are sampled."""
         self.previous: Any | None = None
         """The end of the piece before, while `batch` is another event."""
         self.batch: Any = None
@@ -202,8 +214,15 @@ class DeviceTimeline:
         "_events",
         "_foreign_seen",
         "_harvested_ns",
+        "_host_ns",
         "_is_anchored",
         "_is_reached",
+        "_known",
+        "_lag_carried_ns",
+        "_lag_ns",
+        "_lag_variance",
+        "_lags",
+        "_lags_estimated",
         "_last",
         "_last_begin_ns",
         "_late_ns",
@@ -239,6 +258,8 @@ class DeviceTimeline:
         self._is_reached = False
         """Whether the device is known to have reached that."""
         self._pending: deque[Piece] = deque()
+        self._known = 0
+        """How many of them, the first ones, it is known to have finished."""
         self._copy: tuple[Piece | None, Any] | None = None
         """The outermost open copy: its piece and begin, no piece where it is on another stream, no begin where it goes on with the batch."""
         self._aside_copies: list[tuple[Any, Any]] = []
@@ -260,8 +281,8 @@ class DeviceTimeline:
         self._begun_elsewhere = 0
         self._begun = 0
         self._last_begin_ns = 0
-        self._piece_ns = 0.0
-        """What a piece takes on average lately."""
+        self._piece_ns = self._host_ns = 0.0
+        """What a piece takes on average lately, and the host's part of it: from the batch to the end."""
         # What was read last:
         self._unfinished_asides: list[tuple[Any, Any]] = []
         """Copies on other streams that went on when the training's stream had gone on too: for a later batch."""
@@ -277,6 +298,12 @@ class DeviceTimeline:
         self._transfer_ns = self._late_ns = 0.0
         self._to_launch_ns = 0.0
         """Means of what pieces in detail showed: their copies, and the device's time from the batch to the optimizer's last launch."""
+        self._lags = self._lags_estimated = 0
+        self._lag_ns = self._lag_variance = 0.0
+        """How far the device is behind the host at the end of a quick piece that waits surround: of how many it was measured, of how many
+        estimated since, and its mean and variance."""
+        self._lag_carried_ns = 0.0
+        """By how much the estimates so far were too low in all."""
         self._run_ns = 0
         """When the device reached the first batch of the run that is read."""
         self._waits_timed = 0
@@ -289,7 +316,8 @@ class DeviceTimeline:
             self._open = self._last = self._copy = None
             self._is_reached = self._chained = False
             self._started_ns = at_ns
-            self._aside_copies = []
+            dropped, self._aside_copies = self._aside_copies, []
+            self._drop_asides(dropped)
             if self.error is None and self._events.usable():
                 self._last = self._events.record(None)
         except Exception as error:
@@ -326,7 +354,7 @@ class DeviceTimeline:
             self._last = None
             return
         self._begun_elsewhere = 0
-        piece = Piece(at_ns, self._is_detailed(at_ns))
+        piece = Piece(at_ns, self._is_detailed(at_ns), self._draw)
         last, self._last = self._last, None
         piece.chained, piece.started_ns = self._chained, self._started_ns
         if self.watches_ranks:
@@ -335,6 +363,8 @@ class DeviceTimeline:
         if last is not None:
             self._is_reached = self._is_reached or events.ready(last)  # and so were all before it
             piece.follows = not self._is_reached
+            if self._is_reached:
+                self._known = len(pending)
         if piece.follows and not self._aside_copies:  # what comes is queued behind it: one event serves two purposes
             piece.batch = last
         else:
@@ -498,6 +528,7 @@ class DeviceTimeline:
                 piece.end = events.record(None)
                 self._pending.append(piece)
                 self._last, self._chained, self._is_reached = piece.end, True, False
+                self._host_ns += 0.125 * (at_ns - piece.begin_ns - self._host_ns)
                 self._waits += 0.125 * ((piece.waits_seen or 0) - self._waits)
             else:
                 self.given_up += 1
@@ -529,11 +560,13 @@ class DeviceTimeline:
         if not pending or self.error is not None or not self._events.usable():
             return
         self._harvested_ns, self._ended = now_ns, 0
-        finished = list(islice(pending, self._finished()))
-        self._measure_runs(finished)
-        for piece in finished:
+        count = self._known = self._finished()
+        pieces = list(islice(pending, count + 1))
+        self._measure_runs(pieces[:count])
+        for piece, following in zip_longest(pieces[:count], pieces[1:]):
             if piece.times is None:  # else an interrupt came just after it was read
-                self._read(piece, now_ns)
+                self._read(piece, following, now_ns)
+            self._known -= 1
             pending.popleft()
 
     def _measure_runs(self, pieces: Sequence[Piece]) -> None:
@@ -561,7 +594,7 @@ class DeviceTimeline:
         pending, ready = self._pending, self._events.ready
         if self._is_reached or ready(pending[-1].end):
             return len(pending)
-        finished, unfinished = 0, len(pending) - 1
+        finished, unfinished = self._known, len(pending) - 1
         while finished < unfinished:
             middle = (finished + unfinished) // 2
             if ready(pending[middle].end):
@@ -595,6 +628,7 @@ class DeviceTimeline:
     def abandon(self) -> None:
         """Leave the pieces to the host's clock that the device has not finished."""
         pending = self._pending
+        self._known = 0
         while pending:
             piece = pending[0]
             piece.is_lost = piece.times is None
@@ -632,15 +666,19 @@ class DeviceTimeline:
 
     # Reading what the device has finished ---------------------------------------------------------------------------
 
-    def _read(self, piece: Piece, observed_ns: int) -> None:
-        """Set the piece's times, and give its events back."""
+    def _read(self, piece: Piece, following: Piece | None, observed_ns: int) -> None:
+        """Set the piece's times, and give its events back. `following`: the piece after it, where that has ended too."""
         elapsed = self._events.elapsed_ns
         before_ns, reached_ns, gap_ns = self._batch(piece)
         reached_ns = min(reached_ns, max(observed_ns, piece.end_ns))  # whatever the device's clock says
         felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides or self._unfinished_asides else 0
         if gap_ns is not None:
             gap_ns = max(0, gap_ns - felt_ns)
-        if piece.in_run_ns is None:
+        most_lag_ns = self._most_lag_ns(piece, following)
+        is_estimated = most_lag_ns is not None and not self._is_sampled(piece, following)
+        if most_lag_ns is not None and is_estimated:
+            total_ns = piece.end_ns + self._estimated_lag_ns(most_lag_ns) - reached_ns
+        elif piece.in_run_ns is None:
             total_ns = max(0, elapsed(piece.batch, piece.end))
         else:  # where the run's time is not shared as evenly, the last one makes up for it
             if piece.in_run_ns[0] == 0:
@@ -648,6 +686,8 @@ class DeviceTimeline:
             total_ns = max(0, self._run_ns + piece.in_run_ns[1] - reached_ns)
         end_ns = max(min(reached_ns + total_ns, observed_ns), piece.end_ns)
         total_ns = min(total_ns, end_ns - reached_ns)
+        if most_lag_ns is not None and not is_estimated:
+            self._sample_lag(end_ns - piece.end_ns)
         late_ns = 0
         if piece.copies:
             copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
@@ -678,7 +718,7 @@ class DeviceTimeline:
             compute_ns,
             idle_ns,
             end_ns,
-            lag_ns if self._is_anchored else None,
+            lag_ns if self._is_anchored and not is_estimated else None,
             self._is_anchored,
             piece.read_back,
             felt_ns,
@@ -720,9 +760,56 @@ class DeviceTimeline:
         self._met_ns = at_ns
         return at_ns - passed_ns, at_ns, passed_ns
 
+    def _most_lag_ns(self, piece: Piece, following: Piece | None) -> int | None:
+        """Return how far the device can have been behind the host at the end of this piece, which it worked on between two waits.
+
+        None where it is to be measured: the device was not idle before and after, the host took longer than usual, or waited long, or launched
+        work in that wait.
+        """
+        if following is None or following.previous is not piece.end or following.follows:
+            return None
+        if piece.follows or piece.in_run_ns is not None or self._works_in_fetch:
+            return None
+        if piece.end_ns - piece.begin_ns > self._host_ns + self._piece_ns / 16:
+            return None
+        most_ns = following.begin_ns - piece.end_ns
+        return most_ns if most_ns < DETAILED_NS else None
+
+    def _is_sampled(self, piece: Piece, following: Piece | None) -> bool:
+        """Return whether the lag of such a piece is measured. That before a piece in detail is: the two clocks are compared there."""
+        if piece.detailed or self._lags < _LAGS_FIRST or (following is not None and following.detailed):
+            return True
+        varies = self._lag_variance / (LAG_PIECES * (LAG_ERROR * max(1.0, self._piece_ns)) ** 2)
+        return piece.draw < max(LAG_SAMPLED, varies)
+
+    def _sample_lag(self, lag_ns: int) -> None:
+        """Take in a lag that was measured. It stands for those estimated since the one before it, too: the next ones make up for them."""
+        off_ns = lag_ns - self._lag_ns
+        self._lag_carried_ns += self._lags_estimated * off_ns
+        self._lags_estimated = 0
+        self._lags += 1
+        self._lag_variance += max(1 / 32, 1 / self._lags) * (off_ns**2 - self._lag_variance)
+        self._lag_ns += max(1 / 8, 1 / self._lags) * off_ns
+
+    def _estimated_lag_ns(self, most_ns: int) -> int:
+        """Return what the lag of a piece is taken for, within what is possible. The next estimates make up for what is not."""
+        self._lags_estimated += 1
+        lag_ns = min(max(0, round(self._lag_ns + self._lag_carried_ns / 8)), most_ns)
+        self._lag_carried_ns += self._lag_ns - lag_ns
+        return lag_ns
+
+    def _drop_asides(self, copies: Sequence[tuple[Any, Any]]) -> None:
+        """Give back the events of copies on other streams that no batch is measured by."""
+        for pair in copies:
+            for event in pair:
+                self._events.release(event)
+
     def _aside(self, piece: Piece, before_ns: int | None, reached_ns: int) -> int:
         """Return for how long the stream had nothing else to do, before it reached the batch, than to wait for copies on other streams."""
         events = self._events
+        if not piece.chained:  # those of before measuring began again
+            dropped, self._unfinished_asides = self._unfinished_asides, []
+            self._drop_asides(dropped)
         copies, self._unfinished_asides = [*self._unfinished_asides, *piece.asides], []
         piece.asides = ()
         felt_ns = 0

@@ -102,6 +102,8 @@ class CudaEvents(TorchEvents):
 
     While any thread captures a graph in CUDA's global mode, a query of an event by another one ends that capture, unless the thread that
     queries has left the mode before: that is done around each query, by the runtime that torch has loaded.
+
+    `Event.elapsed_time()` queries both events first. They are known to be reached here, so that same runtime is asked for the time alone.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -114,7 +116,11 @@ class CudaEvents(TorchEvents):
         super().__init__(torch, "cuda")
         self._recorded_on: Any = None
         self.uuid: str | None = None
-        self._exchange_mode = _capture_mode_exchange(torch)
+        exchange, elapsed, last_error = _runtime_functions(torch)
+        self._exchange_mode = exchange or (lambda mode: 0)
+        if elapsed is not None and last_error is not None and hasattr(event, "cuda_event"):
+            self._elapsed_of_handles, self._forget_error = elapsed, last_error
+            self._elapsed_ms = self._elapsed_ms_directly
 
     def can_time(self) -> bool:
         """Return whether the current device has a context: an event on one that has none would make one there.
@@ -158,6 +164,14 @@ class CudaEvents(TorchEvents):
         finally:
             self._exchange_mode(mode)
 
+    def _elapsed_ms_directly(self, first: Any, second: Any) -> float:
+        ms = ctypes.c_float()
+        error = self._elapsed_of_handles(ctypes.byref(ms), first.cuda_event, second.cuda_event)
+        if error:
+            self._forget_error()  # else torch would find it after the next launch of the user's
+            raise RuntimeError(f"the time between two events: error {error} of the CUDA runtime")
+        return ms.value
+
     def usable(self) -> bool:
         if self._stream and self._capturing():  # the default stream cannot be captured
             return False
@@ -181,18 +195,26 @@ def _relaxed() -> Any:
     return ctypes.byref(ctypes.c_int(2))
 
 
-def _capture_mode_exchange(torch: Any) -> Callable[[Any], Any]:
-    """Return `cudaThreadExchangeStreamCaptureMode` (or HIP's) of the runtime that torch has loaded; a function that does nothing without."""
+_Function = Callable[..., Any]
+
+
+def _runtime_functions(torch: Any) -> tuple[_Function | None, _Function | None, _Function | None]:
+    """Return three functions of the CUDA runtime (or HIP's) that torch has loaded; None where it is not found.
+
+    They are `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError`. None of them waits, so that
+    Python's lock is kept, as torch does in the same calls: to get it back from a busy thread would take up to 5 ms.
+    """
     version = getattr(torch, "version", None)
     cuda, hip = getattr(version, "cuda", None), getattr(version, "hip", None)
     names = [f"libcudart.so.{str(cuda).split('.')[0]}", f"libcudart.so.{cuda}"] if cuda else []
     names += ["libamdhip64.so"] if hip else []
+    prefix = "hip" if hip else "cuda"
     for name in names:
         with contextlib.suppress(OSError, AttributeError):  # not loaded by that name, or linked into torch itself
-            library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
-            exchange: Any = getattr(
-                library, "hipThreadExchangeStreamCaptureMode" if hip else "cudaThreadExchangeStreamCaptureMode"
-            )
-            exchange.argtypes, exchange.restype = (ctypes.c_void_p,), ctypes.c_int
-            return exchange  # type: ignore[no-any-return]
-    return lambda mode: None
+            library = ctypes.PyDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
+            exchange: Any = getattr(library, f"{prefix}ThreadExchangeStreamCaptureMode")
+            elapsed: Any = getattr(library, f"{prefix}EventElapsedTime")
+            last_error: Any = getattr(library, f"{prefix}GetLastError")
+            exchange.argtypes, elapsed.argtypes, last_error.argtypes = (ctypes.c_void_p,), (ctypes.c_void_p,) * 3, ()
+            return exchange, elapsed, last_error
+    return None, None, None

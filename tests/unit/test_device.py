@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from statistics import fmean
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwatch.device import RING, DeviceTimeline, DeviceTimes, Piece
-from gpuwatch.testing import FakeClock, FakeDevice
+from gpuwatch.testing import FakeClock, FakeDevice, FakeEvent
 
 MS = 1_000_000
 
@@ -215,6 +221,156 @@ def test_the_parts_are_the_device_s_whole_time_from_first_batch_to_last_end(
     assert whole >= host_end * MS
     busy = sum(device + copy for _, device, _, copy, _, _ in steps)
     assert whole >= busy * MS
+
+
+class Counted(Loop):
+    """Counts the calls of events, and reads the device as seldom as the recorder does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        for name in ("record", "ready", "elapsed_ns"):
+            monkeypatch.setattr(self.device, name, self._counted(name))
+
+    def _counted(self, name: str) -> Callable[..., Any]:
+        call = getattr(FakeDevice, name)
+
+        def counted(*events: FakeEvent | None) -> Any:
+            self.calls[name] += 1
+            before = self.calls["ready"]
+            result = call(self.device, *events)
+            self.calls["ready"] = before  # what the fake asks itself
+            return result
+
+        return counted
+
+    def end(self) -> Piece | None:
+        piece = self.timeline.end(self.clock())
+        assert piece is not None
+        self.pieces.append(piece)
+        if self.timeline.attention:
+            self.timeline.harvest(self.clock())
+        return piece
+
+    def gap_error_points(self) -> float:
+        """Return how much more of the time is reported as gaps than the stream was empty, in points of the whole."""
+        times = self.finish()
+        assert len(times) == len(self.pieces) and self.timeline.error is None
+        gaps_ns = sum(each.gap_ns or 0 for each in times[1:])
+        return 100 * (gaps_ns - self.device.idle_ns) / (self.pieces[-1].end_ns - self.pieces[0].begin_ns)
+
+
+def test_quick_steps_of_a_starved_device_take_few_calls_and_their_gaps_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Counted(monkeypatch)
+    for _ in range(60):
+        loop.step(wait_s=0.005, device_s=0.003, host_s=0.0005, copy_s=0.0001)
+    loop.calls.clear()
+    for _ in range(1600):
+        loop.step(wait_s=0.005, device_s=0.003, host_s=0.0005, copy_s=0.0001)
+    calls = {name: count / 1600 for name, count in loop.calls.items()}
+    # two events a step, and two more in each 16th; the stream's state at each batch; the time of a step in 8, or of that before a 16th
+    assert calls["record"] == pytest.approx(2 + 2 / 16, abs=0.01)
+    assert calls["ready"] < 1.2
+    assert calls["elapsed_ns"] < 0.35
+    assert abs(loop.gap_error_points()) < 0.01
+    assert {piece.times.gap_ns for piece in loop.pieces[1:] if piece.times is not None} == {24 * MS // 10}
+
+
+def _varying(random: Random, step: int) -> tuple[float, float]:
+    return 0.005, random.uniform(0, 0.0054)
+
+
+def _two_kinds(random: Random, step: int) -> tuple[float, float]:
+    return 0.005, 0.005 if random.random() < 0.1 else 0.0005
+
+
+def _growing(random: Random, step: int) -> tuple[float, float]:
+    return 0.005, 0.001 + 0.004 * step / 2000
+
+
+def _in_bursts(random: Random, step: int) -> tuple[float, float]:
+    return (0.015, 0.0014) if step % 4 == 0 else (0.0005, 0.0014)
+
+
+def _changing_at_once(random: Random, step: int) -> tuple[float, float]:
+    return 0.005, 0.005 if step // 100 % 2 else 0.001
+
+
+def _both_varying(random: Random, step: int) -> tuple[float, float]:
+    return random.uniform(0, 0.010), random.uniform(0, 0.008)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most_elapsed"),
+    [
+        (_varying, 1.3),
+        (_two_kinds, 1.3),
+        (_growing, 0.4),
+        (_in_bursts, 0.5),
+        (_changing_at_once, 1.1),
+        (_both_varying, 0.7),
+    ],
+)
+def test_the_gaps_of_quick_steps_that_vary_are_right_in_all(
+    kind: Callable[[Random, int], tuple[float, float]], most_elapsed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The more the steps vary, the more of them are measured."""
+    errors = []
+    for seed in range(3):
+        random, loop = Random(seed), Counted(monkeypatch)
+        for step in range(2000):
+            wait_s, device_s = kind(random, step)
+            loop.step(wait_s, device_s, host_s=0.0003)
+        errors.append(loop.gap_error_points())
+        assert loop.calls["elapsed_ns"] / 2000 < most_elapsed
+    assert max(map(abs, errors)) < 1.0
+    assert abs(fmean(errors)) < 0.4
+
+
+def test_an_estimated_gap_lies_within_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    random, loop = Random(1), Counted(monkeypatch)
+    for _ in range(1000):
+        loop.step(random.uniform(0, 0.004), 0.005 if random.random() < 0.02 else 0.0005, host_s=0.0003)
+    times = loop.finish()
+    for before, piece, its in zip(loop.pieces, loop.pieces[1:], times[1:], strict=False):
+        assert 0 <= (its.gap_ns or 0) <= piece.begin_ns - before.end_ns
+    assert any(each.lag_ns is None for each in times)  # not measured is not 0
+
+
+def test_slow_steps_are_measured_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    random, loop = Random(0), Counted(monkeypatch)
+    lasts = [random.uniform(0.001, 0.030) for _ in range(200)]
+    for device_s in lasts:
+        loop.step(wait_s=0.035, device_s=device_s)
+    times = loop.finish()
+    assert [each.compute_ns for each in times] == [round(device_s * 1e9) for device_s in lasts]
+
+
+def test_copies_on_another_stream_that_go_on_when_measuring_restarts_belong_to_no_batch_after_it() -> None:
+    loop = Loop()
+
+    def aside(seconds: float) -> None:
+        loop.device.elsewhere = True
+        token = loop.timeline.copy_begins(loop.clock(), follows=False)
+        loop.device.launch_aside(seconds)
+        loop.timeline.copy_ends(token)
+        loop.device.elsewhere = False
+
+    loop.step(wait_s=0.001, device_s=0.001)
+    aside(0.040)  # for a later batch: the next one does not wait for it
+    loop.step(wait_s=0.005, device_s=0.001, host_s=0.002)
+    aside(0.040)  # in no batch's wait yet
+    loop.timeline.start(loop.clock())  # an evaluation came in between
+    loop.clock.sleep(0.100)
+    loop.step(wait_s=0.005, device_s=0.001, host_s=0.002)
+    loop.step(wait_s=0.005, device_s=0.001, host_s=0.002)
+    times = loop.finish()
+    assert [each.aside_ns for each in times] == [0] * 4
+    assert [each.gap_ns for each in times[2:]] == [105 * MS, 5 * MS]
+    # all events are back, but the last end and that of before the restart
+    assert len(loop.device._free) == loop.device.events_made - 2
 
 
 def test_the_fake_itself_knows_its_idle_time() -> None:
