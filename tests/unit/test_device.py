@@ -274,6 +274,8 @@ def test_quick_steps_of_a_starved_device_take_few_calls_and_their_gaps_are_right
     assert calls["record"] == pytest.approx(2 + 2 / 16, abs=0.01)
     assert calls["ready"] < 1.2
     assert calls["elapsed_ns"] < 0.35
+    # by medians of real GPUs, in µs: a record with its capture check, a query, the time between two events
+    assert 2.45 * calls["record"] + 2.0 * calls["ready"] + 3.7 * calls["elapsed_ns"] < 9
     assert abs(loop.gap_error_points()) < 0.01
     assert {piece.times.gap_ns for piece in loop.pieces[1:] if piece.times is not None} == {24 * MS // 10}
 
