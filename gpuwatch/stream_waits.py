@@ -50,7 +50,7 @@ class StreamWaits:
     def install(self, kind: str | None) -> None:
         """A device of this kind ("cuda") measures from now on, on the stream that is current. None: it is none of torch's."""
         torch = sys.modules.get("torch")
-        module = getattr(torch, kind or "", None)
+        module: Any = getattr(torch, kind or "", None)
         self._home = _identity(module.current_stream()) if hasattr(module, "current_stream") else None
         if self._home is None or kind == self._kind:
             return
