@@ -164,11 +164,12 @@ class CopiedAside:
         self._batches, self._target = batches, target
 
     def __iter__(self) -> Iterator[Any]:
-        stream = torch.Stream(device=self._target)
+        device = torch.get_device_module(self._target)
+        stream = device.Stream()
         for batch in self._batches:
-            with stream:
+            with device.stream(stream):
                 moved = batch.pin_memory().to(self._target, non_blocking=True)
-            torch.accelerator.current_stream().wait_stream(stream)
+            device.current_stream().wait_stream(stream)
             yield moved
 
 
@@ -184,12 +185,13 @@ def pinned_copies_aside(lab: Lab) -> None:
 
 def prefetched(lab: Lab, batches: Any) -> Iterator[Any]:
     """Yield batches whose copies were launched one step earlier, on a stream of their own: a prefetcher around the watched loader."""
-    stream, ready = torch.Stream(device=lab.device.target), None
+    device = torch.get_device_module(lab.device.target)
+    stream, ready = device.Stream(), None
     for batch in batches:
         lab.truth.now(LAUNCH)
-        torch.accelerator.current_stream().wait_stream(stream)
+        device.current_stream().wait_stream(stream)
         pinned = batch.pin_memory()
-        with stream:
+        with device.stream(stream):
             copied = lab.copy(pinned, blocking=False)
         if ready is not None:
             yield ready

@@ -4,8 +4,8 @@ DDP: a rank that is done with its backward pass waits until all ranks' gradients
 of our own, around it, mark begin and end. On the CPU the training thread waits, and they read the clock. On a device the stream waits, and they
 record two events on it. What DDP reduces while the backward pass still computes is hidden by it, and is not between the two.
 
-FSDP makes the stream wait for each of its collectives by `Stream.wait_event`. The method is replaced while a model is watched, and records the
-two events where FSDP's own code calls it for the current stream. Nothing of the communication itself is replaced.
+FSDP makes the stream wait for each of its collectives by `Stream.wait_event`: `stream_waits` has the two events recorded around that. Nothing of
+the communication itself is replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import sys
 from itertools import islice
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from gpuwatch.batches import tensors
@@ -22,16 +22,10 @@ from gpuwatch.device import DeviceTimeline
 from gpuwatch.entries import COMM, IN_STEP
 from gpuwatch.recorder import Recorder
 
-if TYPE_CHECKING:
-    from gpuwatch.integrations.patches import Patches
-
 logger = logging.getLogger(__name__)
 
 _OUTPUTS = 16
 """Tensors of a model's output that get a hook: the loss comes from one of them."""
-_FSDP = "torch.distributed.fsdp."
-_BETWEEN = ("gpuwatch.", "torch.cuda.streams", "torch.xpu.streams")
-"""Modules between the code that makes a stream wait and our method: `wait_stream`, another Watch."""
 
 
 class CommunicationWatch:
@@ -41,7 +35,6 @@ class CommunicationWatch:
         self._recorder = recorder
         self._watched: WeakSet[Any] = WeakSet()
         self._handles: list[Any] = []
-        self._streams: Patches | None = None
         self._begin: Any = None
         """When the wait began, or what the device's timeline wants back at its end."""
         self._pending = False
@@ -63,14 +56,6 @@ class CommunicationWatch:
         self._watched.add(model)
         if is_ddp:
             self._handles.append(model.register_forward_hook(self._forward))
-        elif self._streams is None:
-            kind = next(iter(kinds - {"cpu"}))
-            from gpuwatch.integrations.patches import Patches  # frameworks' integrations are loaded where they are used
-
-            self._streams = Patches()
-            self._streams.wrap(
-                getattr(getattr(sys.modules["torch"], kind), "Stream", None), "wait_event", self._stream_waits
-            )
         self._devices |= kinds != {"cpu"}
         if self._recorder.home is not None:
             self.measure_by(self._recorder.home)
@@ -80,13 +65,10 @@ class CommunicationWatch:
         timeline.watches_ranks |= self._devices
 
     def remove(self) -> None:
-        """Take back hooks and replacements."""
+        """Take back hooks."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            streams.restore()
 
     def _forward(self, module: Any, inputs: Any, output: Any) -> None:
         self._pending = False  # a backward pass that has failed says nothing of the next one
@@ -137,16 +119,6 @@ class CommunicationWatch:
             else recorder.device is None and recorder.thread == get_ident()
         )
 
-    def _stream_waits(self, original: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a stream wait for an event; time that where FSDP asks for it on the current stream."""
-        device = self._recorder.device
-        if device is None or not device.watches_ranks or not _is_fsdps_wait(stream):
-            return original(stream, *args, **kwargs)
-        begin = device.wait_begins()
-        result = original(stream, *args, **kwargs)
-        device.wait_ends(begin)
-        return result
-
 
 def _engine() -> Any:
     return sys.modules["torch"].autograd.Variable._execution_engine
@@ -167,17 +139,3 @@ def is_parallel(model: Any) -> bool:
     return _is_ddp(model) or bool(
         sharded and any(isinstance(part, sharded) for part in getattr(model, "modules", tuple)())
     )
-
-
-def _is_fsdps_wait(stream: Any) -> bool:
-    """Whether FSDP's code is what makes this stream wait, and it is the current one."""
-    try:
-        frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-            frame = frame.f_back
-        if not frame.f_globals.get("__name__", "").startswith(_FSDP):
-            return False
-        current = sys.modules["torch"].accelerator.current_stream()
-        return bool(stream.stream_id == current.stream_id and stream.device_index == current.device_index)
-    except Exception:
-        return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuwatch.ledger import COMPILE
 from gpuwatch.recorder import Recorder
-from gpuwatch.tensor_methods import come_back, step_aside
+from gpuwatch.torch_methods import come_back, step_aside
 
 _registered: list[CompileWatch] = []
 """Those whose callbacks dynamo has."""

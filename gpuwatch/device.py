@@ -124,6 +124,8 @@ class Piece:
 
     __slots__ = (
         "asides",
+        "asides_missed",
+        "awaits_asides",
         "batch",
         "begin_ns",
         "blocked_ns",
@@ -170,6 +172,10 @@ class Piece:
         """Begin and end of each run of copies to the device on the home stream."""
         self.asides: Sequence[tuple[Any, Any]] = ()
         """Begin and end of copies on other streams, launched before the batch was in hand."""
+        self.asides_missed = False
+        """There were such copies, and they are not measured."""
+        self.awaits_asides = False
+        """The home stream was made to wait for copies on other streams later in the piece."""
         self.waits_seen: int | None = None
         """How often the home stream waited for other ranks; None where that is not watched."""
         self.times_waits = False
@@ -205,13 +211,17 @@ class DeviceTimeline:
 
     __slots__ = (
         "_aside_copies",
+        "_aside_gap_ns",
+        "_asides_read",
         "_begun",
         "_begun_elsewhere",
         "_chained",
         "_copied",
+        "_copies_aside",
         "_copy",
         "_ended",
         "_events",
+        "_felt_ns",
         "_foreign_seen",
         "_harvested_ns",
         "_host_ns",
@@ -241,6 +251,7 @@ class DeviceTimeline:
         "_waits_timed",
         "_works_in_fetch",
         "attention",
+        "copied_aside",
         "error",
         "given_up",
         "launches",
@@ -264,6 +275,10 @@ class DeviceTimeline:
         """The outermost open copy: its piece and begin, no piece where it is on another stream, no begin where it goes on with the batch."""
         self._aside_copies: list[tuple[Any, Any]] = []
         """Copies on other streams that no batch has followed yet."""
+        self._copies_aside = False
+        """Some copies of this training are made on other streams."""
+        self.copied_aside = False
+        """They were, as far as known, since the home stream was made to wait for another one last."""
         self.error: Exception | None = None
         """What ended this timeline."""
         self.attention = False
@@ -286,6 +301,9 @@ class DeviceTimeline:
         # What was read last:
         self._unfinished_asides: list[tuple[Any, Any]] = []
         """Copies on other streams that went on when the training's stream had gone on too: for a later batch."""
+        self._asides_read = 0
+        self._aside_gap_ns = self._felt_ns = 0.0
+        """Means of the gaps after such copies, and of the part of them in which the stream had nothing else to do than to wait for the copies."""
         self._reached_ns: int | None = None
         """When the device reached the end of the piece that was read last."""
         self._met_ns = 0
@@ -371,6 +389,7 @@ class DeviceTimeline:
             piece.previous, piece.batch = last, events.record(None)
             if self._aside_copies:
                 piece.asides, self._aside_copies = self._aside_copies, []
+            piece.asides_missed = self.copied_aside and not piece.asides
         self._open = piece
 
     def _is_detailed(self, at_ns: int) -> bool:
@@ -423,12 +442,15 @@ class DeviceTimeline:
         if may_be_aside and (around is None or around[0] is not None):
             aside = events.record_aside()
             if aside is not None:
+                self._copies_aside = self.copied_aside = True
                 token = (None, aside)
                 self._copy = around or token
                 return token
         if piece is None or around is not None:
             return None
         piece.copied = True
+        if not piece.detailed:  # on which stream is not asked
+            self.copied_aside |= self._copies_aside
         if not (piece.detailed or (in_fetch and not piece.copies)) or not events.usable():
             return None
         if in_fetch and not piece.copies:
@@ -462,6 +484,19 @@ class DeviceTimeline:
                 piece.copies = [*piece.copies, (piece.batch if begin is None else begin, events.record(None))]
         except Exception as error:
             self._break(error)
+
+    def awaits_asides(self, at_ns: int | None) -> Any | None:
+        """The home stream is about to wait for copies on other streams. None: while a batch is fetched, so that this is measured by the copies alone.
+
+        Return what `copy_ends` wants to be given.
+        """
+        piece = self._open
+        token = None
+        if at_ns is not None and piece is not None:
+            piece.awaits_asides = True
+            token = self.copy_begins(at_ns, follows=False)
+        self.copied_aside = False
+        return token
 
     def launched(self, at_ns: int) -> None:
         """The optimizer has launched its work."""
@@ -671,8 +706,16 @@ class DeviceTimeline:
         elapsed = self._events.elapsed_ns
         before_ns, reached_ns, gap_ns = self._batch(piece)
         reached_ns = min(reached_ns, max(observed_ns, piece.end_ns))  # whatever the device's clock says
-        felt_ns = self._aside(piece, before_ns, reached_ns) if piece.asides or self._unfinished_asides else 0
-        if gap_ns is not None:
+        with_asides = bool(piece.asides)
+        felt_ns = self._aside(piece, before_ns, reached_ns) if with_asides or self._unfinished_asides else 0
+        if gap_ns:
+            if piece.asides_missed and self._felt_ns:
+                felt_ns = max(felt_ns, int(gap_ns * self._felt_ns / self._aside_gap_ns))
+            elif with_asides:
+                self._asides_read += 1
+                weight = max(0.125, 1 / self._asides_read)
+                self._aside_gap_ns += weight * (gap_ns - self._aside_gap_ns)
+                self._felt_ns += weight * (min(felt_ns, gap_ns) - self._felt_ns)
             gap_ns = max(0, gap_ns - felt_ns)
         most_lag_ns = self._most_lag_ns(piece, following)
         is_estimated = most_lag_ns is not None and not self._is_sampled(piece, following)
@@ -815,14 +858,15 @@ class DeviceTimeline:
         felt_ns = 0
         for begin, end in copies:
             until_ns = reached_ns - events.elapsed_ns(end, piece.batch) if events.ready(end) else reached_ns + 1
-            if until_ns > reached_ns:  # it was not waited for
-                self._unfinished_asides = [*self._unfinished_asides, (begin, end)][-_MOST_COPIES:]
-                continue
-            if before_ns is not None:
+            is_done = until_ns <= reached_ns  # else only what the stream is made to wait for later was felt
+            if before_ns is not None and (is_done or (piece.awaits_asides and events.ready(begin))):
                 from_ns = reached_ns - events.elapsed_ns(begin, piece.batch)
-                felt_ns += max(0, until_ns - max(from_ns, before_ns + felt_ns))
-            events.release(begin)
-            events.release(end)
+                felt_ns += max(0, min(until_ns, reached_ns) - max(from_ns, before_ns + felt_ns))
+            if is_done:
+                events.release(begin)
+                events.release(end)
+            else:
+                self._unfinished_asides = [*self._unfinished_asides, (begin, end)][-_MOST_COPIES:]
         return felt_ns
 
     def _waited(self, piece: Piece) -> int | None:

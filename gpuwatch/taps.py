@@ -12,6 +12,7 @@ from gpuwatch.compiling import CompileWatch
 from gpuwatch.device import DeviceTimeline, Events
 from gpuwatch.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
 from gpuwatch.recorder import Recorder
+from gpuwatch.stream_waits import StreamWaits
 from gpuwatch.torch_events import torch_events
 from gpuwatch.transfers import READS, TransferWatch
 
@@ -31,6 +32,7 @@ class Taps:
         self._torch_hook: Any | None = None
         """Notes torch's steps where another framework computes too."""
         self.communication = CommunicationWatch(recorder)
+        self._streams = StreamWaits(recorder)
         self._accelerate: Patches | None = None
 
     def loader_made(self) -> None:
@@ -83,6 +85,7 @@ class Taps:
         timeline = DeviceTimeline(events)
         self.communication.measure_by(timeline)
         self._recorder.adopt_device(timeline)
+        self._streams.install(getattr(events, "kind", None))
         if self._transfers is not None:
             self._transfers.also(READS)
         if self._optimizer_hook is None:
@@ -100,6 +103,7 @@ class Taps:
             self._transfers.remove_all()
         self._compiling.remove()
         self.communication.remove()
+        self._streams.remove()
         hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
         for hook in hooks:
             if hook is not None:

@@ -42,7 +42,7 @@ class TorchEvents:
 
     def __init__(self, torch: Any, kind: str) -> None:
         self._torch = torch
-        self._kind = kind
+        self.kind = kind
         self._free: list[Any] = []
         self._device: int = self._current_device()
         self._stream = self._current_stream()
@@ -81,11 +81,11 @@ class TorchEvents:
         return False
 
     def saw(self, device: Any) -> None:
-        if device.type == self._kind and device.index not in (None, self._device):
+        if device.type == self.kind and device.index not in (None, self._device):
             self.foreign += 1
 
     def _new(self) -> Any:
-        return self._torch.Event(device=self._kind, enable_timing=True)
+        return self._torch.Event(device=self.kind, enable_timing=True)
 
     def _current_device(self) -> int:
         return int(self._torch.accelerator.current_device_index())

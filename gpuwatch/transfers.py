@@ -4,7 +4,7 @@ What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, `float(loss
 where the device's timeline measures: the host waits for it.
 
 The replacement acts while a loop is open, in the training thread alone, inside a step. It is removed after a run's first passes, and stays between
-later ones until the run is closed: see `tensor_methods`. While torch compiles anything it is not there: what is traced, and what its guards
+later ones until the run is closed: see `torch_methods`. While torch compiles anything it is not there: what is traced, and what its guards
 look at, is torch's own. It is no TorchFunctionMode: those change how every operation is dispatched.
 
 A Tensor subclass or a TorchFunctionMode is told by torch which function was called: whatever `torch.Tensor.to` is then. They are told the
@@ -20,7 +20,7 @@ from typing import Any
 
 from gpuwatch.entries import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 from gpuwatch.recorder import Recorder
-from gpuwatch.tensor_methods import TensorMethods
+from gpuwatch.torch_methods import TorchMethods
 from gpuwatch.undisturbed import pass_on
 
 _COPIES = ("to", "cuda")
@@ -34,7 +34,7 @@ class TransferWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.methods = TensorMethods(_COPIES, self._made)
+        self.methods = TorchMethods(_COPIES, self._made)
 
     def _made(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return self._timed(torch, name, original) if name in _COPIES else self._noted(torch, name, original)

@@ -3,7 +3,7 @@
     from benchmarks import async_device
 
     async_device.load()                    # builds device.cpp with the system's C++ compiler at first (15 s), then takes it from a cache
-    model.to("asyncdev")                   # tensors, autograd, optimizers, DataLoader, torch.accelerator, torch.Event and torch.Stream
+    model.to("asyncdev")                   # tensors, autograd, optimizers, DataLoader, torch.accelerator, streams and events
     async_device.launch(0.010)             # 10 ms of work on the current stream: returns at once
     async_device.settings(op_s=1e-5, to_device_s=0.004)    # what each operation, and each copy from the host, takes
     async_device.fail("query", nth=3)      # the third query of a timing event from here on raises RuntimeError
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import hashlib
 import itertools
 import os
@@ -267,8 +266,42 @@ def idle_ns(since_ns: int, until_ns: int | None = None, stream: int = -1, device
 
 # What torch asks of a device's module ---------------------------------------------------------------------------------
 
-Event = functools.partial(torch.Event, device=NAME)
-Stream = functools.partial(torch.Stream, device=NAME)
+
+class Event(torch.Event):
+    """An event of this device, in Python as `torch.cuda.Event`. Where it tells times, use `torch.Event`: that takes no derived class for the other one."""
+
+    def __new__(cls, enable_timing: bool = False) -> Event:
+        return super().__new__(cls, device=NAME, enable_timing=enable_timing)
+
+    def record(self, stream: Any = None) -> None:
+        super().record(current_stream() if stream is None else stream)
+
+    def wait(self, stream: Any = None) -> None:
+        super().wait(current_stream() if stream is None else stream)
+
+    def synchronize(self) -> None:
+        super().synchronize()
+
+
+class Stream(torch.Stream):
+    """A stream of this device, in Python as `torch.cuda.Stream`."""
+
+    def __new__(cls, device: Any = NAME, **known: int) -> Stream:
+        return super().__new__(cls, **known) if known else super().__new__(cls, device=device)
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Any = None) -> Any:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        super().synchronize()
 
 
 def is_available() -> bool:
@@ -299,8 +332,9 @@ class device(torch.accelerator.device_index):
         super().__init__(torch.accelerator._get_device_index(device, optional=True))
 
 
-def current_stream(device: Any = None) -> Any:
-    return torch.accelerator.current_stream(device)
+def current_stream(device: Any = None) -> Stream:
+    current = torch.accelerator.current_stream(device)
+    return Stream(stream_id=current.stream_id, device_index=current.device_index, device_type=current.device_type)
 
 
 @contextmanager

@@ -435,3 +435,30 @@ def test_starvation_is_what_the_stream_was_empty(
     reported = (report.states.get("input_wait", 0.0) + report.states.get("host_wait", 0.0)) / wall_s
     assert report.timeline == "device"
     assert reported == pytest.approx(idle_ns / 1e9 / wall_s, abs=0.02)
+
+
+def test_a_wait_for_a_side_stream_with_copies_is_transfer(runtime: Runtime) -> None:
+    """Each step waits for its batch on another stream, 12 ms behind a copy, then works for 6 ms; the other stream waits for this one before."""
+    main, side, batch = torch.cuda.current_stream(), torch.cuda.Stream(), pinned_batch()
+    optimizer, waited_ns = optimizer_of(runtime, 3 * MS), 0
+    own = vars(torch.cuda.Event)["wait"]
+    with gpuwatch.Watch(quiet=True, budget=1.0) as watch:
+        begin = runtime.now_ns()
+        for _ in watch.steps(range(60)):
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                batch[0].to("cuda", non_blocking=True)
+                runtime.launch(12 * MS)
+            before_ns = max(runtime.now_ns(), runtime.end_ns())
+            main.wait_stream(side)
+            waited_ns += runtime.end_ns() - before_ns
+            runtime.launch(3 * MS)
+            optimizer.step()
+            torch.cuda.synchronize()
+        wall_s = (runtime.now_ns() - begin) / 1e9
+        assert vars(torch.cuda.Event)["wait"] is not own
+        report = watch.report()
+    assert vars(torch.cuda.Event)["wait"] is own
+    assert waited_ns / 1e9 > 0.5 * wall_s
+    assert report.states["transfer"] / wall_s == pytest.approx(waited_ns / 1e9 / wall_s, abs=0.02)
+    assert report.unverified_ratio == 0

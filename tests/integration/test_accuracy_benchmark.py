@@ -34,6 +34,7 @@ ROWS = [
     ("weights averaged", "device"),
     ("metrics after the step", "device"),
     ("late labels", "device"),
+    ("side-stream prefetcher", "device"),
     ("prefetch by hand", "device"),
     ("steps by hand", "device"),
     ("host work between steps", "device"),
@@ -41,26 +42,16 @@ ROWS = [
     ("early break", "host"),
     ("checkpoint and other", "host"),
 ]
-NOT_YET = {
-    "a wait for a side stream inside the step, by the C type of streams, is not seen": ("side-stream prefetcher",),
-}
-"""Why the device's ledger is wrong about these scenarios today."""
 PENDING = [
-    pytest.param(name, "device", marks=pytest.mark.xfail(reason=why, raises=AssertionError, strict=True))
-    for why, names in NOT_YET.items()
-    for name in names
-]
-
-
-PENDING.append(
     pytest.param(
         "two nested loops",
         "device",
         marks=pytest.mark.xfail(
             reason="each pass begins with 0.5 ms of set-up in no wait: 2.2-2.5 points here", raises=AssertionError
         ),
-    )
-)
+    ),
+]
+"""What does not hold yet, and why."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -166,6 +166,48 @@ def test_copies_that_follow_each_other_are_one_transfer_and_a_late_one_is_added(
     assert (times.transfer_ns, times.compute_ns) == (6 * MS, 10 * MS)
 
 
+def test_a_wait_for_copies_on_another_stream_is_transfer_and_so_is_the_gap_while_they_run() -> None:
+    """Copies of 12 ms, one batch ahead of 8 ms of work: whenever the stream is empty, a copy runs. Of most steps no copy is measured."""
+    loop = Loop()
+    timeline, device, clock = loop.timeline, loop.device, loop.clock
+    for step in range(400):
+        clock.sleep(0.004)
+        timeline.begin(clock())
+        token = timeline.awaits_asides(clock())
+        device.wait_aside()
+        timeline.copy_ends(token)
+        device.elsewhere = True
+        token = timeline.copy_begins(clock(), follows=False)
+        device.launch_aside(0.012)
+        timeline.copy_ends(token)
+        device.elsewhere = False
+        device.launch(0.008)
+        timeline.launched(clock())
+        if step % 10 == 9:
+            begin = clock()
+            device.synchronize()
+            timeline.read_back(clock() - begin)
+        loop.end()
+    wall_ns, idle_ns = clock() - 1_000_000_000, device.idle_ns
+    times = loop.finish()
+    assert idle_ns > 0.3 * wall_ns
+    assert sum(time.transfer_ns for time in times) == pytest.approx(idle_ns, abs=0.02 * wall_ns)
+    assert sum(time.gap_ns or 0 for time in times) < 0.02 * wall_ns
+    assert sum(time.transfer_ns - time.aside_ns for time in times[1:10]) == pytest.approx(9 * 4 * MS, abs=4.1 * MS)
+
+
+def test_a_wait_where_nothing_was_copied_on_another_stream_is_work() -> None:
+    loop = Loop()
+    for _ in range(20):
+        loop.clock.sleep(0.002)
+        loop.timeline.begin(loop.clock())
+        loop.device.launch_aside(0.004)
+        assert not loop.timeline.copied_aside  # so that the wait is not announced
+        loop.device.wait_aside()
+        loop.end()
+    assert sum(time.transfer_ns for time in loop.finish()) == 0
+
+
 def test_nothing_is_touched_while_a_graph_is_captured() -> None:
     loop = Loop()
     loop.step(wait_s=0.001, device_s=0.005)

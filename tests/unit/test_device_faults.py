@@ -175,6 +175,12 @@ class Training:
             device.elsewhere = bool(ms % 2)
         elif kind == "aside":
             device.launch_aside(ms / 1e3)
+        elif kind == "waits aside":
+            timeline = None if watch is None else watch._recorder.device
+            token = None if timeline is None else timeline.awaits_asides(self.clock() if ms % 2 else None)
+            device.wait_aside()
+            if timeline is not None:
+                timeline.copy_ends(token)
         elif kind == "data in transfer":
             with self.context("transfer"), self.context("data"):
                 self.body(ops, 2)
@@ -248,7 +254,19 @@ class Training:
 
 ANY = [
     *("host", "launch", "optimizer", "copy", "to", "read", "data", "phase", "step", "nested", "raise", "capture"),
-    *("elsewhere", "aside", "zip", "evaluation", "rest", "adopt", "turn", "report", "close", "loader raises"),
+    *(
+        "elsewhere",
+        "aside",
+        "waits aside",
+        "zip",
+        "evaluation",
+        "rest",
+        "adopt",
+        "turn",
+        "report",
+        "close",
+        "loader raises",
+    ),
     *("data in transfer", "transfer in data", "transfer in transfer", *["end", "launch", "optimizer"] * 4),
 ]
 any_ops = st.lists(st.tuples(st.sampled_from(ANY), st.sampled_from([0, 1, 2, 5, 30, 40_000, 400_000])), max_size=40)

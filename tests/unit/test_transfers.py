@@ -184,8 +184,8 @@ def counted_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         delattr(owner, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpuwatch.tensor_methods.setattr", setting, raising=False)
-        patch.setattr("gpuwatch.tensor_methods.delattr", deleting, raising=False)
+        patch.setattr("gpuwatch.torch_methods.setattr", setting, raising=False)
+        patch.setattr("gpuwatch.torch_methods.delattr", deleting, raising=False)
         yield changes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpuwatch import this_process
 from gpuwatch.hook import Watch
-from gpuwatch.tensor_methods import COMPILED_AROUND
+from gpuwatch.torch_methods import COMPILED_AROUND
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 from tests.unit.test_transfers import counted_changes
 

@@ -1,4 +1,6 @@
-"""What replaces a Tensor's own methods while a `Watch` needs it: installed, removed, and out of the way while torch compiles.
+"""What replaces functions of torch while a `Watch` needs it: installed, removed, and out of the way while torch compiles.
+
+Most are a Tensor's own methods; `stream_waits` replaces some of streams and events.
 
 Since Python 3.13 a class whose attributes have changed about a thousand times has no attribute cache any more, and every access to a Tensor's attribute
 takes twice as long for the rest of the process. So these attributes change a bounded number of times in a run, however many passes it has.
@@ -6,6 +8,7 @@ takes twice as long for the rest of the process. So these attributes change a bo
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +20,7 @@ COMPILED_AROUND = 100
 
 _left: set[Any] = set()
 """What could not be removed, because a replacement of another package was on top of it."""
-_open: list[TensorMethods] = []
+_open: list[TorchMethods] = []
 """Those that are in use."""
 _is_aside = False
 """Torch compiles: nothing of ours is in its place."""
@@ -39,17 +42,24 @@ def come_back() -> None:
         methods.come_back()
 
 
-class TensorMethods:
-    """Replaces methods of `torch.Tensor` for the loops of one run.
+class TorchMethods:
+    """Replaces methods of `torch.Tensor`, or of another class or module that `owner` returns, for the loops of one run.
 
     `make(torch, name, original)` returns the replacement, which calls the original; it is wrapped by `functools.wraps`.
+    `compiled_around`: compilations after which it is installed again at once.
     """
 
     def __init__(
-        self, names: tuple[str, ...], make: Callable[[Any, str, Callable[..., Any]], Callable[..., Any]]
+        self,
+        names: tuple[str, ...],
+        make: Callable[[Any, str, Callable[..., Any]], Callable[..., Any]],
+        owner: Callable[[Any], Any] = operator.attrgetter("Tensor"),
+        compiled_around: float = COMPILED_AROUND,
     ) -> None:
         self._names = names
         self._make = make
+        self._owner = owner
+        self._compiled_around = compiled_around
         self.loops = 0
         """Loops that are open. While there is none, a replacement that is still installed only calls the original."""
         self._passes = 0
@@ -84,7 +94,7 @@ class TensorMethods:
         """Install again what is aside, unless torch has compiled too often in this run: then the next pass does it."""
         if self._aside and self.loops:
             self._compilations += 1
-            if self._compilations <= COMPILED_AROUND:
+            if self._compilations <= self._compiled_around:
                 self._put(self._aside)
 
     def step_aside(self) -> bool:
@@ -117,39 +127,40 @@ class TensorMethods:
     def _on_top(self) -> list[str]:
         """Return the names under which ours is the outermost."""
         torch = sys.modules.get("torch")
-        return [name for name, ours in self._ours.items() if torch and torch.Tensor.__dict__.get(name) is ours]
+        return [name for name, ours in self._ours.items() if torch and vars(self._owner(torch)).get(name) is ours]
 
     def _take_back(self, names: list[str]) -> None:
         """Remove what is on top under these names. Nothing is looked up on the class between two changes, so that Python counts them as one."""
-        torch = sys.modules.get("torch")
+        owner = self._owner(sys.modules["torch"]) if names else None
         for name in names:
             before = self._ours.pop(name).gpuwatch_before
             while before in _left:  # another Watch's, removed in the meantime
                 _left.discard(before)
                 before = before.gpuwatch_before
             if before is None:
-                delattr(torch.Tensor, name)  # type: ignore[union-attr]
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, before)  # type: ignore[union-attr]
+                setattr(owner, name, before)
 
     def _put(self, names: list[str]) -> None:
         """Install what is named and is not there, as `_take_back` removes it."""
         torch = sys.modules["torch"]
+        owner = self._owner(torch)
         self._aside, made = [], {}
         for name in names:
-            before = torch.Tensor.__dict__.get(name)
+            before = vars(owner).get(name)
             ours = self._ours.get(name)
             if ours is not None and ours in _chain(before):
                 # Another package has put its own over it, and calls it: a second one would time the copy twice.
                 _left.discard(ours)
                 continue
             # Tensor inherits all of them from a C base: what is deleted again leaves the original.
-            ours = self._make(torch, name, getattr(torch.Tensor, name))
+            ours = self._make(torch, name, getattr(owner, name))
             vars(ours)["gpuwatch_before"] = before
             made[name] = ours
         self._ours.update(made)
         for name, ours in made.items():
-            setattr(torch.Tensor, name, ours)
+            setattr(owner, name, ours)
 
 
 def _chain(function: Any) -> Iterator[Any]:
