@@ -40,6 +40,8 @@ ROWS = [
     ("optimizer in backward", "device"),
     ("early break", "host"),
     ("checkpoint and other", "host"),
+    ("two nested loops", "host"),
+    ("two nested loops", "device"),
 ]
 NOT_YET = {
     "a wait for a side stream inside the step, by the C type of streams, is not seen": ("side-stream prefetcher",),
@@ -50,17 +52,6 @@ PENDING = [
     for why, names in NOT_YET.items()
     for name in names
 ]
-
-
-PENDING.append(
-    pytest.param(
-        "two nested loops",
-        "device",
-        marks=pytest.mark.xfail(
-            reason="each pass begins with 0.5 ms of set-up in no wait: 2.2-2.5 points here", raises=AssertionError
-        ),
-    )
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
