@@ -18,6 +18,9 @@ from gpuwatch.ledger import COMPILE
 from gpuwatch.recorder import Recorder
 from gpuwatch.torch_methods import come_back, step_aside
 
+_OURS = f"{Path(__file__).parent}{os.sep}"
+_taught: Any = None
+"""Dynamo's rules, once they know to leave this package alone: asking them again takes a long search."""
 _registered: list[CompileWatch] = []
 """Those whose callbacks dynamo has."""
 
@@ -112,14 +115,17 @@ def _leave_us_alone() -> None:
 
     It would compile those of ours that are called between two graphs. The methods are learned once, by the first `torch.compile` maybe.
     """
+    global _taught
     rules = sys.modules.get("torch._dynamo.trace_rules")
-    ours = f"{Path(__file__).parent}{os.sep}"
+    if rules is None or rules is _taught:
+        return
     with contextlib.suppress(AttributeError):  # a torch without such rules
-        if rules is not None and ours not in rules.SKIP_DIRS:
+        if _OURS not in rules.SKIP_DIRS:
             rules.add(__package__)
             step_aside()
             rules.get_tensor_method()
             come_back()
+        _taught = rules
 
 
 def _clear() -> None:

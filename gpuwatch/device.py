@@ -236,6 +236,7 @@ class DeviceTimeline:
         "_last",
         "_last_begin_ns",
         "_late_ns",
+        "_launches_timed",
         "_met_ns",
         "_open",
         "_pending",
@@ -322,6 +323,8 @@ class DeviceTimeline:
         estimated since, and its mean and variance."""
         self._lag_carried_ns = 0.0
         """By how much the estimates so far were too low in all."""
+        self._launches_timed = 0
+        """Pieces that `_to_launch_ns` is the mean of."""
         self._run_ns = 0
         """When the device reached the first batch of the run that is read."""
         self._waits_timed = 0
@@ -888,7 +891,8 @@ class DeviceTimeline:
         pause_ns = piece.end_ns - piece.launch_ns - piece.paused_ns
         if piece.launch is not None and (pause_ns > SHORT_PAUSE_NS or lag_ns == 0):
             launch_ns = max(piece.launch_ns, end_ns - max(0, self._events.elapsed_ns(piece.launch, piece.end)))
-            self._to_launch_ns += 0.25 * (launch_ns - reached_ns - self._to_launch_ns)
+            self._launches_timed += 1
+            self._to_launch_ns += max(0.25, 1 / self._launches_timed) * (launch_ns - reached_ns - self._to_launch_ns)
             lag_ns, known = max(lag_ns, launch_ns - piece.launch_ns), True
         else:
             launch_ns, known = max(piece.launch_ns, reached_ns + int(self._to_launch_ns)), lag_ns > 0

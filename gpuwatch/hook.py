@@ -90,6 +90,8 @@ class Watch:
         self._taps = Taps(self._recorder, device_events, transfers)
         self._trained_with_gradients = False
         self._loops: weakref.WeakSet[Loop[Any]] = weakref.WeakSet()
+        self._known_loader: Callable[[], Any] = _nothing
+        """The loader of the last training pass, where it has no workers: its settings have been read."""
         self._closed = False
         self._said: set[str] = set()
         membership = Membership(this_process.next_suffix(), forked=this_process.parent_trained)
@@ -246,14 +248,7 @@ class Watch:
         tokens: Callable[[Any], int] | None = None,
     ) -> Iterator[T]:
         """Return a new pass over the loader."""
-        loop = self._pass(loader, to, samples, tokens)
-        if loop.training:  # the loader of an evaluation says nothing of what feeds the training
-            try:
-                self._publisher.loader = loader_facts(loader, loop.iterator)
-                self._health.pass_begins(loader, loop.iterator)
-            except Exception as error:
-                self._failed("reading the loader's settings", error)
-        iterator: Iterator[T] = WatchedIterator(loop)
+        iterator: Iterator[T] = WatchedIterator(self._pass(loader, to, samples, tokens, has_settings=True))
         return iterator
 
     def _pass(
@@ -262,22 +257,38 @@ class Watch:
         to: Any = None,
         samples: Callable[[Any], int] | None = None,
         tokens: Callable[[Any], int] | None = None,
+        has_settings: bool = False,
     ) -> Loop[T]:
-        """Return a new pass, whatever it is over."""
+        """Return a new pass, whatever it is over. `has_settings`: the loader's settings are of interest."""
         self._start()
-        loop = Loop(self, loader, to, samples, tokens)
-        if loop.is_open:
-            self._loops.add(loop)
-            self._tap(self._taps.loop_begins)
+        loop = Loop(self, loader, to, samples, tokens, has_settings)
+        if loop.is_open:  # after its first wait, which began without a device
+            self._find_device()
         return loop
 
-    def _first_batch(self, batch: Any) -> None:
+    def _loop_begins(self, loop: Loop[T], loader: Iterable[T], has_settings: bool) -> None:
+        """Prepare for a pass whose iterator has been made: a part of the wait for its first batch."""
+        self._loops.add(loop)
+        self._tap(self._taps.loop_begins)
+        if not has_settings or not loop.training:  # the settings of an evaluation's loader do not affect the training
+            return
+        try:
+            loop.is_known = loader is self._known_loader() and not getattr(loop.iterator, "_workers", ())
+            if not loop.is_known:
+                facts = self._publisher.loader = loader_facts(loader, loop.iterator)
+                self._health.pass_begins(loader, loop.iterator)
+                self._known_loader = _nothing if facts.num_workers else _reference(loader)
+        except Exception as error:
+            self._failed("reading the loader's settings", error)
+
+    def _first_batch(self, loop: Loop[Any], batch: Any) -> None:
         """Note what only a training batch can tell, once a pass."""
         try:
             torch = sys.modules.get("torch")
             if torch is not None and torch.is_grad_enabled():
                 self._trained_with_gradients = True
-            self._publisher.note_batch(size_bytes(batch))
+            if not loop.is_known:
+                self._publisher.note_batch(size_bytes(batch))
             self._health.first_batch(batch)
         except Exception as error:
             self._failed("looking at a batch", error)
@@ -286,21 +297,21 @@ class Watch:
         with undisturbed():
             self._tap(lambda: self._health.fetch_failed(error))
 
-    def _loop_ended(self, loop: Loop[Any]) -> None:
-        """Print the verdict after the first pass; later ones wait for the end, so that nobody's log is flooded."""
+    def _loop_ends(self, loop: Loop[Any]) -> None:
+        """Undo what `_loop_begins` has prepared, if it has."""
         with undisturbed():
-            self._end_loop(loop)
+            has_begun = loop in self._loops
+            self._loops.discard(loop)
+            if loop.training and self._recorder.thread == threading.get_ident():
+                self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
+            if has_begun:
+                self._tap(self._taps.loop_ends)
 
-    def _end_loop(self, loop: Loop[Any]) -> None:
-        self._loops.discard(loop)
+    def _loop_ended(self, loop: Loop[Any]) -> None:
+        """Print the verdict after the first pass; later ones wait for the end, so that a log is not flooded."""
         recorder = self._recorder
-        # The garbage collector may end a forgotten loop in any thread: nothing is printed there.
-        here = recorder.thread == threading.get_ident()
-        if loop.training and here:
-            self._tap(self._health.look_for_dead_workers)  # torch may have raised in the loop's body
-        self._tap(self._taps.loop_ends)
         if (
-            not here
+            recorder.thread != threading.get_ident()  # the garbage collector ended a forgotten loop: no place to print
             or self._publisher.accounts.is_held_here  # it may also do so while this thread makes a report
             or not loop.is_last_word
             or self._verdicts.printed
@@ -309,7 +320,8 @@ class Watch:
             or sys.is_finalizing()
         ):
             return
-        self._verdicts.print()
+        with undisturbed():
+            self._verdicts.print()
 
     def _visit_step(self) -> None:
         """Look for a device before a declared step, and leave or rejoin it as the hook's cost demands: at first each time, then seldom."""
@@ -371,6 +383,18 @@ def watch(
     with this_process.opening:
         current = this_process.open_watches[-1] if this_process.open_watches else Watch()
     return current.steps(loader, to=to, samples=samples, tokens=tokens)
+
+
+def _reference(loader: Any) -> Callable[[], Any]:
+    """Return a weak reference to a loader; to nothing where it takes none."""
+    try:
+        return weakref.ref(loader)
+    except TypeError:
+        return _nothing
+
+
+def _nothing() -> None:
+    return None
 
 
 def _counted(samples: Callable[[Any], int]) -> Callable[[Any], int]:

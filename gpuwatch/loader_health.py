@@ -37,14 +37,16 @@ class LoaderHealth:
         """Take over the workers of a new pass. multiprocessing's objects are kept, for their exit codes: they hold no data set."""
         self.look_for_dead_workers()
         self._workers = tuple(getattr(iterator, "_workers", ()))
-        self._kills = self._kills or OomKills()
-        self._warn(bytes_ahead_of(loader) or self._shared_bytes)
+        if self._workers:
+            self._kills = self._kills or OomKills()
+            self._warn(bytes_ahead_of(loader) or self._shared_bytes)
 
     def first_batch(self, batch: Any) -> None:
         """Forecast /dev/shm from the size of a batch."""
         self._accounts.worker_deaths = ()  # training has gone on: what died was said, and is no more what stops it
-        self._shared_bytes = shared_bytes(batch)
-        self._warn(self._shared_bytes)
+        if self._workers:
+            self._shared_bytes = shared_bytes(batch)
+            self._warn(self._shared_bytes)
 
     def fetch_failed(self, error: BaseException) -> None:
         """Look for what the loader's error may mean: dead workers, or a /dev/shm without room (newer torch asks for it first)."""
@@ -64,7 +66,7 @@ class LoaderHealth:
 
     def look_for_dead_workers(self) -> None:
         """Note which workers a signal has killed, and say it. The loader's own words for it come later, or are less."""
-        if self._kills is None:
+        if self._kills is None or not self._workers:
             return
         known = {death.pid for death in self._accounts.worker_deaths}
         found = tuple(each for each in deaths(self._workers, self._kills) if each.pid not in known)

@@ -37,6 +37,7 @@ class Loop(Generic[T]):
         "_tokens",
         "_watch",
         "fetch",
+        "is_known",
         "is_last_word",
         "is_open",
         "iterator",
@@ -53,6 +54,7 @@ class Loop(Generic[T]):
         to: Any = None,
         samples: Samples | None = None,
         tokens: Samples | None = None,
+        has_settings: bool = False,
     ) -> None:
         self._watch = watch
         self.recorder = recorder = watch._recorder
@@ -64,7 +66,7 @@ class Loop(Generic[T]):
         self._first = True
         self._looks = Looks(recorder, watch._find_device, watch._verdicts.print_early)
         self._nested = False
-        self.training = False
+        self.training = self.is_known = False
         self.is_last_word = True
         """Its end may be the end of the run, so that a verdict is due."""
         # A loader that is iterated inside another one's fetch is a part of that wait.
@@ -89,7 +91,8 @@ class Loop(Generic[T]):
             recorder.end_part(recorder.clock())
             self._close()
             raise
-        recorder.end_part(recorder.clock())
+        watch._loop_begins(self, loader, has_settings)
+        recorder.end_part(recorder.clock(), more_follows=True)
         self.fetch = recorder.fetches.looking(self.iterator) if self.training else self.iterator.__next__
 
     def _is_evaluation(self) -> bool:
@@ -160,12 +163,13 @@ class Loop(Generic[T]):
         recorder = self.recorder
         if recorder.step_owner is not self.owner:  # the main thread has taken over, or the run was closed, in the fetch
             return batch if self._to is None else move(batch, self._to)
+        if self._first:  # a part of the wait, as all that gpuwatch does before a batch
+            self._note_first(batch)
+            at_ns = recorder.clock()
         recorder.data_ns += at_ns - recorder.mark_ns
         recorder.activity = IN_STEP
         if recorder.device is not None:
             recorder.device.begin(at_ns)
-        if self._first:
-            self._note_first(batch)
         count = self.samples
         if count is not None:
             try:
@@ -181,10 +185,12 @@ class Loop(Generic[T]):
 
     def nothing_came(self, error: BaseException) -> None:
         """The loader has come to its end, or raised: then the loop may go on to ask for the next batch, and stays open."""
+        if isinstance(error, StopIteration) and self.is_open:
+            self.recorder.poll(self.recorder.clock())
+            self._close(unfed=True)
+            return
         self._got_nothing()
-        if isinstance(error, StopIteration):
-            self._close()
-        else:
+        if not isinstance(error, StopIteration):
             self._watch._fetch_failed(error)
 
     def _moved(self, batch: T) -> T:
@@ -250,7 +256,7 @@ class Loop(Generic[T]):
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._watch)
         if self.training:
-            self._watch._first_batch(batch)
+            self._watch._first_batch(self, batch)
 
     def _count(self, batch: T) -> None:
         """Set the number of samples of the open step, where they are counted. What every step goes through has this written out."""
@@ -274,19 +280,36 @@ class Loop(Generic[T]):
         else:  # it goes on outside of the phase in which it began
             self._level, self._nested = recorder.level, False
 
-    def _close(self) -> None:
-        """End this loop's open step and, for a nested loop, go on with what it interrupted."""
+    def _close(self, unfed: bool = False) -> None:
+        """End this loop's open step and, for a nested loop, go on with what it interrupted.
+
+        `unfed`: the step got no batch. What gpuwatch does at the end is then a part of the wait for one.
+        """
         if not self.is_open:
             return
         self.is_open = False
         recorder = self.recorder
-        now = recorder.clock()
+        if not unfed:
+            self._leave(recorder.clock())
+        try:
+            self._watch._loop_ends(self)
+        finally:
+            if unfed:
+                now = recorder.clock()
+                try:
+                    if recorder.step_owner is self.owner:
+                        recorder.abandon(now, is_polled=True)
+                finally:
+                    self._leave(now)
+        self._watch._loop_ended(self)
+
+    def _leave(self, now: int) -> None:
+        recorder = self.recorder
         if self._nested:
             recorder.exit(self._level, now)
         elif recorder.step_owner is self.owner:
             recorder.end_step(now)
             recorder.leave_loop(now)
-        self._watch._loop_ended(self)
 
     def dropped(self) -> None:
         """The loop has let go of its iterator: at its end, by a `break`, or by an exception in its body."""
@@ -302,7 +325,7 @@ class Loop(Generic[T]):
         # A device is asked by the training thread alone.
         if recorder.step_owner is self.owner and recorder.device is None:
             recorder.end_step(recorder.clock())
-        self._watch._loop_ended(self)
+        self._watch._loop_ends(self)
 
 
 def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, watch: Watch) -> Samples:

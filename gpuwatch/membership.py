@@ -52,6 +52,8 @@ class Membership:
         A child that multiprocessing made may be a rank, a loader's worker or anything: it is nobody before torch.distributed is up or
         a step is open (`stepping`) or made (`stepped`).
         """
+        if self._settled and self._agreed:
+            return True
         if not self._settled:
             world = _world()
             if world is not None and world[1] > 1:

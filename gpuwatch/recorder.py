@@ -185,7 +185,7 @@ class Recorder:
         self.open(owner, at_ns)
         self.activity = going_on
 
-    def end_step(self, at_ns: int) -> None:
+    def end_step(self, at_ns: int, more_follows: bool = False) -> None:
         """End the open step, if there is one."""
         self.leave_steady()
         if self.unfed:
@@ -194,17 +194,18 @@ class Recorder:
             kind = PART if self.step_owner is LOOSE else STEP
             if self.activity is not IN_STEP:
                 self._credit(at_ns)
-            self._log_piece(kind, at_ns)
+            self._log_piece(kind, at_ns, more_follows)
         self._shut()
 
-    def abandon(self, at_ns: int, state: str = "input_wait") -> None:
+    def abandon(self, at_ns: int, state: str = "input_wait", is_polled: bool = False) -> None:
         """The open step got no batch: its time was a wait for data, and it was no step."""
         self.leave_steady()
         if self.in_step:
             self.log.append((SPAN, self.begin_ns, at_ns, state))
         if self.device is not None:
             self.device.start(at_ns)
-        self.poll(at_ns)  # no step follows that would
+        if not is_polled:
+            self.poll(at_ns)  # no step follows that would
         self._shut()
 
     def leave_loop(self, at_ns: int) -> None:
@@ -228,7 +229,7 @@ class Recorder:
         if part is TRANSFERRING and self.device is not None and not within:
             self.copy = self.device.copy_begins(at_ns, worked_ns < COPY_FOLLOWS_NS, in_fetch=DATA_WAIT in self.parts)
 
-    def end_part(self, at_ns: int) -> None:
+    def end_part(self, at_ns: int, more_follows: bool = False) -> None:
         """The innermost part ends; the one around it goes on, so that no time is in two of them."""
         if not self.parts:
             return
@@ -247,13 +248,13 @@ class Recorder:
                 copy, self.copy = self.copy, None
                 self.device.copy_ends(copy)
         if not self.parts and self.step_owner is LOOSE:
-            self.end_step(at_ns)
+            self.end_step(at_ns, more_follows)
 
     def enter(self, name: str | None, at_ns: int) -> int:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
         self.leave_steady()
         if self.in_step:
-            self._log_piece(PART, at_ns)
+            self._log_piece(PART, at_ns, more_follows=name is None)
         interrupted = (
             self.in_step,
             self.step_owner,
@@ -330,7 +331,7 @@ class Recorder:
     def _divide(self, at_ns: int) -> None:
         """Have the open step go on in a second piece, with a wait and times on the device of its own."""
         owner, samples, epoch_start, parts = self.step_owner, self.samples, self.epoch_start, self.parts
-        self._log_piece(PART, at_ns)
+        self._log_piece(PART, at_ns, more_follows=True)
         self.open(owner, at_ns)
         self.samples, self.epoch_start, self.parts = samples, epoch_start, parts
 
@@ -348,7 +349,8 @@ class Recorder:
             self.transfer_ns += at_ns - self.mark_ns
         self.mark_ns = at_ns
 
-    def _log_piece(self, kind: int, at_ns: int) -> None:
+    def _log_piece(self, kind: int, at_ns: int, more_follows: bool) -> None:
+        """Log the open piece. `more_follows`: of the same loop, at whose end the device is asked at the latest."""
         self._credit(at_ns)
         piece = None
         if self.device is not None:
@@ -358,7 +360,8 @@ class Recorder:
         self.log.append(
             (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
         )
-        self.poll(at_ns)
+        if not more_follows or (self.device is not None and self.device.attention):
+            self.poll(at_ns)
 
     def attend(self, at_ns: int) -> None:
         """Do what the device's timeline asks for at the end of a piece: read what the device has finished, note what it saw."""

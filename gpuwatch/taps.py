@@ -42,12 +42,11 @@ class Taps:
             self._accelerate = import_module("gpuwatch.integrations.accelerate").watched_loaders_prepared()
 
     def loop_begins(self) -> None:
-        """A pass over a loader begins: time copies while it runs, and look whether there is a device by now."""
+        """A pass over a loader begins: time copies and compilations while it runs."""
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.install()
         self._compiling.install()
-        self.find_device()
 
     def step_begins(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""

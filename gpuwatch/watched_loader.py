@@ -19,6 +19,13 @@ Samples = Callable[[Any], int]
 class WatchedLoader(Generic[T]):
     """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
 
+    _gpuwatch_watch: Watch
+    _gpuwatch_loader: Iterable[T]
+    _gpuwatch_to: Any
+    _gpuwatch_samples: Samples | None
+    _gpuwatch_tokens: Samples | None
+    _gpuwatch_pass: Iterator[T] | None
+
     def __init__(
         self,
         watch: Watch,
@@ -27,12 +34,14 @@ class WatchedLoader(Generic[T]):
         samples: Samples | None = None,
         tokens: Samples | None = None,
     ) -> None:
-        self._gpuwatch_watch = watch
-        self._gpuwatch_loader = loader
-        self._gpuwatch_to = to
-        self._gpuwatch_samples = samples
-        self._gpuwatch_tokens = tokens
-        self._gpuwatch_pass: Iterator[T] | None = None
+        vars(self).update(
+            _gpuwatch_watch=watch,
+            _gpuwatch_loader=loader,
+            _gpuwatch_to=to,
+            _gpuwatch_samples=samples,
+            _gpuwatch_tokens=tokens,
+            _gpuwatch_pass=None,
+        )
 
     def __iter__(self) -> Iterator[T]:
         return self._gpuwatch_begin()

@@ -271,6 +271,7 @@ def is_disabled(watch: Watch | None = None) -> bool:
 def tap_torch(watch: Watch) -> None:
     """Time copies, compilations and the device as inside a watched loop."""
     watch._tap(watch._taps.loop_begins)
+    watch._find_device()
 
 
 @_fail_open

@@ -138,6 +138,15 @@ def test_host_work_after_the_last_launch_is_host_wait() -> None:
     assert [(t.gap_ns, t.compute_ns, t.host_wait_ns, t.lag_ns) for t in times] == [(MS, 5 * MS, 30 * MS, 0)] * 4
 
 
+@pytest.mark.parametrize("device_s", [0.002, 0.010, 0.019])
+def test_a_busy_device_has_no_host_wait_when_measuring_in_detail_ends(device_s: float) -> None:
+    loop = Loop()
+    for _ in range(60):
+        loop.step(wait_s=0.0, device_s=device_s, after_s=device_s)
+    assert sum(not piece.detailed for piece in loop.pieces) >= 30
+    assert [time.host_wait_ns for time in loop.finish()] == [0] * 60
+
+
 def test_without_an_optimizer_the_step_ends_when_the_host_asks_for_the_next_batch() -> None:
     loop = Loop()
     for _ in range(4):

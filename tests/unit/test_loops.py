@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuwatch import hook
 from gpuwatch.hook import Watch
 from gpuwatch.loops import Loop
 from tests.unit.hook_fakes import Clock, fake_watch, states_ms
@@ -666,3 +667,59 @@ def test_an_iterator_that_another_thread_lets_go_of_leaves_no_step_open(watch: W
     clock.sleep_ms(1000)
     assert states_ms(watch) == {"input_wait": 12, "compute": 28 + 15, "other": 1000}
     assert steps(watch) == 4
+
+
+def test_what_gpuwatch_does_around_a_pass_is_a_part_of_its_waits(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(call: Callable[..., Any], ms: float) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            clock.sleep_ms(ms)
+            return call(*args)
+
+        return slow
+
+    monkeypatch.setattr(watch, "_loop_begins", slowly(watch._loop_begins, 3))
+    monkeypatch.setattr(watch, "_first_batch", slowly(watch._first_batch, 2))
+    monkeypatch.setattr(watch, "_loop_ends", slowly(watch._loop_ends, 5))
+    for _ in watch.steps(range(2)):
+        clock.sleep_ms(10)
+        for _ in watch.steps(range(2)):
+            clock.sleep_ms(20)
+    assert states_ms(watch) == {"input_wait": 30.0, "compute": 100.0}
+
+
+def test_settings_are_read_again_for_another_loader_or_with_workers(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain(list[int]):
+        num_workers = 0
+
+    read: list[Any] = []
+    facts = hook.loader_facts
+    monkeypatch.setattr(hook, "loader_facts", lambda *args: (read.append(args[0]), facts(*args))[1])
+    first, second = Plain([1, 2]), Plain([3])
+    for each in (first, first, second, second, first):
+        for _ in watch.steps(each):
+            pass
+    assert [id(each) for each in read] == [id(first), id(second), id(first)]
+    third = Plain([4])
+    third.num_workers = 2
+    for _ in range(2):
+        for _ in watch.steps(third):
+            pass
+    assert [id(each) for each in read[3:]] == [id(third)] * 2
+
+
+def test_a_nested_loader_that_cannot_begin_leaves_the_outer_loops_copies_timed(watch: Watch) -> None:
+    class Broken:
+        def __iter__(self) -> Any:
+            raise OSError
+
+    methods = watch._taps._transfers
+    assert methods is not None
+    for _ in watch.steps([1]):
+        with pytest.raises(OSError):
+            iter(watch.steps(Broken()))
+        assert methods.loops == 1
+    assert methods.loops == 0
