@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, NoData, ProtocolError
 from gpuwatch.hook import Watch, watch
-from gpuwatch.report import Report
 
 if TYPE_CHECKING:
+    from gpuwatch.report import Report
     from gpuwatch.tuning import TuneResult, tune
 
 __all__ = [
@@ -36,4 +36,8 @@ def __getattr__(name: str) -> object:
         from gpuwatch import tuning
 
         return getattr(tuning, name)
+    if name == "Report":
+        from gpuwatch.report import Report
+
+        return Report
     raise AttributeError(f"module 'gpuwatch' has no attribute {name!r}")

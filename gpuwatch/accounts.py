@@ -11,24 +11,25 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuwatch.entries import IN_STEP, TRANSFERRING
-from gpuwatch.evidence import HostWatcher
 from gpuwatch.jax_timeline import asynchronous_framework
 from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
-from gpuwatch.own_gpu import OwnGpu
 from gpuwatch.recorder import Recorder
 from gpuwatch.records import PhaseRecord, StepRecord
-from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.timeline import Timeline
 from gpuwatch.torch_events import device_in_use
-from gpuwatch.window import StepColumns, Window
 from gpuwatch.wire import Loader, Totals, WorkerDeath
+
+if TYPE_CHECKING:
+    from gpuwatch.evidence import HostWatcher
+    from gpuwatch.own_gpu import OwnGpu
+    from gpuwatch.window import StepColumns, Window
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
@@ -36,8 +37,7 @@ _STEPS_SHOWN = 20_000
 """Rows of a window at most."""
 
 
-@dataclass(frozen=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """What was folded since the last time."""
 
     steps: list[StepRecord]
@@ -51,7 +51,7 @@ class Accounts:
 
     def __init__(self, recorder: Recorder, watcher: HostWatcher | None = None) -> None:
         self.recorder = recorder
-        self.watcher = watcher or HostWatcher()
+        self._watcher = watcher
         self.lock = threading.RLock()
         self._holder: int | None = None
         """The thread that holds the lock by `held()`."""
@@ -71,6 +71,15 @@ class Accounts:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
+
+    @property
+    def watcher(self) -> HostWatcher:
+        """What this process sees of its node."""
+        if self._watcher is None:
+            from gpuwatch.evidence import HostWatcher
+
+            self._watcher = HostWatcher()
+        return self._watcher
 
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
@@ -191,6 +200,8 @@ class Accounts:
 
         Not `settled`: this interrupts the thread that books. What is booked holds; the tail is unknown.
         """
+        from gpuwatch.window import Window
+
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
         if settled:
             tail = self.provisional_ns(now_ns)
@@ -236,6 +247,8 @@ class Accounts:
         second an hour would look like a tenth of the time. First batches are therefore thinned out. Where passes are so long
         that not two of them would stay, though the pauses matter, the later steps are repeated instead.
         """
+        from gpuwatch.thresholds import THRESHOLDS
+
         firsts, later = list(self._epoch_starts), list(self._recent)
         others = self.timeline.counts.steps - self._first_batches
         if len(firsts) < 2 or not later:
@@ -261,6 +274,9 @@ class Accounts:
 
     def look_at_host(self) -> None:
         """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
+        from gpuwatch.own_gpu import OwnGpu
+        from gpuwatch.thresholds import THRESHOLDS
+
         loader = self.loader
         self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
         home = self.recorder.home
@@ -292,6 +308,8 @@ def activity(recorder: Recorder) -> str:
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:
     """Return the steps as a diagnosis looks at them: by the device's timeline where it measured them."""
+    from gpuwatch.window import StepColumns
+
     waits = [step.data_wait_ns if step.exposed is None else step.exposed.input_wait_ns for step in steps]
     copies = [step.transfer_ns if step.exposed is None else step.exposed.transfer_ns for step in steps]
     rests = [

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch import this_process
 from gpuwatch.batches import size_bytes
@@ -32,7 +32,6 @@ from gpuwatch.membership import Membership
 from gpuwatch.metering import BUDGET
 from gpuwatch.publisher import Publisher
 from gpuwatch.recorder import Recorder
-from gpuwatch.report import Report
 from gpuwatch.speaker import RunFacts
 from gpuwatch.taps import Taps
 from gpuwatch.throughput import declared
@@ -40,6 +39,9 @@ from gpuwatch.undisturbed import pass_on, undisturbed
 from gpuwatch.verdict_printer import VerdictPrinter
 from gpuwatch.watched_iterator import WatchedIterator
 from gpuwatch.watched_loader import WatchedLoader
+
+if TYPE_CHECKING:
+    from gpuwatch.report import Report
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuwatch.accounts import Accounts
-from gpuwatch.rules.worker_killed import LARGER_SHM, worker_killed
 from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.units import size
-from gpuwatch.window import Window
 from gpuwatch.wire import WorkerDeath
 from gpuwatch.wire.checks import MAX_DEATHS
 from gpuwatch.worker_deaths import OomKills, deaths
@@ -56,6 +54,8 @@ class LoaderHealth:
 
     def _larger_shm(self) -> str:
         """Return what to do where no batch came: the size to give, by the tensors that living workers have asked room for."""
+        from gpuwatch.rules.worker_killed import LARGER_SHM
+
         loader = self._accounts.loader
         tensor = largest_tensor_bytes(worker.pid for worker in self._workers if worker.pid)
         if loader is None or not loader.num_workers or tensor is None:
@@ -76,6 +76,9 @@ class LoaderHealth:
         self._say(self._described(found))
 
     def _described(self, found: tuple[WorkerDeath, ...]) -> str:
+        from gpuwatch.rules.worker_killed import worker_killed
+        from gpuwatch.window import Window
+
         accounts = self._accounts
         window = Window(
             duration_s=0.0,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuwatch.agreement import agreed_run
 from gpuwatch.identity import MAX_NAME, Identity, identify, is_declared

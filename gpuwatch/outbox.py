@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpuwatch import endpoint
-from gpuwatch.transport import Sender, ZmqSender
+
+if TYPE_CHECKING:
+    from gpuwatch.transport import Sender
 
 MOST_MESSAGES = 120
 MOST_BYTES = 4 << 20
@@ -22,13 +25,13 @@ _not_ours: list[object] = []
 class Outbox:
     """Frames on their way to an agent. Used by one thread of one process."""
 
-    def __init__(self, where: str | None = None, connect: Callable[[str], Sender] = ZmqSender) -> None:
+    def __init__(self, where: str | None = None, connect: Callable[[str], Sender] | None = None) -> None:
         self.sender: Sender | None = None
         self.frames: deque[tuple[bytes, int]] = deque()
         """Each with the number of steps in it, oldest first."""
         self.bytes = 0
         self.steps_dropped = 0
-        self.connect = connect
+        self.connect = connect or _zmq_sender
         self._where = where
         self._connected_to: str | None = None
         self._refused_turns = 0
@@ -79,3 +82,9 @@ class Outbox:
         self.sender = None
         self.frames.clear()
         self.bytes = 0
+
+
+def _zmq_sender(where: str) -> Sender:
+    from gpuwatch.transport import ZmqSender
+
+    return ZmqSender(where)

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
+from typing import TYPE_CHECKING
 
-from gpuwatch import wire
+from gpuwatch import this_process, wire
 from gpuwatch.accounts import Accounts, activity
 from gpuwatch.costs import price_told
 from gpuwatch.entries import NOBODY
@@ -20,11 +21,13 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.membership import Membership
 from gpuwatch.outbox import MOST_MESSAGES, Outbox
 from gpuwatch.recorder import Recorder
-from gpuwatch.report import Report, make_report
 from gpuwatch.speaker import RunFacts, Speaker
 from gpuwatch.throughput import Done
-from gpuwatch.transport import Sender, ZmqSender
 from gpuwatch.undisturbed import pass_on
+
+if TYPE_CHECKING:
+    from gpuwatch.report import Report
+    from gpuwatch.transport import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class Publisher:
         membership: Membership,
         facts: RunFacts,
         where: str | None = None,
-        connect: Callable[[str], Sender] = ZmqSender,
+        connect: Callable[[str], Sender] | None = None,
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
@@ -124,6 +127,9 @@ class Publisher:
 
         In a signal handler or a finalizer that interrupts another report: the run as it is booked, all later time as unknown.
         """
+        this_process.import_diagnosis()
+        from gpuwatch.report import make_report
+
         accounts = self.accounts
         if not closed:
             self._look_at_host()
@@ -186,6 +192,7 @@ class Publisher:
 
     def _run(self) -> None:
         try:
+            this_process.import_diagnosis()
             for turn in itertools.count():
                 self._turning = get_ident()
                 self._overhead_ns = time.thread_time_ns()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from gpuwatch.device_booking import Exposed
@@ -40,8 +38,7 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         return self.data_wait_ns + self.transfer_ns + self.compute_ns
 
 
-@dataclass(frozen=True)
-class PhaseRecord:
+class PhaseRecord(msgspec.Struct, frozen=True):
     """A declared phase that began (`end_ns` None) or ended."""
 
     name: str
@@ -49,8 +46,7 @@ class PhaseRecord:
     end_ns: int | None
 
 
-@dataclass
-class Carry:
+class Carry(msgspec.Struct):
     """The parts of an interrupted step so far."""
 
     start_ns: int | None = None
@@ -76,8 +72,7 @@ class Carry:
         self.total_ns += end - begin
 
 
-@dataclass
-class Level:
+class Level(msgspec.Struct):
     name: str | None
     start_ns: int
     carry: Carry

@@ -14,9 +14,7 @@ import msgspec
 from gpuwatch import procfs as proc
 from gpuwatch.batches import tensors
 from gpuwatch.errors import NoData
-from gpuwatch.rules.shm_exhaustion import shm_exhaustion
 from gpuwatch.units import size as text_of
-from gpuwatch.window import HostFacts, Window
 from gpuwatch.wire import Loader
 
 
@@ -59,6 +57,9 @@ class ShmWarning:
             size, used = self._read()
         except NoData:
             return None
+        from gpuwatch.rules.shm_exhaustion import shm_exhaustion
+        from gpuwatch.window import HostFacts, Window
+
         window = Window(
             duration_s=0.0,
             loader=msgspec.structs.replace(loader, batch_bytes=batch_bytes),

@@ -7,7 +7,8 @@ import platform
 import sys
 import time
 import uuid
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuwatch import __version__, wire
 from gpuwatch.accounts import device
@@ -17,8 +18,7 @@ from gpuwatch.records import PhaseRecord, StepRecord
 _PHASE_TIME_TO_LIVE_S = 3600.0
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(msgspec.Struct, frozen=True):
     """What the user said of the run."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
 from statistics import median
+
+import msgspec
 
 from gpuwatch.records import StepRecord
 from gpuwatch.wire import STEP_BUCKETS_S
@@ -15,8 +16,7 @@ SLOW_FIRST_MEDIANS, SLOW_FIRST_AMONG = 5, 5
 BUCKETS_NS = tuple(int(bound * 1e9) for bound in STEP_BUCKETS_S)
 
 
-@dataclass
-class StepCounts:
+class StepCounts(msgspec.Struct):
     """Sums over all training steps. Times in ns."""
 
     steps: int = 0
@@ -24,9 +24,9 @@ class StepCounts:
     samples_known: bool = False
     tokens: int = 0
     tokens_known: bool = False
-    phases_ns: dict[str, int] = field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
+    phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
     """By the host's clock."""
-    histogram: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     hidden_ns: int = 0
     """Data wait that was hidden behind the device's work, of `device_steps`."""
     device_steps: int = 0
@@ -43,7 +43,7 @@ class StepCounts:
     """Steps whose wait for other ranks was measured."""
     first: StepRecord | None = None
     """The run's first step."""
-    recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
+    recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
 
     def add(self, record: StepRecord) -> None:
         """Count one step."""

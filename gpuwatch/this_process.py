@@ -16,6 +16,9 @@ opening = threading.RLock()
 """Held while the Watch that ends with the process is opened."""
 parent_trained = False
 """This process was forked by one that had a Watch."""
+importing = threading.RLock()
+"""Held while modules are imported that a training does not need at once. A fork waits for it: in the child, a module that another thread was
+importing could never be imported."""
 made = 0
 """Watches that were made in this process so far."""
 
@@ -38,10 +41,18 @@ def is_loader_worker() -> bool:
     return data is not None and data.get_worker_info() is not None
 
 
+def import_diagnosis() -> None:
+    """Import what only a report, a diagnosis or an agent needs. `import gpuwatch` leaves it to the background thread, which needs it first."""
+    with importing:
+        import gpuwatch.evidence
+        import gpuwatch.report
+        import gpuwatch.transport  # noqa: F401
+
+
 def forget_in_child() -> None:
     """A forked child (a loader worker, say) records nothing, sends nothing and prints nothing."""
-    global opening, parent_trained, made
-    opening = threading.RLock()
+    global opening, importing, parent_trained, made
+    opening, importing = threading.RLock(), threading.RLock()
     parent_trained = parent_trained or made > 0
     made = 0
     for each in list(open_watches):
@@ -49,4 +60,12 @@ def forget_in_child() -> None:
     open_watches.clear()
 
 
-os.register_at_fork(after_in_child=forget_in_child)
+def _before_fork() -> None:
+    importing.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    importing.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=forget_in_child)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """What training steps did in a stretch of time."""
 
     seconds: float
@@ -19,8 +18,7 @@ class Done:
     tokens: float | None = None
 
 
-@dataclass(frozen=True)
-class Throughput:
+class Throughput(msgspec.Struct, frozen=True):
     """Rates of one rank over the time that is asked about. None: not counted, or not declared."""
 
     samples_per_s: float | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from gpuwatch.report import Report
+if TYPE_CHECKING:
+    from gpuwatch.report import Report
 
 _EARLY_NS = 60_000_000_000
 """Age of a run from which on one line is printed in a first pass that has not ended."""

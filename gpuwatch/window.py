@@ -7,9 +7,10 @@ Every field that was not measured is None (or absent from its mapping); it is ne
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+
+import msgspec
 
 from gpuwatch.input_wait import InputWait, steady_input_wait
 from gpuwatch.ledger import INPUT_WAIT, shares
@@ -19,8 +20,7 @@ ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 """Frameworks that return from a computation before the device has run it, by the first word of `Window.device`."""
 
 
-@dataclass(frozen=True)
-class StepColumns:
+class StepColumns(msgspec.Struct, frozen=True):
     """Training steps, oldest first; all columns of the same length [n_steps].
 
     By the device's timeline where it measured them: then `data_wait_s` is what the device felt of the wait, and `compute_s` is the
@@ -39,8 +39,7 @@ class StepColumns:
         return len(self.data_wait_s)
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True):
     """The node, as means over the window. None: not measured."""
 
     cpu_cores: int | None = None
@@ -67,8 +66,7 @@ class HostFacts:
     shm_used_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class MemoryTrend:
+class MemoryTrend(msgspec.Struct, frozen=True):
     """A GPU's used memory over a longer time than the window, looked at once a minute."""
 
     span_s: float
@@ -78,8 +76,7 @@ class MemoryTrend:
     total_bytes: int
 
 
-@dataclass(frozen=True)
-class GpuFacts:
+class GpuFacts(msgspec.Struct, frozen=True):
     """One GPU, as means over the window. None: not supported or not measured."""
 
     gpu: str
@@ -99,8 +96,7 @@ class GpuFacts:
     memory_trend: MemoryTrend | None = None
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(msgspec.Struct, frozen=True):
     """One rank of a distributed run: means over the same stretch of time for all ranks, in seconds a step."""
 
     rank: int
@@ -117,8 +113,7 @@ class RankFacts:
         return self.data_wait_s + self.transfer_s + self.compute_s
 
 
-@dataclass(frozen=True)
-class MemoryKills:
+class MemoryKills(msgspec.Struct, frozen=True):
     """The kernel's kills for lack of memory between the last sign of life of a run and its loss."""
 
     where: Literal["group", "around", "node"]
@@ -134,12 +129,11 @@ class MemoryKills:
     """Most that the training process itself was seen to have in that time."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(msgspec.Struct, frozen=True, dict=True):
     """Everything a rule may look at."""
 
     duration_s: float
-    states_s: Mapping[str, float] = field(default_factory=dict)
+    states_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds by state over the window: their sum is the time it explains."""
     timeline: str = "host"
     """"host": the states come from the host's clock; "device": from timing events on the device."""
@@ -154,7 +148,7 @@ class Window:
     """Share of steps at whose end the device had nothing left to do; None where its timeline measured none."""
     kept_up_ratio: float | None = None
     """Share of steps in which the device ran each kernel as it was launched, with no work queued; None as for `drained_ratio`."""
-    first_step_s: Mapping[str, float] = field(default_factory=dict)
+    first_step_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds by state of the run's first step where that is out of proportion: no share counts it. Empty where it is not."""
     read_back_ratio: float | None = None
     """Share of steps in which a result was read back from the device (`.item()`, `.cpu()`), for which the host waits."""

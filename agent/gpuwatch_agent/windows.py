@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuwatch.entries import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.timeline import STALL_FLOOR_NS

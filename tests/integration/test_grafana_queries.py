@@ -196,10 +196,12 @@ def test_the_numbers_are_the_sites(site: Site) -> None:
     def at_once() -> dict[str, float] | None:
         at = time.time()
         found = {kind: site.table("fleet", kind, "A", at=at).get(()) for kind in kinds}
-        return None if None in found.values() else {k: v for k, v in found.items() if v is not None}
+        known = {kind: value for kind, value in found.items() if value is not None}
+        # One of four GPUs is held idle all the time; until each series fills its window, a rate over it is too small.
+        return known if len(known) == len(kinds) and 0.2 < known["Held idle"] < 0.3 else None
 
     shares = wait_for("all numbers at one moment", at_once, 60, 1)
-    assert 0.2 < shares["Held idle"] < 0.3 and shares["Stalled"] == 0.0
+    assert shares["Stalled"] == 0.0
     assert 0.04 < shares["Starved"] < 0.55 and 0 < shares["Useful"] < 0.5
     assert shares["Lost money"] == pytest.approx(PRICE * shares["GPUs lost"], rel=0.2)
     worst = site.table("fleet", "Worst GPUs now", "A", "gpu", "run", "job_id")

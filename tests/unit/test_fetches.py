@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.fetches import FetchEvidence, ready_batches
 from gpuwatch.rules.input_unexplained import input_unexplained

@@ -7,11 +7,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch import wire
 from gpuwatch.accounts import device

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +18,12 @@ PACKAGES = {
 }
 PURE = ["metrics", "ledger", "timeline", "window", "diagnosis", "verdict", "thresholds", "units", "alert_rules"]
 IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}
-TRAINING_SIDE_MAY_USE = {"msgspec", "zmq"}
+TRAINING_SIDE_MAY_USE = ["msgspec", "zmq"]
 
 
-def imports(path: Path, at_top_only: bool = False) -> Iterator[str]:
+def imports(path: Path) -> Iterator[str]:
     """Yield the dotted names that a file imports."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body if at_top_only else ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,25 +61,30 @@ def test_pure_modules_do_no_io_and_read_no_clock(module: str) -> None:
 
 
 def test_what_a_training_process_imports_needs_msgspec_and_zmq_alone() -> None:
-    import sys
+    script = """
+import sys
+before = set(sys.modules)
+import gpuwatch
+from gpuwatch import this_process
+at_once = set(sys.modules) - before
+this_process.import_diagnosis()
+print(*at_once)
+print(*(set(sys.modules) - before))
+"""
+    at_once, later = _printed(script)
+    (theirs,) = _printed(f"import sys, {', '.join(TRAINING_SIDE_MAY_USE)}; print(*sys.modules)")
+    assert {name.split(".")[0] for name in later - theirs} - sys.stdlib_module_names == {"gpuwatch"}
+    assert "gpuwatch.hook" in at_once and "gpuwatch.commands" not in later
+    # `import gpuwatch` is small: diagnosis, reports and the socket are loaded by the background thread.
+    assert not at_once & {"zmq", "gpuwatch.rules", "gpuwatch.window", "gpuwatch.report", "gpuwatch.evidence"}
+    assert {"zmq", "gpuwatch.rules", "gpuwatch.window", "gpuwatch.report", "gpuwatch.evidence"} <= later
+    assert len([name for name in at_once if name.startswith("gpuwatch")]) < 60
 
-    seen: set[str] = set()
-    todo = ["gpuwatch"]
-    third_party: set[str] = set()
-    while todo:
-        module = todo.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        path = ROOT / Path(*module.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        for name in imports(file, at_top_only=True):
-            if name.split(".")[0] == "gpuwatch":
-                todo.append(name)
-            elif name.split(".")[0] not in sys.stdlib_module_names:
-                third_party.add(name.split(".")[0])
-    assert third_party == TRAINING_SIDE_MAY_USE
-    assert "gpuwatch.hook" in seen and "gpuwatch.commands" not in seen
+
+def _printed(script: str) -> list[set[str]]:
+    """Return the words of each line that a script prints in an interpreter of its own."""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:

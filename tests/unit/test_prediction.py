@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.prediction import fetch_seconds, free_cores, plan, workers_needed
 from gpuwatch.window import HostFacts

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwatch import this_process
+from gpuwatch.compiling import _registered
 from gpuwatch.hook import Watch
 from gpuwatch.torch_methods import COMPILED_AROUND
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
@@ -176,6 +177,8 @@ def test_a_loop_that_ends_or_begins_while_torch_compiles_leaves_torch_as_it_was(
 def test_a_watch_that_is_closed_leaves_nothing_with_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in list(this_process.open_watches):  # of other tests
         each.close()
+    for compiling in list(_registered):  # of a Watch that a test has not closed
+        compiling.remove()
     finders, handler = list(sys.meta_path), dynamo.callback.callback_handler
     callbacks = len(handler.start_callbacks), len(handler.end_callbacks)
     watch = fake_watch(Clock(), monkeypatch)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.rules.host_bound import host_bound

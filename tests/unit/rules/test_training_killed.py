@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from signal import SIGKILL
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.rules.training_killed import training_killed
 from gpuwatch.window import MemoryKills, Window

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from signal import SIGBUS, SIGKILL, SIGSEGV
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.rules.worker_killed import worker_killed
 from gpuwatch.window import HostFacts, Window

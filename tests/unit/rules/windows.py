@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpuwatch.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
