@@ -1,4 +1,4 @@
-"""Fills in the templates of the Prometheus rules, recording.yml and alerts.yml. The first lines of recording.yml explain them."""
+"""Fills in the templates of the Prometheus rules. The first lines of recording.yml explain their syntax."""
 
 from __future__ import annotations
 
