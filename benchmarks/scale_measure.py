@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale_queries import QUERIES
-from gpuwatch.alert_rules import Prices, groups, render
+from gpuwatch.alerting.render import groups, render
+from gpuwatch.alerting.thresholds import Prices
 from tests.servers import Server, free_port, get_json, start_prometheus, wait_for
 
 WARM_UP_S = 600.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample

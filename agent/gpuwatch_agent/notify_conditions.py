@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds
+from gpuwatch.alerting.render import severity
+from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.rules import ENDINGS
 
-SEVERITY = {rule.name: rule.severity for rule in ALERT_RULES}
-
 _BY_CAUSE = {
+    "artificial_limit": ("GpuStarved", "starved_for_s"),
+    "slow_worker": ("GpuStarved", "starved_for_s"),
     "held_idle": ("GpuHeldIdle", "idle_for_s"),
     "stalled": ("RunStalled", "stalled_for_s"),
     "hung": ("RunHung", "hung_for_s"),
@@ -20,7 +21,7 @@ _BY_CAUSE = {
     "shm_exhaustion": ("ShmForecast", "shm_forecast_for_s"),
     "throttled": ("GpuThrottled", "throttled_for_s"),
 }
-"""The alert of a finding, and the threshold that says how long it must hold. Causes of the input family are GpuStarved."""
+"""The alert of a finding, and the threshold for how long it must hold. `input_…` are GpuStarved too."""
 
 _ENDINGS = [rule.__name__ for rule in ENDINGS]
 
@@ -40,6 +41,11 @@ class Condition:
     body: str
 
 
+def alert_of(cause: str) -> str | None:
+    """Return the alert that covers a cause; None: findings of it notify no one."""
+    return "GpuStarved" if cause.startswith("input_") else _BY_CAUSE.get(cause, (None, ""))[0]
+
+
 def conditions(
     runs: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
@@ -53,14 +59,10 @@ def conditions(
 
 def _of_finding(finding: Mapping[str, Any], thresholds: AlertThresholds) -> Condition | None:
     cause = finding["cause"]
-    if cause.startswith("input_"):
-        alert, hold = "GpuStarved", "starved_for_s"
-        if finding["ratio"] <= thresholds.starved_ratio:
-            return None
-    elif cause in _BY_CAUSE:
-        alert, hold = _BY_CAUSE[cause]
-    else:
+    alert = alert_of(cause)
+    if alert is None or (alert == "GpuStarved" and finding["ratio"] <= thresholds.starved_ratio):
         return None
+    hold = "starved_for_s" if alert == "GpuStarved" else _BY_CAUSE[cause][1]
     run, rank, gpu = finding.get("run"), finding.get("rank"), finding.get("gpu")
     who = f"run {finding.get('name') or run}, rank {rank}: " if run else ""
     lines = [f"- {evidence['text']}" for evidence in finding.get("evidence", ()) if evidence.get("text")]
@@ -70,7 +72,7 @@ def _of_finding(finding: Mapping[str, Any], thresholds: AlertThresholds) -> Cond
     return Condition(
         key,
         alert,
-        SEVERITY[alert],
+        severity(alert),
         getattr(thresholds, hold),
         finding["since_s"],
         f"{who}{finding['title']} ({finding['ratio']:.0%})",
@@ -89,7 +91,7 @@ def _lost_runs(runs: Sequence[Mapping[str, Any]], thresholds: AlertThresholds) -
             yield Condition(
                 f"GpuwatchTelemetryLost/{run['run']}/{run['rank']}",
                 "GpuwatchTelemetryLost",
-                SEVERITY["GpuwatchTelemetryLost"],
+                severity("GpuwatchTelemetryLost"),
                 thresholds.telemetry_for_s,
                 run["last_message_s"],
                 f"run {run['name']}, rank {run['rank']}: "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwatch.alert_rules import AlertThresholds
-from gpuwatch.alerting.gpu_alerts import XIDS, XIDS_OF_PROGRAMS
+from gpuwatch.alerting.render import severity
+from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch_agent.exporter import Page
-from gpuwatch_agent.notify_conditions import SEVERITY, Condition
+from gpuwatch_agent.notify_conditions import Condition
 
 
 def hardware_conditions(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Condition]:
@@ -24,7 +24,7 @@ def _gpus_lost(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterato
     lost = expected - seen
     title = f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus"
     body = "Do: drain the node; dmesg -T | grep -i xid says why; reset the GPU or reboot"
-    yield Condition("GpuLost", "GpuLost", SEVERITY["GpuLost"], thresholds.gpu_lost_for_s, now_s, title, body)
+    yield Condition("GpuLost", "GpuLost", severity("GpuLost"), thresholds.gpu_lost_for_s, now_s, title, body)
 
 
 def _xids(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Condition]:
@@ -36,7 +36,7 @@ def _xids(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Con
         what = XIDS.get(xid, "see NVIDIA's list of XIDs")
         title = f"GPU {gpu} ({uuid}) reported XID {xid}: {what}"
         body = "Do: end the run on it, drain the node, reset the GPU (nvidia-smi --gpu-reset -i N)"
-        yield Condition(f"GpuXid/{uuid}/{xid}", "GpuXid", SEVERITY["GpuXid"], thresholds.xid_for_s, time_s, title, body)
+        yield Condition(f"GpuXid/{uuid}/{xid}", "GpuXid", severity("GpuXid"), thresholds.xid_for_s, time_s, title, body)
 
 
 def _shm(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Condition]:
@@ -47,4 +47,4 @@ def _shm(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Cond
             title = f"/dev/shm ({mount}) is {used / size:.0%} full"
             body = "Do: enlarge it (docker run --shm-size), or lower num_workers or prefetch_factor"
             key = f"ShmNearlyFull/{mount}"
-            yield Condition(key, "ShmNearlyFull", SEVERITY["ShmNearlyFull"], thresholds.shm_for_s, now_s, title, body)
+            yield Condition(key, "ShmNearlyFull", severity("ShmNearlyFull"), thresholds.shm_for_s, now_s, title, body)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuwatch.alert_rules import AlertThresholds, Prices
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import NotifySettings, StackSettings
 
 

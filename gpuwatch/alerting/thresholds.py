@@ -7,6 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from gpuwatch.errors import ConfigError
+from gpuwatch.thresholds import Thresholds
+
+XIDS = {
+    48: "double-bit ECC error", 63: "row remapping pending", 64: "row remapping failed", 74: "NVLink error",
+    79: "GPU fell off the bus", 94: "contained memory error", 95: "uncontained memory error", 119: "GSP timeout",
+}  # fmt: skip
+"""https://docs.nvidia.com/deploy/xid-errors/"""
+XIDS_OF_PROGRAMS = (13, 31, 43, 45, 68)
+"""Caused by a faulty or killed program, whose own log names them: no fault of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +43,16 @@ class AlertThresholds:
     stalled_window_s: float = 120
     stalled_for_s: float = 60
     hung_for_s: float = 120
-    busy_ratio: float = 0.9
+    busy_ratio: float = Thresholds.gpu_busy
     """Utilisation from which a GPU claims to be busy."""
     busy_window_s: float = 600
     busy_for_s: float = 120
     low_power_ratio: float = 0.4
-    """Share of the GPU's own highest power of six hours under which full utilisation is no work."""
+    """Share of the GPU's own highest power within `power_window_s`, below which full utilisation is no work."""
+    power_window_s: float = 21600
+    """How far back the GPU's own highest power is looked up."""
+    rank_pace_ratio: float = Thresholds.rank_pace
+    """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
     straggler_ratio: float = 0.1
     """Excess of a rank's own time over that of the quicker ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
@@ -55,7 +68,7 @@ class AlertThresholds:
     shm_forecast_for_s: float = 300
     throttle_reasons: str = "thermal|hardware"
     """Not `power`: a GPU that works hard is at its power cap, and should be."""
-    throttled_ratio: float = 0.5
+    throttled_ratio: float = Thresholds.throttled_share
     throttled_window_s: float = 300
     throttled_for_s: float = 300
     gpu_lost_memory_s: float = 3600
@@ -71,14 +84,14 @@ class AlertThresholds:
     """How long a run must have trained before it has a baseline."""
     step_slower_for_s: float = 600
     telemetry_lost_s: float = 60
-    """Unexplained seconds within the window that count as lost while the run is heard again in between."""
+    """Unexplained seconds within the window that count as lost while messages of the run still arrive in between."""
     telemetry_window_s: float = 300
     telemetry_for_s: float = 60
     agent_frozen_window_s: float = 120
     """An agent that answers but takes no new sample for so long counts as down. At least two scrape intervals."""
     agent_down_for_s: float = 60
     gone_window_s: float = 3600
-    """For how long a node is missed that discovery no longer lists though its GPUs were in use."""
+    """For how long a node that discovery no longer lists, though its GPUs were in use, is alerted on."""
     keep_firing_for_s: float = 900
     """How long an alert is held when its expression goes quiet: a series that vanished is not a problem that was fixed.
     0 lets it resolve at once."""
@@ -98,7 +111,7 @@ class AlertThresholds:
                 raise ConfigError(f"{name} = {value}: a duration in seconds must be positive")
         if self.keep_firing_for_s > 3600:
             raise ConfigError(
-                f"keep_firing_for_s = {self.keep_firing_for_s}: at most 3600, or nobody sees what is fixed"
+                f"keep_firing_for_s = {self.keep_firing_for_s}: at most 3600, or a fixed problem is shown for too long"
             )
         if self.starved_for_s > self.starved_window_s - self.starved_min_training_s:
             raise ConfigError(
@@ -116,16 +129,16 @@ class Prices:
     """What a GPU-hour costs. Raises ConfigError for a price that cannot be."""
 
     gpu_hour: float | None = None
-    """Of any GPU whose model is not in `models`. None: not known, and costs are told in GPU-hours only."""
+    """Of any GPU whose model is not in `models`. None: not known, and costs are in GPU-hours only."""
     currency: str = "USD"
     models: Mapping[str, float] = field(default_factory=dict)
-    """By model name as the driver tells it: {"NVIDIA H200": 4.2}."""
+    """By model name as the driver reports it: {"NVIDIA H200": 4.2}."""
 
     def __post_init__(self) -> None:
         prices = {} if self.gpu_hour is None else {"gpu_hour": self.gpu_hour}
         for name, price in {**prices, **self.models}.items():
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
-                raise ConfigError(f"{name} = {price!r}: a price of a GPU-hour must be above 0")
+                raise ConfigError(f"{name} = {price!r}: the price of a GPU-hour must be above 0")
         if self.models and self.gpu_hour is None:
             raise ConfigError("gpu_hour is missing: it is the price of GPUs whose model is not listed")
         if not re.fullmatch(r"[^\s\"'{}`\\<>]{1,8}", self.currency):

@@ -26,7 +26,7 @@ def rules(
     `gpuwatch rules --config gpuwatch.toml --write /etc/prometheus/rules`
     """
     require("yaml", "agent")
-    from gpuwatch.alert_rules import RUNBOOKS, render
+    from gpuwatch.alerting.render import RUNBOOKS, render
     from gpuwatch.config import Config, read_config
 
     settings = read_config(config) if config is not None else Config()

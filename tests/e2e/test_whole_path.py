@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.alert_rules import AlertThresholds, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.chromium import DESKTOP, chromium
 from tests.programs import agent, dashboard, end, hook_environment, training, truth
 from tests.servers import free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for

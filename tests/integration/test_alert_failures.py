@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuwatch.alert_rules import AlertThresholds, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.integration.test_alertmanager import STARVED, post, quick_config
 from tests.receivers import webhook
 from tests.servers import Server, free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for

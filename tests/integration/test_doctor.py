@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch import __version__
-from gpuwatch.alert_rules import AlertThresholds, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.doctor import CHECKS
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.programs import agent, hook_environment

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.alert_rules import Prices, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import Prices
 from tests.grafana_variables import load
 from tests.servers import require
 

@@ -16,7 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuwatch.alert_rules import AlertThresholds, Prices, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch_dashboards.grafana import files
 from tests.grafana_variables import Asked, Variables, load

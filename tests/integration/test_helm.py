@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuwatch.alert_rules import render as render_rules
+from gpuwatch.alerting.render import render as render_rules
 from tests.charts import CHART, EVERYTHING, Manifest, manifests, one, render
 from tests.servers import require
 

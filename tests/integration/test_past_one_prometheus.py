@@ -13,7 +13,8 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 import pytest
 
-from gpuwatch.alert_rules import AlertThresholds, render
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.servers import free_port, get_json, require, start_alertmanager, wait_for
 
 QUICK = AlertThresholds(

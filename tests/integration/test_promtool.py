@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuwatch.alert_rules import ALERT_RULES, RECORDING_RULES, AlertThresholds, Prices, render
+from gpuwatch.alerting.render import groups, render
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from tests.servers import require
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = sum(len(group["rules"]) for group in groups())
 SCENARIOS = sorted((DEPLOY / "prometheus/tests").glob("*.yml"))
 
 
@@ -37,7 +39,7 @@ def test_golden_metrics_page() -> None:
 def test_prometheus_configuration_and_the_rules_it_names() -> None:
     output = run(require("promtool"), "check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
     assert "1 rule files found" in output
-    assert f"{len(ALERT_RULES) + len(RECORDING_RULES)} rules found" in output
+    assert f"{RULES} rules found" in output
 
 
 def test_rules_with_short_windows(tmp_path: Path) -> None:
@@ -45,9 +47,7 @@ def test_rules_with_short_windows(tmp_path: Path) -> None:
     rules.write_text(
         render(AlertThresholds(starved_window_s=30, starved_min_training_s=10, starved_for_s=5, keep_firing_for_s=0))
     )
-    assert f"{len(ALERT_RULES) + len(RECORDING_RULES)} rules found" in run(
-        require("promtool"), "check", "rules", str(rules)
-    )
+    assert f"{RULES} rules found" in run(require("promtool"), "check", "rules", str(rules))
 
 
 def test_rules_with_prices_by_model(tmp_path: Path) -> None:
@@ -70,6 +70,29 @@ def test_rules_with_prices_by_model(tmp_path: Path) -> None:
         "input_series": series,
         "promql_expr_test": [{"expr": cost, "eval_time": "20m", "exp_samples": [{"labels": cost, "value": 6}]}],
     }
+    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "30s", "tests": [test]}
+    (tmp_path / "test.yml").write_text(json.dumps(scenarios))
+    assert "SUCCESS" in run(require("promtool"), "test", "rules", str(tmp_path / "test.yml"))
+
+
+@pytest.mark.parametrize("models", [{}, {"NVIDIA H200": 4.0}], ids=["one price", "by model"])
+def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, float]) -> None:
+    """Two GPUs for a day at 2 EUR an hour, which is the default where no model is known."""
+    text = yaml.safe_load(render(prices=Prices(2.0, "EUR", models)))
+    [lost] = [rule for group in text["groups"] for rule in group["rules"] if rule.get("alert") == "GpuLost"]
+    lost["annotations"] = {"cost": lost["annotations"]["cost"]}
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "own", "rules": [lost]}]}))
+    labels = {"job": "gpuwatch", "instance": "n1:9478"}
+    series = [
+        {"series": f"gpuwatch_gpus_{what}{{job='gpuwatch',instance='n1:9478'}}", "values": f"{count}x20"}
+        for what, count in (("expected", 8), ("seen", 6))
+    ]
+    alert = {
+        "exp_labels": {**labels, "severity": "critical"},
+        "exp_annotations": {"cost": "48.0 GPU-hours a day (96.00 EUR)"},
+    }
+    expected = [{"eval_time": "5m", "alertname": "GpuLost", "exp_alerts": [alert]}]
+    test = {"interval": "30s", "input_series": series, "alert_rule_test": expected}
     scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "30s", "tests": [test]}
     (tmp_path / "test.yml").write_text(json.dumps(scenarios))
     assert "SUCCESS" in run(require("promtool"), "test", "rules", str(tmp_path / "test.yml"))
@@ -111,7 +134,7 @@ def test_alert(scenarios: Path) -> None:
         ("(count by (job, run, instance) (gpuwatch_run_up == 1)) > 1", "(gpuwatch_run_up) > 1", "StragglerAcrossNodes"),
         ("quantile by (job, run) (0.25,", "quantile by (job, run) (0.5,", "StragglerAcrossNodes"),
         ("/ on (job, run) group_left () (max by (job, run) (sum by", "/ ((sum by", "StragglerAcrossNodes"),
-        ("< 1.1 * min by (job, run)", "< 2 * min by (job, run)", "StragglerAcrossNodes"),
+        ("< (1 + 0.1) * min by (job, run)", "< 2 * min by (job, run)", "StragglerAcrossNodes"),
     ],
 )
 def test_a_rule_that_is_broken_is_noticed(tmp_path: Path, old: str, new: str, alert: str) -> None:

@@ -25,10 +25,12 @@ def test_the_wheel_is_for_any_machine_and_is_imported_from_its_files_alone(tmp_p
     assert "gpuwatch/py.typed" in names and "gpuwatch_agent/main.py" in names
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import gpuwatch; "
-        "print(gpuwatch.__file__, sum(gpuwatch.watch([2, 3]), 0))"
+        "from gpuwatch.alerting.render import render; "
+        "print(gpuwatch.__file__, sum(gpuwatch.watch([2, 3]), 0), render() == open(sys.argv[1], encoding='utf-8').read())"
     )
+    rules = str(ROOT / "deploy/prometheus/rules/gpuwatch.yml")
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=site, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, rules], cwd=site, capture_output=True, text=True, timeout=60, check=True
     )
-    file, total = done.stdout.split()
-    assert Path(file).is_relative_to(site) and total == "5"
+    file, total, same_rules = done.stdout.split()
+    assert Path(file).is_relative_to(site) and (total, same_rules) == ("5", "True")

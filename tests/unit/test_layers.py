@@ -16,7 +16,7 @@ PACKAGES = {
     "gpuwatch_agent": ROOT / "agent/gpuwatch_agent",
     "gpuwatch_dashboards": ROOT / "dashboards/gpuwatch_dashboards",
 }
-PURE = ["metrics", "ledger", "timeline", "window", "diagnosis", "verdict", "thresholds", "units", "alert_rules"]
+PURE = ["metrics", "ledger", "timeline", "window", "diagnosis", "verdict", "thresholds", "units", "alerting"]
 IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}
 TRAINING_SIDE_MAY_USE = ["msgspec", "zmq"]
 

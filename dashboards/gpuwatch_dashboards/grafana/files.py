@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.alert_rules import Prices, groups
+from gpuwatch.alerting.render import groups
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpuwatch.alert_rules import ALERT_RULES
+from gpuwatch.alerting.render import alerts
 
 FLEET, NODE, RUN, RUNBOOKS = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run", "gpuwatch-runbooks"
 TAG = "gpuwatch"
 """Of every dashboard and annotation that is ours."""
 DATASOURCE = "gpuwatch-prometheus"
 """The uid that the provisioned datasource has, and that the datasource variable starts with."""
-PAGES: tuple[str, ...] = (*sorted(rule.name for rule in ALERT_RULES), "causes")
+PAGES: tuple[str, ...] = (*sorted(alerts()), "causes")
 """What the dashboard of runbooks shows: every alert's runbook, and the list of causes."""
 
 

@@ -1,4 +1,4 @@
-"""The panel of the page "Fleet" that is drawn from what the states' recording rule keeps (gpuwatch/alerting/hours.py)."""
+"""The panel of the page "Fleet" that is drawn from what the states' recording rule keeps (gpuwatch/alerting/recording.yml)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_an_empty_file_is_the_defaults() -> None:
         ("[agent]\nlisten = 'ipc:///x'", "f: [agent] listen = 'ipc:///x': must be a list"),
         ("[agent]\nhttp = 9478", "f: [agent] http = 9478: must be a text"),
         ("[agent]\nkeep_days = 0", "f: [agent] keep_days = 0: must be at least"),
-        ("[prices]\ngpu_hour = -1", "f: [prices] gpu_hour = -1: a price"),
+        ("[prices]\ngpu_hour = -1", "f: [prices] gpu_hour = -1: the price"),
         ("[prices]\ngpu_hour = 1\nmodels = 4", "f: [prices] models = 4: must be a table"),
         ("[notify]\nmin_severity = 'info'", "f: [notify] min_severity = 'info'"),
         ("[thresholds]\nmin_steps = 2.5", "f: [thresholds] min_steps = 2.5: must be a whole number"),

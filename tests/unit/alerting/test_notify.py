@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
@@ -114,6 +114,14 @@ def test_it_is_told_again_while_it_goes_on() -> None:
     post.look(130, [finding()])
     assert len(post.look(3700)) == 1
     assert len(post.look(3731)) == 2
+
+
+@pytest.mark.parametrize("cause", ["input_disk", "artificial_limit", "slow_worker"])
+def test_every_cause_of_a_wait_for_input_is_gpu_starved(cause: str) -> None:
+    """Two of them do not begin with `input_`."""
+    titles = [(each.alert, each.hold_s) for each in conditions([], [finding(cause, ratio=0.4)], THRESHOLDS)]
+    assert titles == [("GpuStarved", 120)]
+    assert conditions([], [finding(cause, ratio=0.2)], THRESHOLDS) == []
 
 
 def test_below_the_alert_s_threshold_it_stays_quiet() -> None:

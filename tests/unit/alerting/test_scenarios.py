@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuwatch.alert_rules import ALERT_RULES, groups
+from gpuwatch.alerting.render import alerts, groups
 
 FOLDER = Path(__file__).parents[3] / "deploy/prometheus/tests"
-NAMES = [rule.name for rule in ALERT_RULES]
+NAMES = list(alerts())
 KINDS = {"fires", "quiet", "stale"}
 
 Scenario = Mapping[str, Any]

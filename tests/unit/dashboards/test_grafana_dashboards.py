@@ -14,7 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds, Prices, groups
+from gpuwatch.alerting.render import alerts as alert_rules
+from gpuwatch.alerting.render import groups
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana import files
@@ -175,9 +177,9 @@ def test_every_link_leads_to_a_dashboard_a_panel_and_a_variable_that_exist(name:
 
 def test_every_alert_has_its_runbook_where_its_link_leads() -> None:
     shown = {panel["id"]: panel for panel in panels("gpuwatch-runbooks")}
-    for rule in ALERT_RULES:
-        panel = shown[page_id(rule.name)]
-        assert panel["title"] == rule.name and "**Meaning.**" in panel["options"]["content"]
+    for alert in alert_rules():
+        panel = shown[page_id(alert)]
+        assert panel["title"] == alert and "**Meaning.**" in panel["options"]["content"]
     assert "`input_single_process`" in shown[page_id("causes")]["options"]["content"]
     assert len(shown) == len(PAGES)
     assert not any(".md)" in panel["options"]["content"] for panel in shown.values())

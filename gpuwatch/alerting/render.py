@@ -1,0 +1,167 @@
+"""Fills in the templates of the Prometheus rules. The first lines of recording.yml explain their syntax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
+from gpuwatch.errors import ConfigError
+
+TEMPLATES = ("recording.yml", "alerts.yml")
+RUNBOOKS = "docs/runbooks"
+_LEDGER_INTERVAL_S, _BASELINE_INTERVAL_S = 60, 120
+"""How often groups with windows of minutes and of hours are evaluated. The second is well within the five minutes for which
+Prometheus uses a recorded value: a late evaluation must not restart an alert."""
+_NAME = re.compile(r"\$\{(\w+)\}")
+
+Rule = dict[str, Any]
+
+
+@cache
+def template(name: str) -> dict[str, Any]:
+    """Return a template as it is written, parsed. Do not change it."""
+    import yaml  # of the agent and dashboard extras
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loaded: dict[str, Any] = yaml.load((files("gpuwatch.alerting") / name).read_text("utf-8"), loader)
+    return loaded
+
+
+def alerts() -> dict[str, Rule]:
+    """Return the alerts by name, as the template has them."""
+    return {rule["alert"]: rule for group in template("alerts.yml")["groups"] for rule in group["rules"]}
+
+
+def severity(alert: str) -> str:
+    """Return `critical` or `warning`."""
+    return str(alerts()[alert]["labels"]["severity"])
+
+
+def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS) -> str:
+    """Return the rules file as YAML, for `rule_files` of Prometheus 2.42 or later (`keep_firing_for`).
+
+    Args:
+        thresholds: The numbers; the defaults when None.
+        prices: What a GPU-hour costs; None: costs are in GPU-hours, and no money is recorded.
+        runbooks: Path or URL before `/<Alert>.md` in the annotation `runbook_url`.
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes a text of several lines as a block, and never refers to an earlier value."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    content = {"groups": groups(thresholds, prices, runbooks=runbooks)}
+    body = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return "# Written by `gpuwatch rules` from the templates in gpuwatch/alerting: change it there.\n" + body
+
+
+def groups(
+    thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS
+) -> list[dict[str, Any]]:
+    """Return the rule groups as plain data: the list under `groups` in a rules file or a PrometheusRule."""
+    return [
+        group
+        for name in TEMPLATES
+        for group in filled(template(name), thresholds or AlertThresholds(), prices or Prices(), runbooks)
+    ]
+
+
+def filled(
+    template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices, runbooks: str = RUNBOOKS
+) -> Iterator[dict[str, Any]]:
+    """Yield a template's groups with every name filled in. Raises ConfigError for a name that does not exist."""
+    values = _values(thresholds, prices, runbooks)
+    for name, text in template.get("texts", {}).items():
+        values[name] = _fill(text, values)
+    active: set[str | None] = {None}
+    if prices.gpu_hour is not None:
+        active |= {"any_price", "prices_by_model" if prices.models else "one_price"}
+    for group in template["groups"]:
+        for of_group in group.get("for_each", [{}]):
+            head = {key: value for key, value in group.items() if key not in ("for_each", "rules")}
+            rules = [
+                _rule(rule, values | of_group | of_rule)
+                for rule in group["rules"]
+                if rule.get("when") in active
+                for of_rule in rule.get("for_each", [{}])
+            ]
+            yield _fill(head, values | of_group) | {"rules": rules}
+
+
+def names(value: Any) -> set[str]:
+    """Return the names of `${…}` in a text, or in all texts of a rule."""
+    return set(_NAME.findall(str(value)))
+
+
+def _rule(rule: Rule, values: Mapping[str, str]) -> Rule:
+    entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
+    # 0s is what Prometheus takes where the key is missing.
+    return {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
+
+
+def _fill(value: Any, values: Mapping[str, str]) -> Any:
+    """Return a text, or a mapping of texts, with every `${…}` filled in."""
+
+    def one(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise ConfigError(f"{match[0]} in {match.string!r}: neither a threshold nor a text of the template")
+        return values[match[1]]
+
+    if isinstance(value, Mapping):
+        return {key: _fill(each, values) for key, each in value.items()}
+    return _NAME.sub(one, value)
+
+
+def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[str, str]:
+    """Return what the names in a template stand for, besides its own texts."""
+    values: dict[str, str] = {}
+    for name, value in asdict(thresholds).items():
+        values[name] = value if isinstance(value, str) else f"{value:g}"
+        if name.endswith("_s"):
+            values[name.removesuffix("_s")] = duration(value)
+    # A group need not wait longer than the window that it reads.
+    values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
+    values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
+    values["runbooks"] = runbooks.rstrip("/")
+    values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
+    cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
+    values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"
+    return values | _price_values(prices)
+
+
+def _price_values(prices: Prices) -> dict[str, str]:
+    """Return the names about money. Prometheus' text templates cannot multiply, so a query does."""
+    per_day = "{{ . | first | value | printf `%.1f` }} GPU-hours a day"
+    if prices.gpu_hour is None:
+        return {"per_day": per_day}
+    price = gpu_hour = f"{prices.gpu_hour:g}"
+    if prices.models:
+        price = f"scalar(avg(gpu:gpuwatch_gpu_price:per_hour) or vector({gpu_hour}))"
+    per_day += f"{{{{ with printf `vector(%f) * {price}` (. | first | value) | query }}}}"
+    per_day += f" ({{{{ . | first | value | printf `%.2f` }}}} {prices.currency}){{{{ end }}}}"
+    gpus = "max by (job, instance, gpu, UUID)"
+    by_model = [f'{gpus} (gpuwatch_gpu_info{{model="{model}"}}) * {own:g}' for model, own in prices.models.items()]
+    by_model.append(f"{gpus} (gpuwatch_gpu_ledger_watermark_timestamp_seconds) * 0 + {gpu_hour}")
+    return {"per_day": per_day, "gpu_hour": gpu_hour, "price_by_model": "\nor\n".join(by_model)}
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as Prometheus writes a duration: `5m`, `90s`, `1500ms`."""
+    if seconds != int(seconds):
+        return f"{round(seconds * 1000)}ms"
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{int(seconds) // size}{unit}"
+    return f"{int(seconds)}s"

@@ -1,0 +1,74 @@
+"""Print docs/alerts.md: all alerts, from their template, their thresholds and the first sentence of each runbook."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from gpuwatch.alerting.render import Rule, alerts, duration, groups, names, template
+from gpuwatch.alerting.thresholds import AlertThresholds
+
+RUNBOOKS = Path(__file__).parents[1] / "docs/runbooks"
+DEFAULTS = asdict(AlertThresholds())
+_HEAD = """# Alerts
+
+All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or nothing measures them. `warning`: GPU
+time is being lost. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
+held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
+resolves at once. Each key is set in the section `[alerts]` of the [configuration file](deploy.md); those that end with
+`_s` are in seconds.
+
+The rules are the templates [recording.yml](../gpuwatch/alerting/recording.yml) and
+[alerts.yml](../gpuwatch/alerting/alerts.yml); with the defaults filled in they are
+[deploy/prometheus/rules/gpuwatch.yml](../deploy/prometheus/rules/gpuwatch.yml).
+Written by `python scripts/alerts_page.py > docs/alerts.md`.
+
+| alert | severity | when | for | keys and their defaults |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
+    in_order = sorted(alerts().items(), key=lambda item: item[1]["labels"]["severity"] != "critical")
+    at_once = ", ".join(name for name, rule in alerts().items() if "keep_firing_for" not in rule)
+    head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once)
+    return head + "".join(_row(rule, filled[name]) for name, rule in in_order)
+
+
+def keys(rule: Rule) -> list[str]:
+    """Return the fields of AlertThresholds that an alert depends on, through the recorded series that it reads too."""
+    recording = template("recording.yml")
+    recorded = {each["record"]: each for group in recording["groups"] for each in group["rules"] if "when" not in each}
+    texts = recording["texts"] | template("alerts.yml")["texts"]
+    found, todo, done = set(), [rule["expr"], str(rule.get("for"))], set()
+    while todo:
+        text = todo.pop()
+        used = names(text)
+        found |= used
+        more = [texts[name] for name in used & set(texts)]
+        more += [each["expr"] for name, each in recorded.items() if name in text]
+        todo += [each for each in more if each not in done]
+        done.update(more)
+    return [name for name in DEFAULTS if {name, name.removesuffix("_s")} & found]
+
+
+def meaning(alert: str) -> str:
+    """Return the first sentence of the runbook's **Meaning.**. Exits for a runbook without one."""
+    text = " ".join((RUNBOOKS / f"{alert}.md").read_text().split())
+    found = re.search(r"\*\*Meaning\.\*\* (.+?[.:])(?= [A-Z*]| \*\*)", text)
+    return found[1].rstrip(":.") if found else sys.exit(f"docs/runbooks/{alert}.md: no **Meaning.** sentence")
+
+
+def _row(rule: Rule, filled: Rule) -> str:
+    name = rule["alert"]
+    own = ", ".join(f"`{key}` {DEFAULTS[key]}" for key in keys(rule)).replace("|", "\\|")
+    cells = (f"[{name}](runbooks/{name}.md)", rule["labels"]["severity"], meaning(name), filled.get("for", "0s"), own)
+    return f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,271 @@
+"""The rules file: what is committed is what is rendered, every number comes from the thresholds, every alert is covered."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import Field, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuwatch.alerting.render import TEMPLATES, alerts, filled, groups, names, render, template
+from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.errors import ConfigError
+from gpuwatch.ledger import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
+from gpuwatch.metrics import BY_NAME
+from gpuwatch.rules import CAUSES
+from gpuwatch_agent.notify_conditions import alert_of
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+
+
+def rules_of(text: str) -> dict[str, dict[str, Any]]:
+    return {
+        rule.get("alert") or rule["record"]: rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]
+    }
+
+
+def test_the_committed_rules_are_what_is_rendered() -> None:
+    committed = (DEPLOY / "prometheus/rules/gpuwatch.yml").read_text()
+    assert committed == render(AlertThresholds()), "stale: write it again with `gpuwatch rules`"
+
+
+def test_thresholds_reach_expressions_names_and_durations() -> None:
+    rules = rules_of(
+        render(
+            AlertThresholds(
+                job="agents",
+                starved_ratio=0.35,
+                starved_window_s=30,
+                starved_min_training_s=7.5,
+                starved_for_s=5,
+                shm_used_ratio=0.8,
+                idle_for_s=5400,
+                keep_firing_for_s=0.5,
+            )
+        )
+    )
+    starved = rules["GpuStarved"]
+    assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in starved["expr"]
+    assert "run_rank:gpuwatch_run_training_seconds:increase30s >= 7.5\n" in starved["expr"]
+    assert starved["for"] == "5s"
+    assert starved["keep_firing_for"] == "500ms"
+    assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
+    assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
+    assert rules["GpuHeldIdle"]["for"] == "90m"
+    assert 'up{job="agents"} == 0' in rules["GpuwatchAgentDown"]["expr"]
+
+
+def test_without_a_hold_alerts_resolve_at_once() -> None:
+    assert "keep_firing_for" not in render(AlertThresholds(keep_firing_for_s=0))
+
+
+def test_the_runbook_link_takes_a_site_s_own_address() -> None:
+    rules = rules_of(render(runbooks="https://wiki.example/gpuwatch/"))
+    assert rules["RunStalled"]["annotations"]["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
+
+
+def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
+    rules = [rule for group in yaml.safe_load(render())["groups"] for rule in group["rules"] if "record" in rule]
+    kinds = {rule["labels"]["kind"] for rule in rules if rule["record"] == "gpu_kind:gpuwatch_gpu_seconds:rate5m"}
+    assert kinds == {"useful", "starved", "idle", "stalled", "all"}
+    shares = {rule["record"] for rule in rules if rule["record"].endswith("gpuwatch_gpu_seconds:share5m")}
+    levels = ("gpu_kind", "node_kind", "run_kind", "job_kind", "user_kind", "kind")
+    assert shares == {f"{level}:gpuwatch_gpu_seconds:share5m" for level in levels}
+
+
+def test_every_state_of_a_gpu_is_recorded_once_for_the_fleet() -> None:
+    rules = [rule for group in groups() for rule in group["rules"]]
+    states = [r["labels"]["state"] for r in rules if r.get("record") == "state:gpuwatch_gpu_seconds:rate5m"]
+    assert tuple(states) == GPU_STATES
+    training = template("recording.yml")["texts"]["training_states"].split("|")
+    assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
+
+
+def test_without_a_price_cost_is_in_gpu_hours_and_no_money_is_recorded() -> None:
+    text = render()
+    assert "GPU-hours a day" in text
+    assert "USD" not in text and "cost:per_hour" not in text
+
+
+def test_a_price_is_recorded_by_model_and_level_and_shown_in_its_currency() -> None:
+    rules = rules_of(render(prices=Prices(2.5, "EUR", {"NVIDIA H200": 4})))
+    price = rules["gpu:gpuwatch_gpu_price:per_hour"]["expr"]
+    assert 'gpuwatch_gpu_info{model="NVIDIA H200"}) * 4\nor\n' in price
+    assert price.endswith("* 0 + 2.5")
+    costs = {name for name in rules if name.endswith("gpuwatch_gpu_cost:per_hour")}
+    assert costs == {f"{level}:gpuwatch_gpu_cost:per_hour" for level in
+                     ("owner_kind", "node_kind", "run_kind", "job_kind", "user_kind", "kind")}  # fmt: skip
+    assert rules["GpuStarved"]["annotations"]["cost"].endswith(" EUR){{ end }}{{ end }}")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"starved_ratio": 20}, "starved_ratio = 20: a share"),
+        ({"shm_used_ratio": 0}, "shm_used_ratio = 0: a share"),
+        ({"idle_window_s": 0}, "idle_window_s = 0: a duration"),
+        ({"stalled_for_s": -1}, "stalled_for_s = -1: a duration"),
+        ({"starved_for_s": 300}, "starved_for_s = 300: must be at most"),
+        ({"keep_firing_for_s": 7200}, "keep_firing_for_s = 7200: at most 3600"),
+        ({"step_slower_factor": 1}, "step_slower_factor = 1: a factor"),
+        ({"job": 'x"} or vector(1)'}, "job = "),
+        ({"starved_ratio": "0.2"}, "starved_ratio = '0.2': must be a number"),
+        ({"starved_ratio": True}, "starved_ratio = True: must be a number"),
+    ],
+)
+def test_a_threshold_that_cannot_work_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        AlertThresholds(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gpu_hour": 0}, "gpu_hour = 0: the price"),
+        ({"models": {"NVIDIA H200": 4}}, "gpu_hour is missing"),
+        ({"gpu_hour": 1, "models": {"H200": -1}}, "H200 = -1: the price"),
+        ({"gpu_hour": 1, "models": {'x"y': 1}}, "models: "),
+        ({"currency": "{{ end }}"}, "currency = "),
+    ],
+)
+def test_a_price_that_cannot_be_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Prices(**values)
+
+
+def test_a_name_that_does_not_exist_is_an_error() -> None:
+    own = {"groups": [{"name": "own", "rules": [{"alert": "Own", "expr": "up > ${starved_ration}"}]}]}
+    with pytest.raises(
+        ConfigError, match=re.escape("${starved_ration} in 'up > ${starved_ration}': neither a threshold")
+    ):
+        list(filled(own, AlertThresholds(), Prices()))
+
+
+def _changed(name: str, value: float | str) -> AlertThresholds:
+    """Return the defaults with another value of one field; starved_for_s stays within its window."""
+    return AlertThresholds(**{"starved_for_s": 1, name: value})
+
+
+@pytest.mark.parametrize("each", fields(AlertThresholds), ids=lambda each: each.name)
+def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: Field[Any]) -> None:
+    other = (
+        f"{each.default}x" if isinstance(each.default, str) else (each.default * 0.9 if each.default > 1.3 else 0.97)
+    )
+    if each.name == "step_slower_factor":
+        other = 1.4
+    before = [rule for group in groups(_changed("job", "gpuwatch")) for rule in group["rules"]]
+    after = [rule for group in groups(_changed(each.name, other)) for rule in group["rules"]]
+    differ = {rule.get("alert") or rule["record"] for rule, was in zip(after, before, strict=True) if rule != was}
+    own = {each.name, each.name.removesuffix("_s")}
+    texts = [template(name)["texts"] for name in TEMPLATES]
+    own |= {name for text in texts for name, value in text.items() if names(value) & own}
+    own |= {name for text in texts for name, value in text.items() if names(value) & own}
+    named = {name for name, rule in alerts().items() if names(rule) & own}
+    assert named == differ & set(alerts()), "an alert names its threshold"
+    assert differ, f"no rule has {each.name}"
+
+
+NUMBER = re.compile(r"(?<![\w:.])(\d+(?:\.\d+)?)(ms|[smhd])?(?![\w.])")
+NO_THRESHOLDS = ("* 0 + 1", "(1, ", " + 1)", "vector(1)", "vector(0)", " / 3600", "quantile_over_time(0.5, ")
+"""What else is written as a number: an owner's weight, one of several series, seconds in an hour, the median."""
+
+
+def test_no_number_in_an_expression_is_a_threshold() -> None:
+    """A number that equals a threshold would stay behind when that is changed. 0 and 1 are no thresholds in a comparison."""
+    known = {float(value) for value in asdict(AlertThresholds()).values() if not isinstance(value, str)} - {0.0, 1.0}
+    found = []
+    for name in TEMPLATES:
+        for rule in (rule for group in template(name)["groups"] for rule in group["rules"]):
+            for text in (rule["expr"], rule.get("record", ""), rule.get("for", ""), rule.get("keep_firing_for", "")):
+                for allowed in NO_THRESHOLDS:
+                    text = text.replace(allowed, "")
+                found += [text for number in NUMBER.findall(text) if _value(*number) in known]
+    assert found == []
+    assert [_value(*number) for number in NUMBER.findall("a_5m[5m] > 0.2 offset 1h and b:c6h == 7")] == [
+        300,
+        0.2,
+        3600,
+        7,
+    ]
+
+
+def _value(number: str, unit: str) -> float:
+    return float(number) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_every_alert_has_its_runbook_and_its_link_leads_there(name: str) -> None:
+    runbook = (ROOT / f"docs/runbooks/{name}.md").read_text()
+    assert runbook.startswith(f"# {name}\n")
+    assert "**Meaning.**" in runbook and "**Confirm.**" in runbook and "**Do.**" in runbook
+    assert alerts()[name]["annotations"]["runbook_url"] == f"${{runbooks}}/{name}.md"
+
+
+def test_every_runbook_belongs_to_an_alert_and_its_links_lead_somewhere() -> None:
+    runbooks = sorted((ROOT / "docs/runbooks").glob("*.md"))
+    assert {path.stem for path in runbooks} == set(alerts())
+    for path in runbooks:
+        for target in re.findall(r"\]\((?!https:)([^)#]+)\)", path.read_text()):
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
+
+
+@pytest.mark.parametrize(("alert", "cause"), [(alert, cause) for cause in CAUSES if (alert := alert_of(cause))])
+def test_the_runbook_of_an_alert_names_every_cause_that_it_covers(alert: str, cause: str) -> None:
+    runbook = (ROOT / f"docs/runbooks/{alert}.md").read_text()
+    assert f"`{cause}`" in runbook, f"docs/runbooks/{alert}.md"
+
+
+def test_every_alert_has_number_owner_cause_advice_cost_and_runbook() -> None:
+    rules = rules_of(render())
+    assert len(alerts()) == 17
+    for name in alerts():
+        annotations = rules[name]["annotations"]
+        assert list(annotations) == ["summary", "description", "owner", "cause", "advice", "cost", "runbook_url"]
+        assert all(annotations.values()), name
+        assert rules[name]["labels"]["severity"] in ("critical", "warning")
+
+
+def test_rules_name_only_metrics_and_states_that_exist() -> None:
+    text = render()
+    metrics = {
+        re.sub(r"(gpuwatch_step_seconds)_(sum|count)$", r"\1", name)
+        for name in re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", text)
+    }
+    assert len(metrics) > 20
+    assert metrics <= set(BY_NAME)
+    assert set(re.findall(r'state="(\w+)"', text)) == set(GPU_STATES)
+
+
+def test_recorded_names_in_alerts_are_recorded() -> None:
+    rules = [rule for group in groups(prices=Prices(2.5)) for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    texts = [text for rule in rules if "alert" in rule for text in (rule["expr"], *rule["annotations"].values())]
+    used = {name for text in texts for name in re.findall(r"\b\w+:gpuwatch_\w+:\w+", text)}
+    assert len(used) > 8
+    assert used <= recorded
+
+
+def test_the_committed_page_of_alerts_is_fresh_and_complete() -> None:
+    command = [sys.executable, str(ROOT / "scripts/alerts_page.py")]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert page == (DEPLOY.parent / "docs/alerts.md").read_text(), "run `make golden`"
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) (.*) \|$", page, re.MULTILINE))
+    assert set(rows) == set(alerts())
+    assert rows["ShmNearlyFull"].endswith("| 1m | `shm_used_ratio` 0.9, `shm_for_s` 60")
+    assert "`throttled_window_s` 300" in rows["GpuThrottled"], "through the recorded series that it reads"
+    assert "`starved_ratio`" not in rows["GpuThrottled"]
+    never = {"job", "ledger_window_s", "keep_firing_for_s"}  # of recorded series alone, or of all alerts
+    assert {each.name for each in fields(AlertThresholds)} - set(re.findall(r"`(\w+)` ", page)) <= never
+
+
+def test_alerts_that_alertmanager_silences_exist() -> None:
+    config = (DEPLOY / "alertmanager/alertmanager.yml").read_text()
+    names = {name for group in re.findall(r"alertname =~? \"?([\w|]+)", config) for name in group.split("|")}
+    assert len(names) > 10
+    assert names <= set(alerts())
