@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,7 +19,7 @@ from gpuwatch_dashboards import cards
 from gpuwatch_dashboards.model import Scope, Span, Trace
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Column, Curve, stat
+from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
 from gpuwatch_dashboards.views import fleet, live
@@ -199,3 +200,12 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
     changed.__dict__.update({**vars(THRESHOLDS), "shm_used": 0.7})
     monkeypatch.setattr("gpuwatch_dashboards.panels.panel.THRESHOLDS", changed)
     assert marked() and in_the_dashboard() == 0.7
+
+
+def test_the_panel_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [source] = re.findall(r"```python\n(Panel\(.*?)```", text, re.DOTALL)
+    [panel] = eval(f"({source})", {"Panel": Panel, "Curve": Curve, "Query": Query})
+    assert [unit_of(curve.query) for curve in panel.curves] == [panel.unit, panel.unit]
+    monkeypatch.setitem(GROUPS, "run", (*GROUPS["run"], panel))
+    assert f">{panel.title}</h2>" in html(live.page, of_agent()) and panel in live_panels("run")

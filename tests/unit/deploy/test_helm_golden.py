@@ -32,6 +32,13 @@ def test_golden_manifests(case: str) -> None:
     assert text == golden.read_text(), "is it meant? `make golden` writes it anew"
 
 
+def test_dashboards_link_to_the_runbooks_that_the_chart_names() -> None:
+    found = [each["data"] for each in manifests(EVERYTHING) if each["metadata"]["name"].endswith("-dashboard")]
+    assert [list(data) for data in found] == [[f"gpuwatch-{name}.json"] for name in ("fleet", "node", "run")]
+    text = "".join(content for data in found for content in data.values())
+    assert "https://example.com/runbooks/GpuStarved.md" in text and "docs/runbooks/" not in text
+
+
 def test_the_charts_copies_are_fresh() -> None:
     wanted = runpy.run_path(str(ROOT / "scripts/chart_files.py"))["wanted"]()
     there = {path: path.read_text() for path in (CHART / "files").rglob("*") if path.is_file()}
