@@ -33,7 +33,8 @@ def test_golden_manifests(case: str) -> None:
 
 
 def test_dashboards_link_to_the_runbooks_that_the_chart_names() -> None:
-    found = [each["data"] for each in manifests(EVERYTHING) if each["metadata"]["name"].endswith("-dashboard")]
+    labelled = [each for each in manifests(EVERYTHING) if "grafana_dashboard" in each["metadata"].get("labels", {})]
+    found = [each["data"] for each in labelled]
     assert [list(data) for data in found] == [[f"gpuwatch-{name}.json"] for name in ("fleet", "node", "run")]
     text = "".join(content for data in found for content in data.values())
     assert "https://example.com/runbooks/GpuStarved.md" in text and "docs/runbooks/" not in text
