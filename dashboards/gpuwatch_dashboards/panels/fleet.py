@@ -134,7 +134,11 @@ FLEET: tuple[Panel, ...] = (
         kind="stack",
         curves=(
             Curve(promql=f'kind:{_RATE}{{kind!="all"}}', legend="{kind}"),
-            Curve(promql=f'sum(kind:{_RATE}{{kind="all"}}) - sum(kind:{_RATE}{{kind!="all"}})', legend="rest"),
+            Curve(
+                promql=f'label_replace(sum(kind:{_RATE}{{kind="all"}}) - sum(kind:{_RATE}{{kind!="all"}}), '
+                '"kind", "rest", "", "")',
+                legend="{kind}",
+            ),
         ),
         width=14,
     ),

@@ -127,7 +127,7 @@ def alerts(key: str, selected: str, *columns: Column) -> Panel:
     return Panel(
         key=key,
         title="Alerts",
-        question="Which alerts fire? The name leads to the runbook.",
+        question="Which alerts fire now?",
         unit="1",
         kind="table",
         curves=(Curve(promql=f"max by ({labels}) ({selector})"),),

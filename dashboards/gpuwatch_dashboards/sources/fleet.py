@@ -1,4 +1,4 @@
-"""All GPUs of a site, from the series that Prometheus records (gpuwatch/alerting): a thousand nodes answer at once."""
+"""All GPUs of a site, from the series that Prometheus records (gpuwatch/alerting): a thousand nodes are answered quickly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwatch_dashboards.query import Match
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "run": "run"}
-"""What lost time is told by, and the label that carries it."""
+"""Whose lost time is listed, and the label that carries it."""
 LOST_KINDS = ("starved", "idle", "stalled")
 RATE, HOURS, COST = "gpuwatch_gpu_seconds:rate5m", "gpuwatch_gpu_hours:increase5m", "gpuwatch_gpu_cost:increase5m"
 RECORDED_S = 300.0
@@ -25,7 +25,7 @@ class Holder:
     """A user, job, node or run, and what its GPUs did over a stretch of time."""
 
     name: str
-    """Empty: of GPUs for which nobody says so."""
+    """Empty: of GPUs whose holder is not known."""
     hours: Mapping[str, float]
     """GPU-hours by kind: useful, starved, idle, stalled; all."""
     gpus: float | None = None
