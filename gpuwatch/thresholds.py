@@ -1,4 +1,4 @@
-"""Every number that a diagnosis compares with, once. Shares and ratios 0–1, times in seconds."""
+"""Every number that a diagnosis or a panel compares with, once. Shares and ratios 0–1, times in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwatch.errors import ConfigError
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a cause is worth naming."""
+    """When a cause is worth naming, and from when on a panel warns."""
 
     min_steps: int = 5
     """Fewer training steps than this prove nothing."""
@@ -93,6 +93,22 @@ class Thresholds:
     """How often it must have risen in that time, without falling."""
     memory_creep_share: float = 0.05
     """Share of the GPU's memory by which it must have grown."""
+    idle_share: float = 0.10
+    """Share of all GPU time held by a process that does nothing, from which a panel warns."""
+    stalled_share: float = 0.02
+    """Share of all time without progress from which a panel warns."""
+    lost_share: float = 0.20
+    """Share of a GPU's time starved, held idle or stalled from which a panel warns."""
+    lost_share_critical: float = 0.80
+    """From here on it is critical."""
+    lost_gpus: int = 1
+    """GPUs' worth of lost time from which a panel warns."""
+    missing: int = 1
+    """GPUs or agents that were there and are gone, from which a panel warns."""
+    memory_used: float = 0.95
+    """Used share of a node's memory from which a panel warns."""
+    sample_age_s: float = 120.0
+    """Age of an agent's last sample from which a panel warns."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -13,8 +13,7 @@ from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, SharedSource, Source
 from gpuwatch_dashboards.views import compare, fleet, live, run
-from gpuwatch_dashboards.views.seen import is_hidden, watch_tab
-from gpuwatch_dashboards.views.site import Site
+from gpuwatch_dashboards.views.site import Site, is_hidden, watch_tab
 
 PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": fleet.page}
 

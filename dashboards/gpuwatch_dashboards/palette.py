@@ -72,7 +72,22 @@ WAITS: dict[str, Look] = {
 PERCENTILES: dict[str, Look] = {"p50": Look("p50", GREEN), "p95": Look("p95", PINK)}
 """Lines over the phases: in colours that no phase has."""
 
-LOOKS: dict[str, dict[str, Look]] = {"state": STATES, "phase": PHASES, "wait": WAITS, "percentile": PERCENTILES}
+KINDS: dict[str, Look] = {
+    "useful": STATES["compute"],
+    "rest": Look("anything else", LIGHT_GREY),
+    "stalled": STATES["stalled"],
+    "idle": STATES["held_idle"],
+    "starved": STATES["input_wait"],
+}
+"""Kinds of GPU time, as recorded for a site; `rest` is what the others leave."""
+
+LOOKS: dict[str, dict[str, Look]] = {
+    "state": STATES,
+    "phase": PHASES,
+    "wait": WAITS,
+    "percentile": PERCENTILES,
+    "kind": KINDS,
+}
 """By the label that a panel groups by."""
 
 VERDICTS: dict[str, Look] = {

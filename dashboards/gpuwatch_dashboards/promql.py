@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.model import Scope
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.query import Match, Query
 
 INSTANCE = "instance"
@@ -58,7 +60,20 @@ def _matchers(query: Query, scope: Scope) -> list[str]:
     return [selector(match) for match in (*scope_matches(query.metric, scope), *query.where)]
 
 
+def filled(promql: str, scope: Scope, span: Span, window: str) -> str:
+    """Return PromQL with Grafana's variables replaced by the scope's values; what the scope leaves open matches anything."""
+    texts = {name: quoted(getattr(scope, name) or ".*") for name in ("run", "rank", "instance", "gpu")}
+    texts |= {"__rate_interval": window, "__range": f"{max(1.0, span.end_s - span.start_s):.0f}s"}
+    # pages have no choice of user and job, and do not know the name of the scrape job
+    found = re.sub(r"\$(\w+)", lambda name: texts.get(name[1], ".*"), promql)
+    return found.replace('job="gpuwatch"', 'job=~".*gpuwatch.*"')
+
+
 def selector(match: Match) -> str:
     """Return one label condition in PromQL's syntax, its value quoted."""
-    value = match.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{match.label}{match.op}"{value}"'
+    return f'{match.label}{match.op}"{quoted(match.value)}"'
+
+
+def quoted(value: str) -> str:
+    """Return a text as it is written between PromQL's double quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -10,7 +10,7 @@ from gpuwatch_dashboards.cards import Card, card, text_card
 from gpuwatch_dashboards.marks import Mark
 from gpuwatch_dashboards.model import Span, Steps, Trace
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.steps import DEVICE_STEPS, HOST_STEPS, LONGEST, WAITS
+from gpuwatch_dashboards.panels.run import DEVICE_STEPS, HOST_STEPS, LONGEST, WAITS
 from gpuwatch_dashboards.step_rows import shown_one_by_one, step_rows
 
 MOST_BUCKETS = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuwatch.units import percent
-from gpuwatch_dashboards.panels.panel import PanelUnit
+from gpuwatch_dashboards.panels.panel import Unit
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,23 @@ _S = ((1.0, Scale(1.0, " s")), (1e-3, Scale(1e3, " ms")), (0.0, Scale(1e6, " µs
 _BYTES = tuple((1024.0**n, Scale(1024.0**-n, f" {unit}")) for n, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")))
 _BYTES_PER_S = tuple((least, Scale(scale.factor, f"{scale.suffix}/s")) for least, scale in _BYTES)
 
-SCALES: dict[PanelUnit, tuple[tuple[float, Scale], ...]] = {
+SCALES: dict[Unit, tuple[tuple[float, Scale], ...]] = {
     "s": _S,
     "ratio": ((0.0, Scale(100.0, "%")),),
     "bytes": (*_BYTES, (0.0, Scale(1.0, " B"))),
     "bytes/s": (*_BYTES_PER_S, (0.0, Scale(1.0, " B/s"))),
     "1/s": ((0.0, Scale(1.0, " /s")),),
     "watts": ((0.0, Scale(1.0, " W")),),
-    "1": ((0.0, Scale(1.0, "")),),
+    "celsius": ((0.0, Scale(1.0, " °C")),),
+    "hertz": ((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))),
+    "hours": ((0.0, Scale(1.0, " h")),),
+    "money/h": ((0.0, Scale(1.0, " /h")),),
+    **dict.fromkeys(("1", "money", "up"), ((0.0, Scale(1.0, "")),)),
 }
 """By unit: the least magnitude that a scale is meant for, largest first."""
 
 
-def scale_for(unit: PanelUnit, magnitude: float) -> Scale:
+def scale_for(unit: Unit, magnitude: float) -> Scale:
     """Return the scale in which a value of this magnitude is easy to read."""
     scales = SCALES[unit]
     if unit == "s" and magnitude == 0:
@@ -40,12 +44,14 @@ def scale_for(unit: PanelUnit, magnitude: float) -> Scale:
     return next((scale for least, scale in scales if abs(magnitude) >= least), scales[-1][1])
 
 
-def display(value: float | None, unit: PanelUnit) -> str:
+def display(value: float | None, unit: Unit) -> str:
     """Return a value with its unit, three digits: "103 ms", "62%", "1.21 GiB/s"; "–" when it was not measured."""
     if value is None:
         return "–"
     if unit == "ratio":
         return percent(value)
+    if unit == "up":
+        return "yes" if value else "no"
     scale = scale_for(unit, value)
     return f"{digits(value * scale.factor)}{scale.suffix}"
 

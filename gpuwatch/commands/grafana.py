@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch.alerting.render import RUNBOOKS
 from gpuwatch.config import Config as Settings
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError
@@ -16,12 +17,17 @@ from gpuwatch.extras import require
 
 grafana = typer.Typer(
     name="grafana",
-    help="The Grafana dashboards: GPU fleet, GPU node, Training run, runbooks. Push them, write them, print one.",
+    help="The Grafana dashboards: GPU fleet, GPU node, Training run. Push them, write them, print one.",
     no_args_is_help=True,
 )
 Config = Annotated[
     Path | None,
-    typer.Option(help="TOML file whose windows, scrape job and currency are used.", envvar="GPUWATCH_CONFIG"),
+    typer.Option(
+        help="TOML file whose thresholds, windows, scrape job and currency are used.", envvar="GPUWATCH_CONFIG"
+    ),
+]
+Runbooks = Annotated[
+    str, typer.Option(help="Where links to runbooks lead: what stands before /<Alert>.md, as of `gpuwatch rules`.")
 ]
 
 
@@ -39,6 +45,7 @@ def push(
     ca: Annotated[Path | None, typer.Option(help="Certificate, in PEM, of who signed Grafana's.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Take any certificate.")] = False,
     config: Config = None,
+    runbooks: Runbooks = RUNBOOKS,
 ) -> None:
     """Put the dashboards into a Grafana, and mark runs and findings on them. What is there already is left alone.
 
@@ -51,14 +58,13 @@ def push(
     from gpuwatch.reports.source import AgentSource
     from gpuwatch_dashboards.grafana import files
     from gpuwatch_dashboards.grafana.connection import connect
-    from gpuwatch_dashboards.grafana.push import Pushed, push_dashboards, push_folder
-    from gpuwatch_dashboards.grafana.push_marks import marks_of, push_marks
+    from gpuwatch_dashboards.grafana.push import Pushed, marks_of, push_dashboards, push_folder, push_marks
 
     def tell(pushed: Pushed) -> None:
         where = f"  {_link(url, pushed.url)}" if pushed.url else ""
         typer.echo(f"{pushed.outcome:<9} {pushed.what}{where}")
 
-    dashboards = files.load(_read(config))
+    dashboards = files.load(_read(config), runbooks)
     api = connect(url, token, ca, insecure)
     uid, made = push_folder(api, url, folder)
     tell(made)
@@ -74,14 +80,15 @@ def push(
 def write(
     folder: Annotated[Path, typer.Argument(help="Where to write; it is made if there is none.")],
     config: Config = None,
+    runbooks: Runbooks = RUNBOOKS,
 ) -> None:
     """Write the dashboards as files, for provisioning or for import by hand.
 
-    Example: `gpuwatch grafana write /etc/grafana/dashboards --config gpuwatch.toml`
+    Example: `gpuwatch grafana write /etc/grafana/dashboards --config gpuwatch.toml --runbooks https://wiki/gpuwatch`
     """
     from gpuwatch_dashboards.grafana import files
 
-    for name, dashboard in files.load(_read(config)).items():
+    for name, dashboard in files.load(_read(config), runbooks).items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(files.text(dashboard), encoding="utf-8")
@@ -92,7 +99,9 @@ def write(
 
 @grafana.command(name="print")
 def print_one(
-    dashboard: Annotated[str, typer.Argument(help="fleet, node, run or runbooks.")], config: Config = None
+    dashboard: Annotated[str, typer.Argument(help="fleet, node or run.")],
+    config: Config = None,
+    runbooks: Runbooks = RUNBOOKS,
 ) -> None:
     """Print one dashboard's JSON.
 
@@ -100,7 +109,7 @@ def print_one(
     """
     from gpuwatch_dashboards.grafana import files
 
-    found = files.load(_read(config))
+    found = files.load(_read(config), runbooks)
     name = f"gpuwatch-{dashboard.removeprefix('gpuwatch-').removesuffix('.json')}.json"
     if name not in found:
         names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)

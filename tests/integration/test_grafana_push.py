@@ -18,13 +18,12 @@ import pytest
 from gpuwatch.commands.grafana import _link
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.connection import GrafanaError, connect, explained
-from gpuwatch_dashboards.grafana.push import Pushed, push_dashboards, push_folder
-from gpuwatch_dashboards.grafana.push_marks import Mark, marks_of, push_marks
+from gpuwatch_dashboards.grafana.push import Mark, Pushed, marks_of, push_dashboards, push_folder, push_marks
 from tests.grafana_server import EDITOR, VIEWER, FakeGrafana
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import free_port, require, wait_for
 
-UIDS = {"gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run", "gpuwatch-runbooks"}
+UIDS = {"gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"}
 
 
 @pytest.fixture
@@ -55,12 +54,12 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_push_again_changes_nothing(grafana: FakeGrafana) -> None:
     first = pushed(grafana)
-    assert [each.outcome for each in first] == ["created"] * 5
+    assert [each.outcome for each in first] == ["created"] * 4
     assert set(grafana.dashboards) == UIDS
     assert {versions[0]["folderUid"] for versions in grafana.versions.values()} == {"gpuwatch"}
     assert grafana.dashboards["gpuwatch-run"]["panels"] == files.load()["gpuwatch-run.json"]["panels"]
     grafana.writes.clear()
-    assert [each.outcome for each in pushed(grafana)] == ["unchanged"] * 5
+    assert [each.outcome for each in pushed(grafana)] == ["unchanged"] * 4
     assert grafana.writes == []
 
 
@@ -156,7 +155,7 @@ def test_other_refusals_are_explained(grafana: FakeGrafana, answer: tuple[int, A
 
 def test_grafana_under_a_path(tmp_path: Path) -> None:
     with FakeGrafana(prefix="/grafana") as server:
-        assert len(pushed(server)) == 5
+        assert len(pushed(server)) == 4
         bare = server.url.removesuffix("/grafana")
         with pytest.raises(GrafanaError, match="answers, but not as Grafana does"):
             connect(bare, EDITOR)
@@ -204,7 +203,7 @@ def test_nobody_there() -> None:
         (["push", "--url", "grafana.example.com", "--token", "x"], "--url grafana.example.com: give Grafana's address"),
         (["push", "--url", "http://127.0.0.1:1"], "no token: give --token, or set GRAFANA_TOKEN"),
         (["push", "--url", "https://h", "--token", "x", "--ca", "/none.pem"], "--ca /none.pem: no such file"),
-        (["print", "runs"], "runs: no such dashboard; there are fleet, node, run, runbooks"),
+        (["print", "runs"], "runs: no such dashboard; there are fleet, node, run"),
         (["write", "/proc/none"], "/proc/none: "),
     ],
 )

@@ -20,7 +20,7 @@ from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch_dashboards.grafana import files
-from tests.grafana_variables import Asked, Variables, load
+from tests.grafana_variables import Asked, Variables
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import Server, free_port, prometheus_config, require, start_prometheus, wait_for
@@ -218,10 +218,8 @@ def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site:
     assert 0 < by_run["F"] < by_run["A"]
 
 
-def test_alerts_name_their_runbooks_panel(site: Site) -> None:
-    panels = {p["title"]: p["id"] for p in load("gpuwatch-runbooks")["panels"]}
-    rows = site.table("run", "Alerts", "A", "alertname", "rank", "runbook")
-    assert ("GpuStarved", "1", str(panels["GpuStarved"])) in rows
+def test_firing_alerts_are_listed_with_their_rank(site: Site) -> None:
+    assert ("GpuStarved", "1") in site.table("run", "Alerts", "A", "alertname", "rank")
 
 
 @pytest.mark.parametrize("dashboard", ["fleet", "node", "run"])

@@ -9,15 +9,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.alerting.render import groups
+from gpuwatch.alerting.render import RUNBOOKS, groups
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError
+from gpuwatch.extras import require
+from gpuwatch.thresholds import Thresholds
 
+FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
+"""The dashboards' names in URLs. Fixed: links and bookmarks are made of them."""
+TAG = "gpuwatch"
+"""Of every dashboard and annotation that is ours."""
+DATASOURCE = "gpuwatch-prometheus"
+"""The uid that the provisioned datasource has, and that the datasource variable starts with."""
+MONEY = "currencyUSD"
+"""Replaced by the site's own currency."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"
 PACKAGED = Path(__file__).parent / "json"
 """Where the wheel has them."""
-_MONEY, _JOB = "currencyUSD", 'job=\\"gpuwatch\\"'
+_JOB = 'job=\\"gpuwatch\\"'
+
+
+def runbook_url(page: str) -> str:
+    """Return where a runbook is, by its alert's name; `causes` is the list of causes."""
+    return f"{RUNBOOKS}/../causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
 
 
 def folder() -> Path:
@@ -28,15 +43,40 @@ def folder() -> Path:
     raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
 
 
-def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
-    """Return the dashboards by file name, for a site's thresholds, prices and scrape job (the defaults when None)."""
-    files = sorted(folder().glob("gpuwatch-*.json"))
-    return {path.name: json.loads(_fitted(path.read_text(encoding="utf-8"), config or Config())) for path in files}
+def load(config: Config | None = None, runbooks: str = RUNBOOKS) -> dict[str, dict[str, Any]]:
+    """Return the dashboards by file name, for a site's configuration (the defaults when None).
+
+    Args:
+        config: Its thresholds, windows, prices and scrape job.
+        runbooks: What stands before `/<Alert>.md` in links to runbooks: a path or a URL.
+    """
+    own = config or Config()
+    found = {}
+    for path in sorted(folder().glob("gpuwatch-*.json")):
+        content = _fitted(path.read_text(encoding="utf-8"), own)
+        dashboard = json.loads(content.replace(f"{RUNBOOKS}/", f"{runbooks.rstrip('/')}/"))
+        if own.thresholds != Thresholds():
+            _set_thresholds(dashboard, own.thresholds)
+        found[path.name] = dashboard
+    return found
 
 
 def text(dashboard: dict[str, Any]) -> str:
     """Return a dashboard's file: the same for the same dashboard."""
     return json.dumps(dashboard, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _set_thresholds(dashboard: dict[str, Any], thresholds: Thresholds) -> None:
+    """Set each panel's thresholds to the site's own; panels are found by title and question."""
+    require("numpy", "dashboard")
+    from gpuwatch_dashboards.panels import PANELS
+
+    by_text = {(panel.title, panel.question): panel for panel in PANELS if panel.thresholds}
+    for drawn in dashboard["panels"]:
+        if panel := by_text.get((drawn["title"], drawn.get("description", ""))):
+            steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]
+            for step, limit in zip(steps, panel.thresholds, strict=True):
+                step["value"] = limit.value_in(thresholds)
 
 
 def _fitted(content: str, config: Config) -> str:
@@ -45,7 +85,7 @@ def _fitted(content: str, config: Config) -> str:
         content = content.replace(default, own)
     content = content.replace(_JOB, f'job=\\"{config.alerts.job}\\"')
     currency = config.prices.currency
-    return content if currency == "USD" else content.replace(_MONEY, f"currency:{currency}")
+    return content if currency == "USD" else content.replace(MONEY, f"currency:{currency}")
 
 
 def _recorded(config: Config) -> list[str]:

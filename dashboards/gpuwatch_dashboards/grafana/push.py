@@ -1,26 +1,34 @@
-"""Dashboards into a Grafana: made, brought up to date, or left as they are; what people changed by hand is not overwritten.
+"""Dashboards and annotations into a Grafana: created, updated, or left as they are.
 
-What was pushed is known again by the message of its version: ours ends with a digest of the dashboard.
+What was changed by hand is not overwritten. A pushed dashboard is recognised by the message of its version: ours ends with
+its digest. An annotation (a run from its begin to its end, and each of its findings, so that they outlive Prometheus'
+retention) is recognised by its tags and its begin: pushing again extends those that went on and leaves the others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
-from collections.abc import Iterator, Mapping
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError
 
 from gpuwatch import __version__
+from gpuwatch.reports.source import Source
 from gpuwatch_dashboards.grafana.connection import GrafanaError, explained
-from gpuwatch_dashboards.grafana.uids import DATASOURCE
+from gpuwatch_dashboards.grafana.files import DATASOURCE, TAG
 
 Outcome = Literal["created", "updated", "unchanged"]
 _OURS = "gpuwatch "
+LIMIT = 5000
+"""Annotations of one run that are read."""
 
 
 @dataclass(frozen=True)
@@ -125,3 +133,86 @@ def _reading(dashboard: dict[str, Any], datasource: str) -> dict[str, Any]:
         if variable["type"] == "datasource":
             variable["current"] = {"selected": True, "text": datasource, "value": datasource}
     return copy
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One annotation. Times in Unix milliseconds."""
+
+    tags: tuple[str, ...]
+    begin_ms: int
+    end_ms: int
+    text: str
+
+
+def marks_of(source: Source, since_s: float) -> Iterator[Mark]:
+    """Yield the marks of all runs that sent a message since a moment, and of their findings. Raises as the source does."""
+    recent = sorted((r for r in source.runs() if r["last_message_s"] >= since_s), key=lambda r: str(r["run"]))
+    for run, ranks in groupby(recent, key=lambda r: str(r["run"])):
+        yield _of_run(run, list(ranks))
+        yield from (_of_finding(run, found) for found in source.findings(run))
+
+
+def _of_run(run: str, ranks: Sequence[Mapping[str, Any]]) -> Mark:
+    states = {str(rank["status"]) for rank in ranks}
+    status = "running" if "running" in states else "lost" if "lost" in states else "ended"
+    verdict = next((rank["verdict"]["sentence"] for rank in ranks if rank.get("verdict")), "")
+    return Mark(
+        tags=(TAG, f"run:{run}", "run"),
+        begin_ms=_ms(min(rank["started_s"] for rank in ranks)),
+        end_ms=_ms(max(max(rank["last_message_s"], rank["watermark_s"]) for rank in ranks)),
+        text=_text(str(ranks[0]["name"]), f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
+    )
+
+
+def _of_finding(run: str, found: Mapping[str, Any]) -> Mark:
+    return Mark(
+        tags=(TAG, f"run:{run}", f"cause:{found['cause']}", f"rank:{found.get('rank', 0)}"),
+        begin_ms=_ms(found["since_s"]),
+        end_ms=_ms(max(found["seen_s"], found["since_s"])),
+        text=_text(str(found["title"]), str(found.get("advice") or "")),
+    )
+
+
+def push_marks(api: GrafanaApi, url: str, marks: Iterable[Mark]) -> dict[Outcome, int]:
+    """Push the marks; return how many were created, updated and unchanged. Raises GrafanaError."""
+    counts: dict[Outcome, int] = {"created": 0, "updated": 0, "unchanged": 0}
+    for run_tag, of_run in groupby(marks, key=lambda mark: mark.tags[1]):
+        there = _marks_there(api, url, run_tag)
+        for mark in of_run:
+            counts[_push_mark(api, url, mark, there)] += 1
+    return counts
+
+
+def _push_mark(api: GrafanaApi, url: str, mark: Mark, there: Mapping[tuple[frozenset[str], int], Any]) -> Outcome:
+    known = there.get((frozenset(mark.tags), mark.begin_ms))
+    if known is None:
+        with explained(url, "create an annotation"):
+            api.annotations.add_annotation(
+                time_from=mark.begin_ms, time_to=mark.end_ms, tags=list(mark.tags), text=mark.text
+            )
+        return "created"
+    if (known.get("timeEnd"), known.get("text")) == (mark.end_ms, mark.text):
+        return "unchanged"
+    with explained(url, "change an annotation"):  # all of it: the client's partial update clears the tags
+        api.annotations.update_annotation(
+            known["id"], time_from=mark.begin_ms, time_to=mark.end_ms, tags=list(mark.tags), text=mark.text
+        )
+    return "updated"
+
+
+def _marks_there(api: GrafanaApi, url: str, run_tag: str) -> dict[tuple[frozenset[str], int], Any]:
+    """Return a run's annotations by tags and begin."""
+    tags = [urllib.parse.quote(tag, safe="") for tag in (TAG, run_tag)]  # the client does not quote them
+    with explained(url, "list annotations"):
+        found = api.annotations.find_annotations(tags=tags, limit=LIMIT)
+    return {(frozenset(each["tags"]), each["time"]): each for each in found}
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _text(*lines: str) -> str:
+    """Return lines as Grafana shows them: it reads HTML."""
+    return "<br>".join(html.escape(line, quote=False) for line in lines if line)

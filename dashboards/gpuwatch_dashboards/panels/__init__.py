@@ -1,17 +1,29 @@
-"""The list of panels: the one source of the Streamlit pages and of the Grafana dashboards.
+"""The panels by group: the one source of the Streamlit pages, the Grafana dashboards and `gpuwatch top`.
 
-To add a panel, add it to one of these files (or add a file, and its name here).
+To add a panel, add it to a group's list (run.py, gpu.py, node.py, fleet.py). To add a group, add its list here.
 """
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.gpu import GPU_PANELS
-from gpuwatch_dashboards.panels.node import NODE_PANELS
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold
-from gpuwatch_dashboards.panels.run import RUN_PANELS
+from collections.abc import Iterator
 
-PANELS: tuple[Panel, ...] = (*RUN_PANELS, *GPU_PANELS, *NODE_PANELS)
+from gpuwatch_dashboards.panels.fleet import FLEET
+from gpuwatch_dashboards.panels.gpu import GPU
+from gpuwatch_dashboards.panels.node import AGENT, NODE
+from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold
+from gpuwatch_dashboards.panels.run import RUN
+
+GROUPS: dict[str, tuple[Panel, ...]] = {"fleet": FLEET, "run": RUN, "gpu": GPU, "node": NODE, "agent": AGENT}
+
+PANELS: tuple[Panel, ...] = tuple(panel for group in GROUPS.values() for panel in group)
 
 BY_KEY: dict[str, Panel] = {panel.key: panel for panel in PANELS}
 
-__all__ = ["BY_KEY", "GPU_PANELS", "NODE_PANELS", "PANELS", "RUN_PANELS", "Curve", "Panel", "Threshold"]
+
+def live_panels(*groups: str) -> Iterator[Panel]:
+    """Yield the panels of these groups (none named: all groups) that an agent can answer: what `gpuwatch top` can list."""
+    for name in groups or GROUPS:
+        yield from (panel for panel in GROUPS[name] if panel.is_live)
+
+
+__all__ = ["BY_KEY", "GROUPS", "PANELS", "Column", "Curve", "Panel", "Threshold", "live_panels"]

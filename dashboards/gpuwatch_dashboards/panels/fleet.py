@@ -1,9 +1,8 @@
-"""Panels about all GPUs of a site, from the recorded series, so that a thousand nodes answer at once."""
+"""Panels about all GPUs of a site, from recorded series, so that a thousand nodes are answered quickly."""
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Threshold
-from gpuwatch_dashboards.panels.site_panel import Column, Link, SiteCurve, SitePanel, SiteUnit
+from gpuwatch_dashboards.panels.panel import Column, Curve, Link, Panel, Threshold, alerts, stat
 
 LOST = "starved|idle|stalled"
 """Kinds of GPU time that is paid for and gives nothing."""
@@ -23,156 +22,146 @@ def _share(kind: str) -> str:
     return f"{_now(kind)} / ({_now('all')} > 0)"
 
 
-def _over_range(level: str, label: str, kinds: str, chosen: str, series: str = _HOURS) -> str:
+def _over_range(level: str, label: str, kinds: str, selected: str, series: str = _HOURS) -> str:
     """Return GPU-hours (or money) by a label over the dashboard's range.
 
     Recorded once a window, so that their sum is the range's: a series that was absent for a time adds nothing for it.
     """
-    return f'sum by ({label}) (sum_over_time({level}_kind:{series}{{kind=~"{kinds}", {chosen}}}[$__range]))'
+    by = f" by ({label})" if label else ""
+    return f'sum{by} (sum_over_time({level}_kind:{series}{{kind=~"{kinds}", {selected}}}[$__range]))'
 
 
-def _number(
-    key: str, title: str, question: str, expr: str, unit: SiteUnit, warning: float | None = None, **more: str
-) -> SitePanel:
-    limits = () if warning is None else (Threshold(warning, "warning"),)
-    return SitePanel(key, title, question, unit, "number", (SiteCurve(expr),), thresholds=limits, **more)  # type: ignore[arg-type]
-
-
-def _spent(level: str, label: str, title: str, link: Link, chosen: str, more: tuple[SiteCurve, ...] = ()) -> SitePanel:
+def _spent(level: str, label: str, title: str, link: Link, selected: str, more: tuple[Curve, ...] = ()) -> Panel:
     """Return the table of who spent GPU-hours, and of what kind they were."""
 
     def hours(kinds: str) -> str:
-        return _over_range(level, label, kinds, chosen)
+        return _over_range(level, label, kinds, selected)
 
     names = (Column("name", "Name"),) if more else ()
-    return SitePanel(
-        key=f"by_{label}",
+    return Panel(
+        key=f"by_{level}",
         title=f"By {title.lower()}",
         question="Who used how many GPU-hours in this time range, and how many of them gave nothing?",
         unit="hours",
-        shape="table",
+        kind="table",
         curves=(
-            SiteCurve(hours("all"), "GPU-hours"),
-            SiteCurve(f"{hours('useful')} / ({hours('all')} > 0)", "Useful", "ratio"),
-            SiteCurve(hours("starved"), "Starved"),
-            SiteCurve(hours("idle"), "Held idle"),
-            SiteCurve(hours("stalled"), "Stalled"),
-            SiteCurve(hours(LOST), "Lost"),
-            SiteCurve(_over_range(level, label, LOST, chosen, _SPENT), "Lost money", "money"),
+            Curve(promql=hours("all"), legend="GPU-hours"),
+            Curve(promql=f"{hours('useful')} / ({hours('all')} > 0)", legend="Useful", unit="ratio"),
+            Curve(promql=hours("starved"), legend="Starved"),
+            Curve(promql=hours("idle"), legend="Held idle"),
+            Curve(promql=hours("stalled"), legend="Stalled"),
+            Curve(promql=hours(LOST), legend="Lost"),
+            Curve(promql=_over_range(level, label, LOST, selected, _SPENT), legend="Lost money", unit="money"),
             *more,
         ),
         columns=(Column(label, title, link), *names),
         sort="Lost",
-        empty="Nothing was recorded in this time range: it is, every five minutes, by the rules of `gpuwatch rules`.",
+        empty="Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes.",
+        width=12,
     )
 
 
-FLEET_NOW: tuple[SitePanel, ...] = (
-    _number("gpus", "GPUs", "How many GPUs are there?", f"count(gpuwatch_gpu_info{{{_NODES}}})", "1"),
-    _number("useful", "Useful", "Which share of all GPU time is computing now?", _share("useful"), "ratio"),
-    _number(
-        "starved", "Starved", "Which share waits for input now?", _share("starved"), "ratio", 0.1, runbook="GpuStarved"
+FLEET: tuple[Panel, ...] = (
+    stat("gpus", "GPUs", "How many GPUs are there?", "1", f"round({_now('all')})"),
+    stat("nodes", "Nodes", "How many nodes are watched?", "1", f'count(node_kind:{_RATE}{{kind="all", {_NODES}}})'),
+    stat("useful", "Useful", "Which share of all GPU time is computing now?", "ratio", _share("useful")),
+    stat(
+        "starved",
+        "Starved",
+        "Which share waits for input now?",
+        "ratio",
+        _share("starved"),
+        "input_share",
+        runbook="GpuStarved",
     ),
-    _number(
+    stat(
         "idle",
         "Held idle",
         "Which share is held by a process that does nothing?",
-        _share("idle"),
         "ratio",
-        0.1,
+        _share("idle"),
+        "idle_share",
         runbook="GpuHeldIdle",
     ),
-    _number(
+    stat(
         "stalled",
         "Stalled",
         "Which share belongs to runs that make no progress?",
-        _share("stalled"),
         "ratio",
-        0.02,
+        _share("stalled"),
+        "stalled_share",
         runbook="RunStalled",
     ),
-    _number(
-        "lost_gpus", "GPUs lost", "How many GPUs' worth of time is starved, idle or stalled now?", _now(LOST), "1", 1.0
+    stat(
+        "lost_gpus",
+        "GPUs lost",
+        "How many GPUs' worth of time is starved, idle or stalled now?",
+        "1",
+        _now(LOST),
+        "lost_gpus",
     ),
-    _number(
-        "lost_money",
-        "Lost money",
-        "What does that cost an hour?",
-        _now(LOST, _COST),
-        "money/h",
+    stat("lost_money", "Lost money", "What does that cost an hour?", "money/h", _now(LOST, _COST), empty=NO_PRICE),
+    stat(
+        "lost",
+        "GPU-hours lost",
+        "How many GPU-hours in this time range were starved, idle or stalled?",
+        "hours",
+        _over_range("node", "", LOST, _NODES),
+    ),
+    stat(
+        "cost",
+        "Money lost",
+        "What did they cost?",
+        "money",
+        _over_range("node", "", LOST, _NODES, _SPENT),
         empty=NO_PRICE,
     ),
-    _number(
+    stat(
         "agents_down",
         "Agents down",
-        "How many nodes does nobody watch?",
-        f'count(up{{job="gpuwatch", {_NODES}}} == 0) or vector(0)',
+        "How many nodes are not watched?",
         "1",
-        1.0,
+        f'count(up{{job="gpuwatch", {_NODES}}} == 0) or vector(0)',
+        "missing",
         runbook="GpuwatchAgentDown",
     ),
-)
-
-FLEET_OVER_TIME: tuple[SitePanel, ...] = (
-    SitePanel(
+    Panel(
         key="gpus_by_kind",
         title="GPUs by what they do",
-        question="How many GPUs' worth of time is useful, starved, held idle or stalled, in the whole site? The rest is start-up, "
-        "evaluation, checkpoints, unallocated or not attributed.",
+        question="How many GPUs' worth of time is useful, starved, held idle or stalled, in the whole site? The rest is "
+        "start-up, evaluation, checkpoints, unallocated or not attributed.",
         unit="1",
-        shape="stack",
+        kind="stack",
         curves=(
-            SiteCurve(f'kind:{_RATE}{{kind!="all"}}', "{kind}"),
-            SiteCurve(f'sum(kind:{_RATE}{{kind="all"}}) - sum(kind:{_RATE}{{kind!="all"}})', "rest"),
+            Curve(promql=f'kind:{_RATE}{{kind!="all"}}', legend="{kind}"),
+            Curve(
+                promql=f'label_replace(sum(kind:{_RATE}{{kind="all"}}) - sum(kind:{_RATE}{{kind!="all"}}), '
+                '"kind", "rest", "", "")',
+                legend="{kind}",
+            ),
         ),
+        width=14,
     ),
-    SitePanel(
-        key="gpus_by_state",
-        title="GPUs by state",
-        question="What do all GPUs of the site do, state by state?",
-        unit="1",
-        shape="stack",
-        curves=(SiteCurve("state:gpuwatch_gpu_seconds:rate5m", "{state}"),),
+    alerts(
+        "fleet_alerts",
+        "",
+        Column("instance", "Node", "node"),
+        Column("run", "Run", "run"),
+        Column("rank", "Rank"),
+        Column("gpu", "GPU"),
     ),
-    SitePanel(
-        key="cost_by_kind",
-        title="What it costs an hour",
-        question="How much of the site's money is spent on GPUs that compute?",
-        unit="money/h",
-        shape="stack",
-        curves=(SiteCurve(f'kind:{_COST}{{kind!="all"}}', "{kind}"),),
-        empty=NO_PRICE,
-    ),
-)
-"""Of the whole site, whichever nodes are chosen: a few series, where a thousand nodes' would be read for as long as the range."""
-
-FLEET_WHO: tuple[SitePanel, ...] = (
-    _spent("user", "user", "User", "user", 'user=~"$user", user!=""'),
-    _spent("job", "job_id", "Job", "job", 'job_id=~"$job", job_id!=""'),
-    _spent("node", "instance", "Node", "node", _NODES),
-    _spent(
-        "run",
-        "run",
-        "Run",
-        "run",
-        'run!=""',
-        (SiteCurve('topk by (run) (1, max by (run, name) (gpuwatch_run_info{job_id=~"$job", user=~"$user"}))'),),
-    ),
-)
-
-FLEET_WORST: tuple[SitePanel, ...] = (
-    SitePanel(
+    Panel(
         key="worst_gpus",
         title="Worst GPUs now",
         question="Which GPUs give the least for what they cost, and whose are they?",
         unit="ratio",
-        shape="table",
+        kind="table",
         curves=(
-            SiteCurve(
-                "topk(50, sum by (instance, gpu, user, job_id, run) (\n"
+            Curve(
+                promql="topk(50, sum by (instance, gpu, user, job_id, run) (\n"
                 f'gpu_kind:gpuwatch_gpu_seconds:share5m{{kind=~"{LOST}", {_NODES}}}\n'
                 f"* {BY_OWNER} (user, job_id, run)\n" + OWNER.format('user=~"$user", job_id=~"$job"') + "\n) > 0)",
-                "Lost now",
+                legend="Lost now",
             ),
         ),
         columns=(
@@ -183,8 +172,41 @@ FLEET_WORST: tuple[SitePanel, ...] = (
             Column("run", "Run", "run"),
         ),
         sort="Lost now",
-        thresholds=(Threshold(0.2, "warning"), Threshold(0.8, "critical")),
+        thresholds=(Threshold("lost_share"), Threshold("lost_share_critical", "critical")),
         empty="No GPU is starved, held idle or stalled.",
         runbook="GpuHeldIdle",
+        width=14,
+    ),
+    Panel(
+        key="cost_by_kind",
+        title="What it costs an hour",
+        question="How much of the site's money is spent on GPUs that compute?",
+        unit="money/h",
+        kind="stack",
+        curves=(Curve(promql=f'kind:{_COST}{{kind!="all"}}', legend="{kind}"),),
+        empty=NO_PRICE,
+        width=9,
+    ),
+    Panel(
+        key="fleet_states",
+        title="What the GPUs do",
+        question="How many GPUs compute, wait, or are held by a process that does not use them?",
+        unit="1",
+        kind="stack",
+        curves=(Curve(promql=f"state:{_RATE}", legend="{state}"),),
+        empty="Nothing was recorded in this time. The rules of `gpuwatch rules` record it every five minutes.",
+        width=24,
+    ),
+    _spent("user", "user", "User", "user", 'user=~"$user", user!=""'),
+    _spent("job", "job_id", "Job", "job", 'job_id=~"$job", job_id!=""'),
+    _spent("node", "instance", "Node", "node", _NODES),
+    _spent(
+        "run",
+        "run",
+        "Run",
+        "run",
+        'run!=""',
+        (Curve(promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{job_id=~"$job", user=~"$user"}))'),),
     ),
 )
+"""Stacks are of the whole site, whichever nodes are selected: a few series, where a thousand nodes' would be read."""

@@ -2,47 +2,114 @@
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.panels.fleet import BY_OWNER, LOST, NO_PRICE, OWNER
+from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, alerts, stat
+from gpuwatch_dashboards.query import Match, Query
 
-_RUN_SECONDS = "gpuwatch_run_seconds_total"
+_RUN = 'run="$run", rank=~"$rank"'
+_SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"
+_NO_STEP = "No step has ended in this time range."
+_NO_GPU = "This run holds no GPU."
+_STEP_BUCKETS = f"sum by (le) (rate(gpuwatch_step_seconds_bucket{{{_RUN}}}[$__rate_interval]))"
 
-RUN_PANELS: tuple[Panel, ...] = (
+
+def _share(state: str) -> str:
+    """Return a state's share of all time in the dashboard's range."""
+    part = f'sum(increase({_SECONDS}{{{_RUN}, state="{state}"}}[$__range]))'
+    return f"{part} / (sum(increase({_SECONDS}{{{_RUN}}}[$__range])) > 0)"
+
+
+RUN: tuple[Panel, ...] = (
+    stat("up", "Ranks that run", "Does it still train?", "1", Curve(Query("gpuwatch_run_up"))),
+    stat(
+        "run_input",
+        "Input wait",
+        "Which share of the time in this range did it wait for data?",
+        "ratio",
+        _share("input_wait"),
+        "input_share",
+        runbook="GpuStarved",
+    ),
+    stat("run_compute", "Computing", "Which share did it compute?", "ratio", _share("compute")),
+    stat(
+        "run_stalled",
+        "Stalled",
+        "Which share did it make no progress?",
+        "ratio",
+        _share("stalled"),
+        "stalled_share",
+        runbook="RunStalled",
+    ),
+    stat(
+        "run_steps",
+        "Steps",
+        "How many steps did it take in this range?",
+        "1",
+        f"max(increase({_STEPS}{{{_RUN}}}[$__range]))",
+        empty=_NO_STEP,
+    ),
+    stat(
+        "run_gpus_lost",
+        "GPUs lost",
+        "How many GPUs' worth of its time is starved, idle or stalled?",
+        "1",
+        f'sum(run_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", run="$run"}})',
+        "lost_gpus",
+        empty=_NO_GPU,
+    ),
+    stat(
+        "run_lost_money",
+        "Lost money",
+        "What does that cost an hour?",
+        "money/h",
+        f'sum(run_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", run="$run"}})',
+        empty=NO_PRICE,
+    ),
+    stat(
+        "run_money",
+        "Cost of the run",
+        "What did its GPUs cost in this range? (In steps of five minutes.)",
+        "money",
+        'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:increase5m{kind="all", run="$run"}[$__range]))',
+        empty=NO_PRICE,
+    ),
     Panel(
         key="ledger",
         title="Where the time goes",
         question="Which share of the wall clock goes to computing, and which to waiting?",
         unit="ratio",
-        curves=(Curve(Query(_RUN_SECONDS, by=("state",), over=Query(_RUN_SECONDS)), "{state}"),),
-        stacked=True,
+        kind="stack",
+        curves=(Curve(Query(_SECONDS, by=("state",), over=Query(_SECONDS)), "{state}"),),
         maximum=1.0,
         empty="The first second of this run has not been counted yet.",
+        width=16,
+    ),
+    Panel(
+        key="findings",
+        title="Findings",
+        question="Which causes are active, and what share of time does each concern?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_finding_evidence_ratio", by=("cause",)), "{cause}"),),
+        maximum=1.0,
+        empty="Nothing found.",
+        more=True,
     ),
     Panel(
         key="step_time",
         title="Step time",
-        question="How long is one step, and what makes it long? The mean by phase; lines: half (p50) and 95% of a minute's steps are shorter.",
+        question="How long is one step, and what makes it long? The mean by phase; lines: half (p50) and 95% of a minute's "
+        "steps are shorter.",
         unit="s",
+        kind="stack",
         curves=(
-            Curve(
-                Query("gpuwatch_step_phase_seconds_total", by=("phase",), over=Query("gpuwatch_steps_total")), "{phase}"
-            ),
+            Curve(Query(_PHASES, by=("phase",), over=Query(_STEPS)), "{phase}"),
             Curve(
                 Query("gpuwatch_step_percentile_seconds", by=("percentile",), greatest=True),
                 "{percentile}",
                 over_stack=True,
             ),
         ),
-        stacked=True,
-        empty="No step has ended in this time range.",
-    ),
-    Panel(
-        key="throughput",
-        title="Throughput",
-        question="How many steps does training take in a second?",
-        unit="1/s",
-        curves=(Curve(Query("gpuwatch_steps_total", by=("rank",)), "steps, rank {rank}"),),
-        empty="No step has ended in this time range.",
+        empty=_NO_STEP,
     ),
     Panel(
         key="loader_workers",
@@ -56,16 +123,181 @@ RUN_PANELS: tuple[Panel, ...] = (
             ),
         ),
         maximum=1.0,
-        thresholds=(Threshold(0.9, "warning"),),
+        thresholds=(Threshold("worker_busy"),),
         empty="No loader workers: batches are made in the training process.",
     ),
     Panel(
-        key="findings",
-        title="Findings",
-        question="Which causes are active, and what share of time does each concern?",
-        unit="ratio",
-        curves=(Curve(Query("gpuwatch_finding_evidence_ratio", by=("cause",)), "{cause}"),),
-        maximum=1.0,
-        empty="Nothing found.",
+        key="throughput",
+        title="Throughput",
+        question="How many steps does training take in a second?",
+        unit="1/s",
+        curves=(Curve(Query(_STEPS, by=("rank",)), "steps, rank {rank}"),),
+        empty=_NO_STEP,
     ),
+    Panel(
+        key="samples",
+        title="Samples and tokens",
+        question="How much does it learn from in a second?",
+        unit="1/s",
+        curves=(
+            Curve(Query("gpuwatch_samples_total"), "samples"),
+            Curve(Query("gpuwatch_tokens_total"), "tokens"),
+        ),
+        empty="The size of a batch is not known.",
+        more=True,
+    ),
+    Panel(
+        key="step_percentiles",
+        title="Step time, percentiles",
+        question="Are some steps much longer than most? (Estimated from a histogram's buckets.)",
+        unit="s",
+        curves=tuple(
+            Curve(promql=f"histogram_quantile({share}, {_STEP_BUCKETS})", legend=f"p{share * 100:.0f}")
+            for share in (0.5, 0.95, 0.99)
+        ),
+        empty=_NO_STEP,
+    ),
+    Panel(
+        key="step_usual",
+        title="Step time over the past",
+        question="Has it become slower?",
+        unit="s",
+        curves=(Curve(promql='run:gpuwatch_step_seconds:mean10m{run="$run"}', legend="mean of 10 minutes"),),
+        empty=_NO_STEP,
+        runbook="StepTimeRegressed",
+    ),
+    Panel(
+        key="rank_input",
+        title="Input wait by rank",
+        question="Does one rank wait for data, or do all?",
+        unit="ratio",
+        curves=(
+            Curve(
+                Query(_SECONDS, ("rank",), (Match("state", "=", "input_wait"),), Query(_SECONDS, ("rank",))),
+                "rank {rank}",
+            ),
+        ),
+        maximum=1.0,
+        runbook="Straggler",
+        more=True,
+    ),
+    Panel(
+        key="rank_step",
+        title="Step time by rank",
+        question="Is one rank slower than the others?",
+        unit="s",
+        curves=(Curve(Query(_PHASES, ("rank",), over=Query(_STEPS, ("rank",))), "rank {rank}"),),
+        empty=_NO_STEP,
+        runbook="Straggler",
+        more=True,
+    ),
+    Panel(
+        key="rank_excess",
+        title="Straggler",
+        question="By which share of the step do the others wait for one rank?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_straggler_excess_ratio", ("rank",)), "rank {rank}"),),
+        thresholds=(Threshold("straggler_share"), Threshold("straggler_share_critical", "critical")),
+        empty="No rank delays the others.",
+        runbook="Straggler",
+        more=True,
+    ),
+    Panel(
+        key="run_gpu_ledger",
+        title="Where its GPUs' time goes",
+        question="What do the GPUs do that this run holds?",
+        unit="1",
+        kind="stack",
+        curves=(
+            Curve(
+                promql="sum by (state) (\nrate(gpuwatch_gpu_seconds_total[$__rate_interval])\n"
+                f"* {BY_OWNER} ()\n" + OWNER.format('run="$run", gpu=~"$gpu"') + "\n)",
+                legend="{state}",
+            ),
+        ),
+        empty=_NO_GPU,
+    ),
+    Panel(
+        key="run_info",
+        title="Who and how",
+        question="Whose run is it, where, and with which loader?",
+        unit="1",
+        kind="table",
+        curves=(
+            Curve(
+                promql="max by (rank, instance, name, user, job_id, device, timeline, world_size, num_workers, version) "
+                f"(gpuwatch_run_info{{{_RUN}}})"
+            ),
+        ),
+        columns=(
+            Column("rank", "Rank"),
+            Column("instance", "Node", "node"),
+            Column("name", "Name"),
+            Column("user", "User", "user"),
+            Column("job_id", "Job"),
+            Column("device", "Device"),
+            Column("timeline", "Clock of"),
+            Column("world_size", "Ranks"),
+            Column("num_workers", "Loader workers"),
+            Column("version", "gpuwatch"),
+        ),
+        empty="No run of this name was seen in this time range.",
+        width=12,
+    ),
+    Panel(
+        key="run_findings",
+        title="Findings now",
+        question="Which causes are active, and what share of time does each concern? Advice is in `gpuwatch top`.",
+        unit="ratio",
+        kind="table",
+        curves=(Curve(promql='max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})', legend="Concerns"),),
+        columns=(Column("cause", "Cause"),),
+        sort="Concerns",
+        empty="Nothing found.",
+        runbook="causes",
+        width=6,
+    ),
+    alerts("run_alerts", 'run="$run"', Column("instance", "Node", "node"), Column("rank", "Rank")),
 )
+
+_RECORDS = Query(_PHASES, by=("phase",), over=Query(_STEPS))
+"""The series closest to step records. It only says which unit they have; the records themselves come from the agent."""
+
+
+def _of_records(
+    key: str, title: str, question: str, legends: tuple[str, ...], kind: str = "stack", **more: str
+) -> Panel:
+    return Panel(key, title, question, "s", tuple(Curve(_RECORDS, each) for each in legends), kind, **more)  # type: ignore[arg-type]
+
+
+HOST_STEPS = _of_records(
+    "steps",
+    "Steps on the host",
+    "What is a step's time made of, as the training process sees it? Click to zoom in.",
+    ("{phase}",),
+    empty="No step of this run is kept for this time.",
+)
+DEVICE_STEPS = _of_records(
+    "device_steps", "Steps on the device", "What did the device do in a step, by its own clock?", ("{state}",)
+)
+WAITS = _of_records(
+    "waits",
+    "Data wait, exposed and hidden",
+    "How much of the host's wait did the device feel? What is hidden costs nothing: it is head-room.",
+    ("{wait}",),
+)
+LONGEST = _of_records(
+    "longest",
+    "Longest data wait",
+    "Which steps stand out? The longest and the mean of each interval.",
+    ("longest", "mean"),
+    "lines",
+)
+RANK_STEPS = _of_records(
+    "rank_steps",
+    "Step time of the ranks",
+    "Is one rank slower than the others? They all wait for it.",
+    ("rank {rank}",),
+    "lines",
+)
+"""Drawn on the page "Run" from step records, which agents keep and no time series has: they belong to no group."""

@@ -1,4 +1,4 @@
-"""All GPUs of a site, from the series that Prometheus records (gpuwatch/alerting): a thousand nodes answer at once."""
+"""All GPUs of a site, from the series that Prometheus records (gpuwatch/alerting): a thousand nodes are answered quickly."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuwatch_dashboards.model import Span, Trace
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.promql import selector
 from gpuwatch_dashboards.query import Match
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "run": "run"}
-"""What lost time is told by, and the label that carries it."""
+"""Whose lost time is listed, and the label that carries it."""
 LOST_KINDS = ("starved", "idle", "stalled")
 RATE, HOURS, COST = "gpuwatch_gpu_seconds:rate5m", "gpuwatch_gpu_hours:increase5m", "gpuwatch_gpu_cost:increase5m"
-STATES = "state:gpuwatch_gpu_seconds:rate5m"
 RECORDED_S = 300.0
 """States and hours are recorded every five minutes: nothing of them is asked for more often."""
 _LOST = f'kind=~"{"|".join(LOST_KINDS)}"'
@@ -26,7 +25,7 @@ class Holder:
     """A user, job, node or run, and what its GPUs did over a stretch of time."""
 
     name: str
-    """Empty: of GPUs for which nobody says so."""
+    """Empty: of GPUs whose holder is not known."""
     hours: Mapping[str, float]
     """GPU-hours by kind: useful, starved, idle, stalled; all."""
     gpus: float | None = None
@@ -40,29 +39,6 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Now:
-    """A site at this moment."""
-
-    gpus: Mapping[str, float]
-    """GPUs' worth of time by kind, over the last minutes; empty: nothing is recorded."""
-    nodes: int
-    silent_nodes: int
-    """Nodes that are scraped and do not answer."""
-
-
-@dataclass(frozen=True)
-class Past:
-    """A site over a stretch of time."""
-
-    states: tuple[Trace, ...]
-    """GPUs by state over the time."""
-    hours: Mapping[str, float]
-    """GPU-hours by kind over the time."""
-    cost: float | None
-    """Of the lost hours; None: no price is configured."""
-
-
-@dataclass(frozen=True)
 class Holders:
     """Those who lost most."""
 
@@ -72,23 +48,9 @@ class Holders:
     others_lost_hours: float = 0.0
 
 
-def now(source: PrometheusSource) -> Now:
-    """Return the site as it is. Raises SourceError."""
-    return Now(
-        gpus=_by(source.instant(f"kind:{RATE}"), "kind"),
-        nodes=int(_one(source, f'count(node_kind:{RATE}{{kind="all"}})')),
-        silent_nodes=int(_one(source, 'count(up{job=~".*gpuwatch.*"} == 0)')),
-    )
-
-
-def past(source: PrometheusSource, span: Span) -> Past:
-    """Return the site over a stretch of time. Raises SourceError."""
-    window, step_s = _window(span), max(RECORDED_S, (span.end_s - span.start_s) / span.points)
-    return Past(
-        states=tuple(source.range(STATES, span, step_s)),
-        hours=_by(source.instant(f"sum_over_time(kind:{HOURS}[{window}])", span.end_s), "kind"),
-        cost=_sum(source.instant(f"sum_over_time(kind:{COST}{{{_LOST}}}[{window}])", span.end_s)),
-    )
+def now(source: PrometheusSource) -> dict[str, float]:
+    """Return GPUs' worth of time by kind over the last minutes; empty: nothing is recorded. Raises SourceError."""
+    return _by(source.instant(f"kind:{RATE}"), "kind")
 
 
 def holders(source: PrometheusSource, level: str, span: Span, most: int) -> Holders:
@@ -123,11 +85,3 @@ def _window(span: Span) -> str:
 
 def _by(found: list[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
     return {labels.get(label, ""): value for labels, value in found}
-
-
-def _one(source: PrometheusSource, expr: str) -> float:
-    return next((value for _, value in source.instant(expr)), 0.0)
-
-
-def _sum(found: list[tuple[dict[str, str], float]]) -> float | None:
-    return sum(value for _, value in found) if found else None

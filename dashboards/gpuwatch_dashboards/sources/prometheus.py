@@ -24,7 +24,8 @@ from gpuwatch_dashboards.model import (
     Steps,
     Trace,
 )
-from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render, selector
+from gpuwatch_dashboards.panels.panel import Panel
+from gpuwatch_dashboards.promql import INSTANCE, filled, of_a_run, render, selector
 from gpuwatch_dashboards.query import Match, Query
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.http import JsonApi, Params
@@ -140,6 +141,20 @@ class PrometheusSource:
         step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / max(1, span.points - 1))
         window = f"{max(self._window_s, step_s):.0f}s"
         return [self._range(query, render(query, scope, window), span, step_s) for query in queries]
+
+    def answers(self, panel: Panel, scope: Scope, span: Span) -> list[list[Trace]]:
+        """Return the values of each of a panel's curves: its lines over the span; of a stat or table those at the end."""
+        step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / span.points)
+        window = f"{max(self._window_s, step_s):.0f}s"
+        found = []
+        for curve in panel.curves:
+            expr = filled(curve.promql, scope, span, window) if curve.promql else render(curve.query, scope, window)
+            if panel.kind in ("lines", "stack"):
+                found.append(self.range(expr, span, step_s))
+            else:
+                values = self.instant(expr, span.end_s)
+                found.append([Trace(labels, ((span.end_s, _finite(value)),)) for labels, value in values])
+        return found
 
     def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
         """Return Prometheus's own estimate: it extrapolates to the edges of the span."""

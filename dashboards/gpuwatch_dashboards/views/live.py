@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
 
 from gpuwatch_dashboards import gpu_strip, markup
-from gpuwatch_dashboards.model import Node, Run, Span
+from gpuwatch_dashboards.cards import HEIGHT_PX, Card, card, read_panels
+from gpuwatch_dashboards.model import Node, Run, Scope, Span
+from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
+from gpuwatch_dashboards.run_strip import run_strip
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
     WINDOWS_S,
@@ -21,11 +24,12 @@ from gpuwatch_dashboards.selection import (
     span_of,
     span_of_node,
 )
-from gpuwatch_dashboards.views.live_content import charts, ledger, words
+from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
     Site,
     chosen_run,
     draw_card,
+    draw_panels,
     foot,
     redrawn,
     remember,
@@ -35,8 +39,12 @@ from gpuwatch_dashboards.views.site import (
 
 ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
-"""Charts are made anew when their stretch of time moves; those of a fixed one after half a minute at most."""
-_WINDOW, _GPU = "window", "gpu_choice"
+"""Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
+TOP, TOP_HEIGHT_PX = BY_KEY["ledger"], 300
+SMALL_POINTS = 160
+"""A small chart is some 400 px wide: more points than this fall on each other."""
+MORE_HOLD_S = 15.0
+_WINDOW, _GPU, _MORE = "window", "gpu_choice", "more_panels"
 
 
 def page(site: Site) -> None:
@@ -54,6 +62,17 @@ class _Shown:
     gpu: str | None
     """Index of the GPU that the charts are narrowed to; None: all of them."""
     span: Span
+
+    @property
+    def scope(self) -> Scope:
+        if self.run is None:
+            return Scope(instance=self.node.instance)
+        return Scope(self.run.run, str(self.run.rank), self.run.instance)
+
+    @property
+    def small(self) -> Span:
+        """The stretch of time as small charts draw it."""
+        return replace(self.span, points=min(self.span.points, SMALL_POINTS))
 
     @property
     def key(self) -> Hashable:
@@ -82,6 +101,7 @@ def _live(site: Site) -> None:
     _verdict(shown)
     _top(site, shown, now_s)
     _rest(site, shown)
+    _more(site, shown)
     st.html(foot(site, node, run))
 
 
@@ -129,40 +149,104 @@ def _verdict(shown: _Shown) -> None:
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    said = site.once.get(("words", shown.key), lambda: words(shown.runs, run, node, now_s))
-    if said.runs:
-        with st.container(key="panel-runs"):
-            st.html(markup.panel_head(f"Runs on {node.host}", "Which one is worth a look?") + said.runs)
+    texts = site.once.get(("words", shown.key), lambda: _texts(shown, now_s))
+    if texts.runs:
+        with st.container(key="box-runs"):
+            st.html(markup.panel_head(f"Runs on {node.host}", "Which one needs attention?") + texts.runs)
     with st.container(key="grid-top"):
         if run is not None:
-            made = site.once.get(
-                ("ledger", shown.key), lambda: ledger(site.source, run, shown.span), lambda _: shown.hold_s
-            )
-            draw_card(made)
-        with st.container(key="panel-findings"):
+            draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
+        with st.container(key="box-findings"):
             st.html(markup.panel_head("What to do", "What was found, what proves it, and the one change to make."))
-            st.html(said.findings)
+            st.html(texts.findings)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What is known of now, as HTML."""
+
+    findings: str
+    runs: str
+    """All runs that go on; empty where there is no other."""
+
+
+def _texts(shown: _Shown, now_s: float) -> _Texts:
+    run = shown.run
+    found = (*(run.findings if run is not None else ()), *shown.node.findings)
+    return _Texts(
+        findings=markup.findings(found, now_s, run is None or run.status == "running"),
+        runs=run_strip(shown.runs, run) if run is not None else "",
+    )
+
+
+@dataclass(frozen=True)
+class _Charts:
+    """What is drawn over a stretch of time. Those about a run or GPUs are empty without one."""
+
+    gpu: tuple[Card, ...]
+    others: tuple[Card, ...]
+    gpu_shares: Mapping[str, Mapping[str, float]]
+    """Of each GPU's time by state, by UUID."""
+
+
+def _ledger(source: Source, shown: _Shown) -> Card:
+    """Return where a run's time goes: the one chart that is drawn before all others. Raises SourceError."""
+    [(panel, values)] = read_panels(source, [TOP], shown.scope, shown.span)
+    return card(panel, values, shown.span, TOP_HEIGHT_PX, zoom=True)
+
+
+def _at_once(group: str) -> list[Panel]:
+    """Return the charts of a group that are drawn without "More panels"."""
+    return [panel for panel in live_panels(group) if not panel.more and panel.kind != "stat" and panel.key != TOP.key]
+
+
+def _charts(source: Source, shown: _Shown) -> _Charts:
+    """Return the other charts of a stretch of time, those of GPUs narrowed to one if one is chosen. Raises SourceError."""
+    span, scope = shown.small, shown.scope
+    of_run = _at_once("run") if shown.run is not None else []
+    of_node = replace(scope, run=None, rank=None)
+    others = read_panels(source, [*of_run, *_at_once("node"), *_at_once("agent")], scope, span)
+    gpus = read_panels(source, _at_once("gpu"), replace(of_node, gpu=shown.gpu), span) if shown.node.gpus else []
+    grown = source.growth(gpu_strip.LEDGER, of_node, shown.span) if shown.node.gpus else []
+    return _Charts(
+        gpu=tuple(card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus),
+        others=tuple(card(*each, span) for each in others),
+        gpu_shares=gpu_strip.shares_by_gpu(grown),
+    )
 
 
 def _rest(site: Site, shown: _Shown) -> None:
     node = shown.node
-    drawn = site.once.get(
-        ("charts", shown.key),
-        lambda: charts(site.source, shown.run, node, shown.span, shown.gpu),
-        lambda _: shown.hold_s,
-    )
+    drawn = site.once.get(("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s)
     if gpus := node.gpus:
-        with st.container(key="panel-gpus"):
+        with st.container(key="box-gpus"):
             st.html(markup.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
             st.html(site.once.get(("strip", shown.key), lambda: gpu_strip.strip(gpus, drawn.gpu_shares, shown.runs)))
         if len(gpus) > 1:
             _gpu_choice([each.gpu for each in gpus], shown.gpu)
         with st.container(key="grid-gpu"):
-            for card in drawn.gpu:
-                draw_card(card)
+            for each in drawn.gpu:
+                draw_card(each)
     with st.container(key="grid"):
-        for card in (*drawn.run, *drawn.node):
-            draw_card(card)
+        for each in drawn.others:
+            draw_card(each)
+
+
+def _remember_more() -> None:
+    remember(more="1" if st.session_state[_MORE] else None)
+
+
+def _more(site: Site, shown: _Shown) -> None:
+    """Draw, where the reader asks for them, the other panels of all groups: details, and what only Prometheus can answer."""
+    wanted = st.query_params.get("more") == "1"
+    if not st.toggle("More panels", wanted, key=_MORE, on_change=_remember_more):
+        return
+    there = {"run": shown.run is not None, "gpu": bool(shown.node.gpus), "node": True, "agent": True}
+    for group in (name for name, is_there in there.items() if is_there):
+        drawn = {TOP.key, *(panel.key for panel in _at_once(group))}
+        others = [panel for panel in GROUPS[group] if panel.key not in drawn]
+        scope = shown.scope if group == "run" else replace(shown.scope, run=None, rank=None, gpu=shown.gpu)
+        draw_panels(site, f"more-{group}", others, scope, shown.small, MORE_HOLD_S)
 
 
 def _gpu_choice(gpus: Sequence[str], gpu: str | None) -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.model import Run, Span
+from gpuwatch_dashboards import markup, ranks
+from gpuwatch_dashboards.buckets import merged, trace
+from gpuwatch_dashboards.cards import Card, card, read_panels
+from gpuwatch_dashboards.errors import SourceError
+from gpuwatch_dashboards.heatmap import heat_card
+from gpuwatch_dashboards.marks import epoch_marks, finding_marks, phase_marks
+from gpuwatch_dashboards.model import PastFinding, Run, Scope, Span, Steps, Trace
+from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.panels.run import RANK_STEPS
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
+from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.step_rows import shown_one_by_one
+from gpuwatch_dashboards.timeline import nothing_card, step_cards
 from gpuwatch_dashboards.units import display
-from gpuwatch_dashboards.views.run_content import Content, content
 from gpuwatch_dashboards.views.site import (
     Site,
     chosen_run,
@@ -28,6 +38,11 @@ from gpuwatch_dashboards.views.site import (
 EVERY_S = 5.0
 LEAST_S = 0.02
 _HEADED = "headed_run"
+FINE_BUCKETS = 6000
+"""The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
+RANK_BUCKETS, MOST_RANKS = 200, 16
+WITHOUT_AGENT = ("step_time", "findings")
+"""Panels that say from Prometheus alone what the agent's steps and findings would."""
 
 
 def page(site: Site) -> None:
@@ -55,7 +70,7 @@ def _run(site: Site) -> None:
     head = _early_head(run, box)
     # a run that is over stays as it is
     key = ("run", key_of(run), stretch, span, run.status, len(runs))
-    drawn = site.once.get(key, lambda: content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
+    drawn = site.once.get(key, lambda: _content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
     head.html(markup.run_head(run, _figures(run, drawn)))
     _draw(drawn)
     st.html(foot(site, node, run))
@@ -91,7 +106,7 @@ def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
     return head
 
 
-def _draw(drawn: Content) -> None:
+def _draw(drawn: _Content) -> None:
     with st.container(key="stack"):
         for card in drawn.timeline:
             draw_card(card)
@@ -113,7 +128,7 @@ def _draw(drawn: Content) -> None:
         st.html(markup.past_findings(drawn.past, reader_clock()))
 
 
-def _figures(run: Run, drawn: Content) -> list[tuple[str, str, str]]:
+def _figures(run: Run, drawn: _Content) -> list[tuple[str, str, str]]:
     """Return (class, number, what it is) of the steps shown."""
     steps = drawn.steps
     figures = [] if drawn.past is None else [("steps", f"{steps.steps:,}", "steps shown")]
@@ -124,3 +139,72 @@ def _figures(run: Run, drawn: Content) -> list[tuple[str, str, str]]:
     if len(steps.epochs):
         figures.append(("epochs", f"{len(steps.epochs):,}", "epochs begun"))
     return figures + markup.cost_figures(run)
+
+
+@dataclass(frozen=True)
+class _Content:
+    steps: Steps
+    timeline: tuple[Card, ...]
+    ledger: Card
+    heat: Card | None
+    """None where the steps are few enough to be shown one by one, or none are at hand."""
+    ranks: Card | None
+    """Step times of all ranks; None for a run of one."""
+    table: str
+    """HTML; empty for a run of one rank."""
+    past: tuple[PastFinding, ...] | None
+    """None: the agent that keeps them is away; the timeline then says so, and has what Prometheus knows."""
+
+
+def _content(
+    source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: tuple[float, float] | None
+) -> _Content:
+    """Return the content; `stretch` is the time that was chosen, None for the whole run. Raises SourceError."""
+    steps, past, away = _kept(source, run, stretch)
+    scope = Scope(run.run, str(run.rank), run.instance)
+    [(panel, ledger)] = read_panels(source, [BY_KEY["ledger"]], scope, span)
+    marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
+    timeline = step_cards(steps, span, marks) if steps.step else [nothing_card(away)]
+    if away is not None:
+        known = read_panels(source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
+        timeline += [card(*each, span, 200, zoom=True) for each in known]
+    everyone = ranks.ranks_of(runs, run)
+    several = len(everyone) > 1
+    return _Content(
+        steps=steps,
+        timeline=tuple(timeline),
+        ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
+        heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
+        ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
+        table=ranks.rank_table(everyone) if several else "",
+        past=tuple(past) if away is None else None,
+    )
+
+
+def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[PastFinding], str | None]:
+    """Return what only the agent of the run's node keeps; with Prometheus as source, why it does not answer."""
+    try:
+        return source.steps(run, FINE_BUCKETS, *(stretch or (None, None))), source.past_findings(run), None
+    except SourceError as error:
+        if run.instance is None:
+            raise
+        what = f"{error.what[:1].upper()}{error.what[1:]}"
+        return (
+            Steps(),
+            [],
+            f"Single steps are kept by the node's own agent. {what}: {error.remedy}. The rest is Prometheus's.",
+        )
+
+
+def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
+    lines = []
+    for rank in everyone[:MOST_RANKS]:
+        try:
+            steps = merged(source.steps(rank, RANK_BUCKETS, *(stretch or (None, None))), RANK_BUCKETS)
+        except SourceError:  # the agent of another node is away: the ranks of the others are compared
+            continue
+        columns = [steps.column(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
+        means = zip(*(column.mean for column in columns if column is not None), strict=True)
+        whole = trace(steps, [sum(value or 0.0 for value in parts) for parts in means], "rank", str(rank.rank))
+        lines.append(Trace({"rank": str(rank.rank)}, whole.points))
+    return card(RANK_STEPS, [lines], replace(span, points=RANK_BUCKETS), 200, zoom=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import streamlit as st
 
 from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.cards import Card
+from gpuwatch_dashboards.cards import Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Node, Run
+from gpuwatch_dashboards.model import Node, Run, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.option import picked
+from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
 from gpuwatch_dashboards.sources import PrometheusSource, Source
 
@@ -26,7 +27,7 @@ CLOSER, CLOSEST_S = 8.0, 0.5
 _WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
 _BAR_IS_DRAWN = "bar_is_drawn"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
-    "live": ("node", "run", "rank", "window", "gpu", "from", "to"),
+    "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
     "compare": (),
     "fleet": (),
@@ -149,6 +150,35 @@ def draw_card(card: Card) -> None:
         st.echarts_chart(card.option, key=key, on_select=closer, **draw)
 
 
+def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
+    """Return the panels in their order with their values. Those without a live reading need Prometheus. Raises SourceError."""
+    live = {panel.key: (panel, found) for panel, found in read_panels(site.source, panels, scope, span)}
+    prometheus = site.prometheus
+    if prometheus is None:
+        return list(live.values())
+    return [live.get(panel.key) or (panel, prometheus.answers(panel, scope, span)) for panel in panels]
+
+
+def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, span: Span, hold_s: float) -> None:
+    """Draw panels of any kind: the stats as a line of figures, under it charts and tables on a grid."""
+
+    def made() -> tuple[str, list[Card]]:
+        found = answered(
+            site, [replace(p, title=p.title.replace("$gpu", scope.gpu or "all")) for p in panels], scope, span
+        )
+        return figures(found), [card(panel, values, span) for panel, values in found if panel.kind != "stat"]
+
+    key = ("panels", name, tuple(panel.key for panel in panels), scope, span)
+    stats, cards = site.once.get(key, made, lambda _: hold_s)
+    if stats:
+        with st.container(key=f"box-{name}"):
+            st.html(stats)
+    if cards:
+        with st.container(key=f"grid-{name}"):
+            for each in cards:
+                draw_card(each)
+
+
 def _look_closer(middle_s: float, length_s: float) -> None:
     half_s = max(CLOSEST_S, length_s / CLOSER) / 2
     remember(**{"from": f"{middle_s - half_s:.3f}", "to": f"{middle_s + half_s:.3f}", "window": None})
@@ -163,3 +193,29 @@ def reader_clock() -> Callable[[float], str]:
 def foot(site: Site, node: Node, run: Run | None) -> str:
     """Return the small print, with the time in the reader's own zone."""
     return markup.foot(site.source.label, node, run, reader_clock()(time.time()))
+
+
+_TAB_JS = """
+export default function ({ setStateValue }) {
+  let sent = false
+  const send = () => {
+    if (document.hidden !== sent) setStateValue("hidden", (sent = document.hidden))
+  }
+  document.addEventListener("visibilitychange", send)
+  send()
+  return () => document.removeEventListener("visibilitychange", send)
+}
+"""
+_tab = st.components.v2.component("gpuwatch_seen", js=_TAB_JS)
+_TAB = "seen"
+
+
+def is_hidden() -> bool:
+    """Return whether the browser's tab is hidden: it then asks for nothing. When that changes, the whole page runs again."""
+    return bool(st.session_state.get(_TAB, {}).get("hidden"))
+
+
+def watch_tab() -> None:
+    """Put the watch on the page: after all else, so that no content waits for it."""
+    with st.container(key="unseen"):
+        _tab(key=_TAB, height=1, default={"hidden": False}, on_hidden_change=lambda: None)

@@ -12,13 +12,13 @@ import pytest
 
 from gpuwatch.ledger import GPU_STATES
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.model import Scope
+from gpuwatch.thresholds import THRESHOLDS, Thresholds
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.palette import PHASES, STATES
-from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel
-from gpuwatch_dashboards.panels.panel import unit_of
-from gpuwatch_dashboards.promql import of_a_run, render
+from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
+from gpuwatch_dashboards.panels.panel import Threshold, unit_of
+from gpuwatch_dashboards.promql import filled, of_a_run, render
 from gpuwatch_dashboards.query import Match, Query
-from gpuwatch_dashboards.views import live_content
 
 
 def parts(query: Query) -> list[Query]:
@@ -28,21 +28,35 @@ def parts(query: Query) -> list[Query]:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.key)
 def test_panel_asks_for_what_the_catalogue_has(panel: Panel) -> None:
     for curve in panel.curves:
+        assert curve.live or curve.promql, "a curve without a query"
+        if curve.live is None:
+            with pytest.raises(TypeError, match="only Prometheus"):
+                curve.query  # noqa: B018
+            continue
         for query in parts(curve.query):
             metric = BY_NAME[query.metric]
             assert metric.kind in ("counter", "gauge")
             assert {*query.by, *(match.label for match in query.where)} <= set(metric.labels)
         assert set(re.findall(r"\{(\w+)\}", curve.legend)) <= set(curve.query.by)
-        assert unit_of(curve.query) == panel.unit
+        assert curve.promql or unit_of(curve.query) == panel.unit
         if curve.query.over:
             assert set(curve.query.over.by) <= set(curve.query.by)
             assert of_a_run(curve.query.metric) == of_a_run(curve.query.over.metric)
 
 
-def test_keys_are_unique_and_the_page_uses_known_ones() -> None:
+def test_keys_are_unique_and_most_panels_have_a_live_reading() -> None:
     assert len(BY_KEY) == len(PANELS)
-    rows = (live_content.RUN_ROW, live_content.GPU_ROW, live_content.NODE_ROW)
-    assert {live_content.TOP_PANEL, *(key for row in rows for key in row)} <= set(BY_KEY)
+    live = {panel.key for panel in live_panels()}
+    assert len(live) > 25 and {"ledger", "shm", "gpu_temperature", "memory", "agent_cost", "node_shm"} <= live
+    assert {panel.key for panel in live_panels("agent")} == {"agent_cost", "agent_memory"}
+    assert not live & {"by_user", "fleet_states", "owners"}
+
+
+def test_a_threshold_is_a_name_of_the_catalogue() -> None:
+    assert Threshold("shm_used").value == THRESHOLDS.shm_used == 0.8
+    assert BY_KEY["node_shm"].thresholds[0].value_in(Thresholds(shm_used=0.7)) == 0.7
+    with pytest.raises(ValueError, match="shm_usde"):
+        Threshold("shm_usde")
 
 
 def test_every_state_and_phase_has_a_look_of_its_own() -> None:
@@ -73,6 +87,14 @@ def test_values_are_quoted() -> None:
     assert expr == 'sum(rate(gpuwatch_steps_total{run="a\\"b\\\\c\\nd"}[1m]))'
 
 
+def test_grafana_s_variables_are_the_scope_s_values_and_what_is_open_matches_anything() -> None:
+    promql = (
+        'sum(rate(x{run="$run", rank=~"$rank", user=~"$user"}[$__rate_interval])) + y[$__range] + up{job="gpuwatch"}'
+    )
+    expr = filled(promql, Scope(run='a"b'), Span(0.0, 900.0), "20s")
+    assert expr == ('sum(rate(x{run="a\\"b", rank=~".*", user=~".*"}[20s])) + y[900s] + up{job=~".*gpuwatch.*"}')
+
+
 def promtool_accepts(expressions: list[str], folder: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -87,4 +109,11 @@ def promtool_accepts(expressions: list[str], folder: Path) -> None:
 
 def test_promtool_accepts_every_panel(tmp_path: Path) -> None:
     scope = Scope("a run", "0|1", "node-17:9478")
-    promtool_accepts([render(c.query, scope, "1m") for panel in PANELS for c in panel.curves], tmp_path)
+    span = Span(0.0, 3600.0)
+    found = [
+        filled(curve.promql, scope, span, "1m") if curve.promql else render(curve.query, scope, "1m")
+        for panel in PANELS
+        for curve in panel.curves
+    ]
+    assert not any("$" in expr for expr in found)
+    promtool_accepts(found, tmp_path)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,13 @@ from gpuwatch.alerting.render import groups
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_dashboards.grafana import files
-from gpuwatch_dashboards.grafana.layout import Line, in_lines, widths
-from gpuwatch_dashboards.grafana.uids import PAGES, page_id
-from gpuwatch_dashboards.panels import PANELS, alerts, fleet, site_agent, site_node, site_run
-from gpuwatch_dashboards.panels.site_panel import SitePanel
+from gpuwatch_dashboards.grafana.files import runbook_url
+from gpuwatch_dashboards.panels import BY_KEY, PANELS
 
 ROOT = Path(__file__).parents[3]
-NAMES = ("gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run", "gpuwatch-runbooks")
+NAMES = ("gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run")
 SCHEMA = json.loads((ROOT / "tests/fixtures/grafana/schema.json").read_text())["schemas"]
 OF_PROMETHEUS_ANNOTATIONS = {"expr", "step", "tagKeys", "titleFormat"}
 """What the data source's annotations are made of, which the dashboard's schema leaves to data sources without saying so."""
@@ -50,16 +50,6 @@ def expressions(name: str) -> Iterator[str]:
     for variable in load(name).get("templating", {}).get("list", []):
         if variable["type"] == "query":
             yield re.sub(r"label_values\((.+), \w+\)", r"\1", variable["query"])
-
-
-def site_panels() -> list[SitePanel]:
-    """Return every panel over a site that a list of panels holds."""
-    found: list[SitePanel] = []
-    for module in (alerts, fleet, site_agent, site_node, site_run):
-        for value in vars(module).values():
-            several = value if isinstance(value, tuple) else (value,)
-            found += [each for each in several if isinstance(each, SitePanel)]
-    return found
 
 
 def test_committed_dashboards_are_fresh() -> None:
@@ -125,25 +115,37 @@ def test_panels_fill_the_grid_and_none_lies_on_another(name: str) -> None:
 
 
 def test_a_line_of_panels_is_shared_out_to_the_last_column() -> None:
-    panel = PANELS[0]
-    assert widths(Line((panel,) * 5)) == [5, 5, 5, 5, 4]
-    assert widths(Line((panel,) * 2, widths=(3, 2))) == [15, 9]
-    assert [len(line.panels) for line in in_lines((panel,) * 4)] == [2, 2]
-    assert [len(line.panels) for line in in_lines((panel,) * 8)] == [2, 3, 3]
+    pytest.importorskip("grafana_foundation_sdk")
+    from gpuwatch_dashboards.grafana.dashboards import lines, widths
+
+    chart, wide, number = BY_KEY["cpu"], BY_KEY["ledger"], BY_KEY["seen"]
+    assert widths([number] * 5) == [5, 5, 5, 5, 4]
+    assert widths([wide, chart]) == [16, 8]
+    assert [len(line) for line in lines([chart] * 4)] == [2, 2]
+    assert sorted(len(line) for line in lines([chart] * 8)) == [2, 3, 3]
+    assert [len(line) for line in lines([number, number, wide, chart, chart])] == [2, 1, 2]
+    assert [len(line) for line in lines([replace(wide, width=30), chart])] == [1, 1]
 
 
 def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
-    drawn = {(p["title"], p["description"]): p for name in NAMES[:3] for p in panels(name)}
+    drawn = {(p["title"], p["description"]): p for name in NAMES for p in panels(name)}
+    assert len(PANELS) > 60
     for panel in PANELS:
         built = drawn[panel.title, panel.question]
         assert len(built["targets"]) == len(panel.curves)
         assert built["fieldConfig"]["defaults"]["noValue"] == panel.empty
-    assert len(site_panels()) > 40
-    for site in site_panels():
-        assert len(drawn[site.title, site.question]["targets"]) == len(site.curves)
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+def test_a_site_s_own_threshold_is_in_its_dashboards() -> None:
+    def steps(config: Config | None) -> list[float | None]:
+        [shm] = [p for p in files.load(config)["gpuwatch-node.json"]["panels"] if p["title"] == "/dev/shm used"]
+        return [step["value"] for step in shm["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+
+    assert steps(None) == [None, THRESHOLDS.shm_used]
+    assert steps(Config(thresholds=Thresholds(shm_used=0.65))) == [None, 0.65]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable(name: str) -> None:
     config = Config(prices=Prices(1.0))
     recorded = {r["record"] for g in groups(config.alerts, config.prices) for r in g["rules"] if "record" in r}
@@ -162,27 +164,24 @@ def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_link_leads_to_a_dashboard_a_panel_and_a_variable_that_exist(name: str) -> None:
+def test_every_link_leads_to_a_dashboard_and_a_variable_that_exist(name: str) -> None:
     uids = {load(each)["uid"]: load(each) for each in NAMES}
     urls = re.findall(r"/d/([\w-]+)\?([^\")\s]*)", json.dumps(load(name)))
     assert urls
     for uid, query in urls:
-        for key, value in re.findall(r"([\w-]+)=([^&]*)", query):
-            if key == "viewPanel":
-                known = {str(panel["id"]) for panel in uids[uid]["panels"]}
-                assert value in known or value == "${__data.fields.runbook}", (uid, query)
-            else:
-                assert key.removeprefix("var-") in {v["name"] for v in uids[uid]["templating"]["list"]}, (uid, query)
+        for key, _ in re.findall(r"([\w-]+)=([^&]*)", query):
+            assert key.removeprefix("var-") in {v["name"] for v in uids[uid]["templating"]["list"]}, (uid, query)
 
 
-def test_every_alert_has_its_runbook_where_its_link_leads() -> None:
-    shown = {panel["id"]: panel for panel in panels("gpuwatch-runbooks")}
-    for alert in alert_rules():
-        panel = shown[page_id(alert)]
-        assert panel["title"] == alert and "**Meaning.**" in panel["options"]["content"]
-    assert "`input_single_process`" in shown[page_id("causes")]["options"]["content"]
-    assert len(shown) == len(PAGES)
-    assert not any(".md)" in panel["options"]["content"] for panel in shown.values())
+def test_every_link_to_a_runbook_leads_to_a_file_of_the_docs() -> None:
+    pages = {panel.runbook for panel in PANELS if panel.runbook}
+    assert {"GpuStarved", "ShmNearlyFull", "causes"} <= pages
+    for page in pages | set(alert_rules()):
+        assert (ROOT / runbook_url(page)).is_file(), page
+    links = [url for name in NAMES for url in re.findall(r'"url": "(docs/[^"]+)"', json.dumps(load(name)))]
+    assert {runbook_url(page) for page in pages} | {"docs/runbooks/${__value.text}.md"} == set(links)
+    [fleet] = [d for d in files.load(runbooks="https://wiki/run/").values() if d["uid"] == "gpuwatch-fleet"]
+    assert "https://wiki/run/GpuStarved.md" in files.text(fleet) and "docs/runbooks" not in files.text(fleet)
 
 
 def test_tables_show_each_of_their_columns_by_its_title() -> None:
@@ -217,7 +216,7 @@ def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool in PATH")
-    found = [expr for name in NAMES[:3] for expr in expressions(name)]
+    found = [expr for name in NAMES for expr in expressions(name)]
     filled = [
         re.sub(r"\$__interval_ms", "5000", re.sub(r"\$__(rate_interval|interval|range)\b", "1m", e)) for e in found
     ]

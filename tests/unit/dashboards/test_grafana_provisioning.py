@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from gpuwatch_dashboards.grafana.uids import DATASOURCE
+from gpuwatch_dashboards.grafana.files import DATASOURCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,4 +25,4 @@ def test_the_provider_reads_the_folder_that_compose_mounts() -> None:
     [provider] = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/gpuwatch.yml").read_text())["providers"]
     mounts = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["volumes"]
     assert f"./dashboards/grafana:{provider['options']['path']}:ro" in mounts
-    assert len(list((ROOT / "dashboards/grafana").glob("gpuwatch-*.json"))) == 4
+    assert len(list((ROOT / "dashboards/grafana").glob("gpuwatch-*.json"))) == 3

@@ -61,6 +61,14 @@ def test_a_chart_whose_links_are_lost_is_an_error_that_names_the_file(tmp_path: 
         loaded.render({"prometheus": {"operator": "always"}}, name="demo", namespace="ml-system")
 
 
+def test_dashboards_link_to_the_runbooks_that_the_chart_names() -> None:
+    labelled = [each for each in manifests(EVERYTHING) if "grafana_dashboard" in each["metadata"].get("labels", {})]
+    found = [each["data"] for each in labelled]
+    assert [list(data) for data in found] == [[f"gpuwatch-{name}.json"] for name in ("fleet", "node", "run")]
+    text = "".join(content for data in found for content in data.values())
+    assert "https://example.com/runbooks/GpuStarved.md" in text and "docs/runbooks/" not in text
+
+
 def test_the_chart_is_of_this_version() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == gpuwatch.__version__
 

@@ -1,0 +1,211 @@
+"""One panel, one line: a panel added to a group is on every surface, and its threshold is the catalogue's."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from gpuwatch.metrics import BY_NAME
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch_dashboards import cards
+from gpuwatch_dashboards.model import Scope, Span, Trace
+from gpuwatch_dashboards.once import Once
+from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
+from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.views import fleet, live
+from gpuwatch_dashboards.views.site import Site
+from tests.integration.dashboard_fake import FakeAgent, a_run
+
+METRICS = {
+    "run": "gpuwatch_run_resident_memory_bytes",
+    "gpu": "gpuwatch_gpu_memory_used_bytes",
+    "node": "gpuwatch_memory_available_bytes",
+    "agent": "gpuwatch_agent_resident_memory_bytes",
+}
+"""By group with live readings: a gauge in bytes for the panel that is added."""
+DASHBOARD = {"fleet": "fleet", "run": "run", "gpu": "node", "node": "node", "agent": "node"}
+VALUE = 42.0 * 2**20
+
+
+def live_panel(group: str, key: str = "added") -> Panel:
+    return Panel(key, "Added panel", "Is it shown?", "bytes", (Curve(Query(METRICS[group]), "added line"),))
+
+
+def promql_panel(kind: str) -> Panel:
+    if kind == "stat":
+        return stat("added", "Added panel", "Is it shown?", "bytes", "sum(added_bytes)")
+    curve = Curve(promql='sum by (instance) (added_bytes{instance=~"$instance"})', legend="added line")
+    return Panel("added", "Added panel", "Is it shown?", "bytes", (curve,), kind, (Column("instance", "Node"),))  # type: ignore[arg-type]
+
+
+class Agent(FakeAgent):
+    """The agent's API without a socket, with `VALUE` for the metrics of the panels that are added."""
+
+    def reply(self, request: httpx.Request) -> httpx.Response:
+        url = urlsplit(str(request.url))
+        if url.path == "/api/v1/series/many":
+            asked = [dict(parse_qsl(text, keep_blank_values=True)) for _, text in parse_qsl(url.query)]
+            return httpx.Response(200, json={"answers": [self.answer("/api/v1/series", one) for one in asked]})
+        return httpx.Response(200, json=self.answer(url.path, dict(parse_qsl(url.query))))
+
+    def _series(self, query: dict[str, str]) -> dict[str, Any]:
+        metric = BY_NAME[query["metric"]]
+        if metric.name not in METRICS.values():
+            return super()._series(query)
+        points = [[float(query["end"]) - age, VALUE] for age in (9.0, 6.0, 3.0)]
+        labels = {"gpu": "0", "UUID": "GPU-0"} if "gpu" in metric.labels else {}
+        return {"kind": "gauge", "unit": "bytes", "series": [{"labels": labels, "points": points}]}
+
+
+def prometheus_reply(request: httpx.Request) -> httpx.Response:
+    """Answer any query with one series that has every label: `VALUE` of what was added, else 1."""
+    query = dict(parse_qsl(request.content.decode() or urlsplit(str(request.url)).query))
+    labels = {
+        "run": "r1", "rank": "0", "instance": "node-1:9478", "gpu": "0", "UUID": "GPU-0", "name": "resnet", "user": "alice",
+        "world_size": "1", "num_workers": "0", "state": "compute", "phase": "compute", "kind": "all", "collector": "cpu",
+        "cause": "input_single_process", "alertname": "GpuStarved", "severity": "warning", "device": "cpu", "mode": "user",
+    }  # fmt: skip
+    value = str(VALUE if "added_bytes" in query["query"] else 1.0)
+    if "start" not in query:
+        result: dict[str, Any] = {"metric": labels, "value": [float(query["time"]), value]}
+    else:
+        start, end = float(query["start"]), float(query["end"])
+        step = float(query["step"])
+        times = [start + n * step for n in range(int((end - start) / step) + 1)]
+        result = {"metric": labels, "values": [[time_s, value] for time_s in times]}
+    return httpx.Response(200, json={"status": "success", "data": {"result": [result]}})
+
+
+def of_agent() -> Site:
+    agent = Agent([a_run()], gpus=True)
+    return Site(AgentSource("http://agent", httpx.MockTransport(agent.reply)), None, Once(), {})
+
+
+def of_prometheus() -> Site:
+    source = PrometheusSource("http://prometheus", httpx.MockTransport(prometheus_reply))
+    return Site(source, source, Once(), {})
+
+
+def html(page: Any, site: Site, more: bool = False) -> str:
+    """Return the text of a page's HTML, drawn by Streamlit itself."""
+
+    def draw(page, site):  # type: ignore[no-untyped-def]  # Streamlit runs its text alone: no name of this module
+        page(site)
+
+    app = AppTest.from_function(draw, args=(page, site), default_timeout=60)
+    if more:
+        app.query_params["more"] = "1"
+    app.run()
+    assert not app.exception
+    return unescape(" ".join(" ".join(each.proto.body for each in app.get("html")).split()))
+
+
+def in_grafana(group: str) -> list[dict[str, Any]]:
+    pytest.importorskip("grafana_foundation_sdk")
+    from gpuwatch_dashboards.grafana.dashboards import DASHBOARDS
+
+    drawn = DASHBOARDS[f"gpuwatch-{DASHBOARD[group]}.json"]()["panels"]
+    return [panel for panel in drawn if panel["title"] == "Added panel"]
+
+
+@pytest.mark.parametrize("group", METRICS)
+def test_a_live_panel_added_to_a_group_is_on_the_page_in_grafana_and_in_the_terminal(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = live_panel(group)
+    monkeypatch.setitem(GROUPS, group, (*GROUPS[group], panel))
+    drawn = html(live.page, of_agent())
+    assert re.search(r'<h2 title="Is it shown\?">Added panel</h2>', drawn) and "added line <b>42.0 MiB</b>" in drawn
+    [built] = in_grafana(group)
+    assert METRICS[group] in built["targets"][0]["expr"] and built["fieldConfig"]["defaults"]["unit"] == "bytes"
+    assert panel in live_panels(group) and panel in live_panels()
+    site, now_s = of_agent(), 1_790_000_000.0
+    [(read, values)] = cards.read_panels(site.source, [panel], Scope(), Span(now_s - 10, now_s, 10))
+    assert read is panel and [trace.last for trace in values[0]] == [VALUE]
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"),
+    [("node", "lines"), ("node", "stack"), ("node", "stat"), ("node", "table"), ("run", "table"), ("gpu", "lines"),
+     ("agent", "stat"), ("fleet", "stat"), ("fleet", "lines"), ("fleet", "table")],
+)  # fmt: skip
+def test_a_panel_that_only_prometheus_answers_is_on_the_page_and_in_grafana(
+    group: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = promql_panel(kind)
+    monkeypatch.setitem(GROUPS, group, (*GROUPS[group], panel))
+    drawn = html(fleet.page if group == "fleet" else live.page, of_prometheus(), more=True)
+    wanted = {
+        "stat": '<div class="gw-figure gw-figure-added" title="Is it shown?"><b>42.0 MiB</b><span>Added panel</span>',
+        "table": '<td data-label="Node">node-1:9478</td><td data-label="added line">42.0 MiB</td>',
+    }.get(kind, "added line <b>42.0 MiB</b>")
+    assert wanted in drawn
+    [built] = in_grafana(group)
+    assert "added_bytes" in built["targets"][0]["expr"]
+    assert panel not in live_panels()
+    if group != "fleet":  # an agent cannot answer it: its page is without it, and has no error
+        assert "Added panel" not in html(live.page, of_agent(), more=True)
+
+
+def test_every_panel_of_every_group_is_on_a_page_with_prometheus() -> None:
+    drawn = html(live.page, of_prometheus(), more=True) + html(fleet.page, of_prometheus())
+    missing = [
+        panel.key
+        for group in GROUPS.values()
+        for panel in group
+        if f">{panel.title.replace('$gpu', 'all')}</h2>" not in drawn and f'gw-figure-{panel.key}"' not in drawn
+    ]
+    assert missing == [f"by_{level}" for level in ("user", "job", "node", "run")]  # drawn as "Who loses most"
+    assert "Who loses most" in drawn
+
+
+def test_without_more_panels_the_page_has_the_live_charts_only() -> None:
+    drawn = html(live.page, of_agent())
+    assert ">CPU</h2>" in drawn and ">GPU temperature</h2>" not in drawn and "gw-figure-node_shm" not in drawn
+    drawn = html(live.page, of_agent(), more=True)
+    assert ">GPU temperature</h2>" in drawn and "gw-figure-node_shm" in drawn
+
+
+def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuwatch_dashboards.panels import BY_KEY
+
+    panel, span = BY_KEY["node_shm"], Span(0.0, 10.0)
+    used = [[Trace({"mount": "node"}, ((5.0, 0.75),))]]
+
+    def marked() -> bool:
+        return "border-bottom" in cards.figures([(panel, used)])
+
+    def in_the_dashboard() -> float:
+        from gpuwatch_dashboards.grafana.dashboards import node_dashboard
+
+        [drawn] = [p for p in node_dashboard()["panels"] if p["title"] == panel.title]
+        return float(drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"])
+
+    pytest.importorskip("grafana_foundation_sdk")
+    assert not marked() and in_the_dashboard() == THRESHOLDS.shm_used == 0.8
+    cpu = [[Trace({}, ((1.0, 0.2), (5.0, 0.3)))], []]
+    option = json.dumps(cards.card(BY_KEY["cpu"], cpu, span).option)
+    assert f'"yAxis": {100 * THRESHOLDS.cores_exhausted}' in option
+    changed = object.__new__(type(THRESHOLDS))
+    changed.__dict__.update({**vars(THRESHOLDS), "shm_used": 0.7})
+    monkeypatch.setattr("gpuwatch_dashboards.panels.panel.THRESHOLDS", changed)
+    assert marked() and in_the_dashboard() == 0.7
+
+
+def test_the_panel_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [source] = re.findall(r"```python\n(Panel\(.*?)```", text, re.DOTALL)
+    [panel] = eval(f"({source})", {"Panel": Panel, "Curve": Curve, "Query": Query})
+    assert [unit_of(curve.query) for curve in panel.curves] == [panel.unit, panel.unit]
+    monkeypatch.setitem(GROUPS, "run", (*GROUPS["run"], panel))
+    assert f">{panel.title}</h2>" in html(live.page, of_agent()) and panel in live_panels("run")
