@@ -205,7 +205,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
 def test_the_panel_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     [source] = re.findall(r"```python\n(Panel\(.*?)```", text, re.DOTALL)
-    [panel] = eval(f"({source})", {"Panel": Panel, "Curve": Curve, "Query": Query})
+    panel = eval(source, {"Panel": Panel, "Curve": Curve, "Query": Query})
     assert [unit_of(curve.query) for curve in panel.curves] == [panel.unit, panel.unit]
     monkeypatch.setitem(GROUPS, "run", (*GROUPS["run"], panel))
     assert f">{panel.title}</h2>" in html(live.page, of_agent()) and panel in live_panels("run")
