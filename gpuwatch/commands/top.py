@@ -24,8 +24,7 @@ def top(
 
     Keys: arrows or j k choose, g GPUs, f findings, ? help, q quit. With `--once`: 1 when the agent does not answer.
     """
-    for module in ("rich", "httpx"):
-        require(module, "dashboard")
+    require("rich", "dashboard")
     from gpuwatch_dashboards.terminal.app import is_interactive, print_once, watch
     from gpuwatch_dashboards.terminal.reader import open_reader
 
