@@ -52,7 +52,8 @@ golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Promethe
 	$(BIN)/python scripts/thresholds_page.py > docs/thresholds.md
 	$(BIN)/python scripts/alerts_page.py > docs/alerts.md
 	$(BIN)/python scripts/report_schemas.py
-	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k golden
+	$(BIN)/python scripts/api_page.py
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k "golden or metrics_page or doctor_examine"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .

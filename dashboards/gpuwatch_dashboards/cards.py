@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import urlencode
 
+from gpuwatch.api import Series
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.marks import Mark
-from gpuwatch_dashboards.model import Scope, Span, Trace
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.option import Option, line_option
 from gpuwatch_dashboards.palette import SEVERITIES
 from gpuwatch_dashboards.panels import Panel
@@ -23,7 +24,7 @@ ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS = 50
 PAGES = {"node": ("live", "node"), "run": ("run", "run")}
 """By a column's link: the page that a cell leads to, and its parameter."""
-Answers = Sequence[Sequence[Trace]]
+Answers = Sequence[Sequence[Series]]
 """The lines of each of a panel's curves."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from gpuwatch.api import Finding, Run
 from gpuwatch.ledger import shares
 from gpuwatch_dashboards.gpu_strip import share_bar
 from gpuwatch_dashboards.markup import STATUS_SIGNS
-from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.units import digits, display
 
 COLUMNS = ("Rank", "Where", "Step p50", "Step p95", "Data wait", "Its time", "Steps")
@@ -48,3 +48,11 @@ def _row(rank: Run, quickest: float | None) -> str:
         f'<tr data-rank="{rank.rank}"{" data-slow=true" if slow else ""}><th scope="row">{rank.rank}</th>'
         f"{''.join(f'<td data-label={chr(34)}{label}{chr(34)}>{cell}</td>' for label, cell in cells)}</tr>"
     )
+
+
+def findings_of(runs: Sequence[Run], run: Run | None) -> list[Finding]:
+    """Return a rank's findings, then those of the run's other ranks that this one waits for."""
+    if run is None:
+        return []
+    others = [other for other in runs if other.run == run.run and other.rank != run.rank]
+    return [*run.findings, *(found for other in others for found in other.findings if found.rank is not None)]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.extras import require
 
 
@@ -24,13 +25,15 @@ def top(
 
     Keys: arrows or j k choose, g GPUs, f findings, ? help, q quit. With `--once`: 1 when the agent does not answer.
     """
-    for module in ("rich", "httpx"):
-        require(module, "dashboard")
+    require("rich", "dashboard")
     from gpuwatch_dashboards.terminal.app import is_interactive, print_once, watch
     from gpuwatch_dashboards.terminal.reader import open_reader
 
     reader = open_reader(agent, prometheus)
     if once or not is_interactive():
-        print_once(reader)
+        try:
+            print_once(reader)
+        except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
+            raise GpuwatchError(str(error)) from error
     else:
         watch(reader)

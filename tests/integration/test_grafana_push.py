@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpuwatch.api import Finding, Run
 from gpuwatch.commands.grafana import _link
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.connection import GrafanaError, connect, explained
@@ -259,18 +260,16 @@ class Runs:
 
     where = "a test"
 
-    def runs(self) -> list[dict[str, Any]]:
-        common = {"run": "r", "name": "<b>x</b>", "watermark_s": 0.0, "verdict": None}
+    def runs(self, kept: bool = False) -> list[Run]:
+        assert kept
         return [
-            {**common, "rank": 0, "status": "lost", "started_s": 100.0, "last_message_s": 150.0},
-            {**common, "rank": 1, "status": "ended", "started_s": 90.5, "last_message_s": 200.0},
-            {**common, "run": "old", "rank": 0, "status": "ended", "started_s": 1.0, "last_message_s": 2.0},
+            Run("r", 0, "<b>x</b>", "lost", 100.0, 0.0, 150.0),
+            Run("r", 1, "<b>x</b>", "ended", 90.5, 0.0, 200.0),
+            Run("old", 0, "<b>x</b>", "ended", 1.0, 0.0, 2.0),
         ]
 
-    def findings(self, run: str) -> list[dict[str, Any]]:
-        return [
-            {"cause": "stalled", "rank": 1, "since_s": 120.0, "seen_s": 119.0, "title": "no step", "advice": "look"}
-        ]
+    def findings(self, run: str) -> list[Finding]:
+        return [Finding("stalled", "critical", "no step", 0.5, (), "look", rank=1, since_s=120.0, seen_s=119.0)]
 
 
 def test_a_run_s_mark_spans_its_ranks_and_its_text_is_no_html() -> None:

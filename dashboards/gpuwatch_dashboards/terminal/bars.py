@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
+from gpuwatch.api import Series
 from gpuwatch.ledger import shares
 from gpuwatch.units import percent
-from gpuwatch_dashboards.model import Trace
 from gpuwatch_dashboards.palette import STATES
 from gpuwatch_dashboards.terminal.looks import DIM, glyph, state_look, state_style, words
 from gpuwatch_dashboards.terminal.sparkline import buckets
@@ -68,7 +68,7 @@ def swatch(state: str) -> Text:
     return words(glyph(state) * 2, state_style(state))
 
 
-def area(traces: Sequence[Trace], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
+def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
     """Return the ledger over time, `rows` lines, top first: each column one stretch of time, its states stacked.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.style import Style
 from rich.text import Text
 
-from gpuwatch_dashboards.model import Points
+from gpuwatch.api import Points
 from gpuwatch_dashboards.terminal.lines import cell
 from gpuwatch_dashboards.terminal.looks import BOLD, DIM, words
 from gpuwatch_dashboards.terminal.sparkline import buckets, sparkline

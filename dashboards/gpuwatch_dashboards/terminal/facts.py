@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuwatch_dashboards.model import Collector, Finding, Points, Run, Trace
+from gpuwatch.api import Collector, Finding, Points, Run, Series
 from gpuwatch_dashboards.terminal.gpu_curves import GpuCurves
 
 
@@ -33,7 +33,7 @@ class Strands:
     """Whose: the key of a run; empty without any."""
     start_s: float = 0.0
     end_s: float = 0.0
-    ledger: tuple[Trace, ...] = ()
+    ledger: tuple[Series, ...] = ()
     """Share of time by state."""
     step_s: Points = ()
     input_ratio: Points = ()

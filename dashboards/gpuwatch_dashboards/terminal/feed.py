@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from gpuwatch_dashboards.errors import SourceError
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.terminal.facts import Facts
 from gpuwatch_dashboards.terminal.reader import Reader
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from gpuwatch.api import Finding, Run
 from gpuwatch.units import duration
-from gpuwatch_dashboards.model import Finding, Run
 from gpuwatch_dashboards.terminal.facts import Facts
 from gpuwatch_dashboards.terminal.lines import rule, wrapped
 from gpuwatch_dashboards.terminal.looks import BOLD, DIM, SEVERITY_SIGNS, severity_style, words

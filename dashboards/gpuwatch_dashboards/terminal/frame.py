@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Run
+from gpuwatch.api import Run
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.terminal.facts import Facts, Strands
 from gpuwatch_dashboards.terminal.finding_lines import all_findings, finding_lines

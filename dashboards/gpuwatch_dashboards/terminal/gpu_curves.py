@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from gpuwatch_dashboards.model import Points, Scope, Span
+from gpuwatch.api import Points
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.palette import BLUE, GREEN, ORANGE
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Query

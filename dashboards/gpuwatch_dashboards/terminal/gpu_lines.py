@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gpuwatch_dashboards.model import Run
+from gpuwatch.api import Run
 from gpuwatch_dashboards.terminal.bars import bar, legend, swatch
 from gpuwatch_dashboards.terminal.facts import Facts, GpuFacts
 from gpuwatch_dashboards.terminal.finding_lines import finding_lines

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gpuwatch_dashboards.model import Collector, Finding, Node, Scope, Span, Trace
+from gpuwatch.api import Series
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.sources.http import JsonApi
 from gpuwatch_dashboards.terminal.facts import GpuFacts
 from gpuwatch_dashboards.terminal.strands import RECENT_S
 
 BY_GPU = ("gpu", "UUID")
 _SECONDS = "gpuwatch_gpu_seconds_total"
 _LEDGER = Query(_SECONDS, by=(*BY_GPU, "state"), over=Query(_SECONDS, by=BY_GPU))
-
-
-@dataclass(frozen=True)
-class History:
-    failures: int = 0
-
-
-@dataclass(frozen=True)
-class Status:
-    """/api/v1/status."""
-
-    host: str
-    collectors: tuple[Collector, ...] = ()
-    gpus: tuple[GpuFacts, ...] | None = None
-    history: History = History()
-
-
-@dataclass(frozen=True)
-class _GpuFinding(Finding):
-    run: str | None = None
-
-
-@dataclass(frozen=True)
-class _Findings:
-    findings: tuple[_GpuFinding, ...]
-
-
-def read_findings(api: JsonApi) -> tuple[Finding, ...]:
-    """Return the findings about GPUs that no run explains. Raises SourceError."""
-    return tuple(found for found in api.get("/api/v1/findings", _Findings).findings if found.run is None)
 
 
 def ledgers(source: Source, scope: Scope, now_s: float) -> dict[tuple[str, str], dict[str, float]]:
@@ -62,7 +32,7 @@ def with_ledgers(gpus: Sequence[GpuFacts], shares: dict[tuple[str, str], dict[st
 
 
 def scraped(node: Node) -> tuple[GpuFacts, ...]:
-    """Return a node's GPUs as Prometheus scraped them last."""
+    """Return a node's GPUs as its source gives them."""
     return tuple(
         GpuFacts(
             gpu=gpu.gpu,
@@ -85,5 +55,5 @@ def by_number(key: tuple[str, str]) -> tuple[int, str, str]:
     return (int(key[0]) if key[0].isdigit() else 1 << 30, *key)
 
 
-def _key(trace: Trace) -> tuple[str, str]:
+def _key(trace: Series) -> tuple[str, str]:
     return trace.labels.get("gpu", ""), trace.labels.get("UUID", "")

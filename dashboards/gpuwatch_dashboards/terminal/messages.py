@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from gpuwatch_dashboards.errors import SourceError
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.palette import STATES
 from gpuwatch_dashboards.terminal.bars import swatch
 from gpuwatch_dashboards.terminal.lines import flowed, rule, wrapped

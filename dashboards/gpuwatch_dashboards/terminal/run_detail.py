@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.style import Style
 from rich.text import Text
 
+from gpuwatch.api import Recent, Run
 from gpuwatch.costs import money
 from gpuwatch.units import duration
-from gpuwatch_dashboards.model import Recent, Run
 from gpuwatch_dashboards.palette import PHASES
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.terminal.bars import area, bar, legend

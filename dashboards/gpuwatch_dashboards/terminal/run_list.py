@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gpuwatch_dashboards.model import Recent, Run
+from gpuwatch.api import Recent, Run
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.terminal.bars import bar
 from gpuwatch_dashboards.terminal.lines import cell, harmless

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 from statistics import median
 
-from gpuwatch_dashboards.model import Points
+from gpuwatch.api import Points
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 HEADROOM = 1.15

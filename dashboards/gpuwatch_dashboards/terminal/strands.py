@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuwatch_dashboards.model import Points, Run, Scope, Span, Trace
+from gpuwatch.api import Points, Run, Series
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.selection import key_of
@@ -19,7 +20,7 @@ _STEPS = Query("gpuwatch_steps_total")
 _PHASES = Query("gpuwatch_step_phase_seconds_total", by=("phase",))
 _MEMORY = (Query("gpuwatch_memory_available_bytes"), Query("gpuwatch_memory_total_bytes"))
 
-Lines = list[list[Trace]]
+Lines = list[list[Series]]
 """By a panel's curves, the lines of each."""
 
 
@@ -57,16 +58,16 @@ def read_strands(source: Source, run: Run | None, now_s: float) -> Strands:
     )
 
 
-def _lines(panels: dict[str, Lines], key: str) -> list[Trace]:
+def _lines(panels: dict[str, Lines], key: str) -> list[Series]:
     """Return the lines of a panel's first curve; none where the panel was not asked for."""
     return panels[key][0] if key in panels else []
 
 
-def _first(traces: Sequence[Trace]) -> Points:
+def _first(traces: Sequence[Series]) -> Points:
     return traces[0].points if traces else ()
 
 
-def _last(traces: Sequence[Trace]) -> float | None:
+def _last(traces: Sequence[Series]) -> float | None:
     return traces[0].last if traces else None
 
 
@@ -78,7 +79,7 @@ def _by_legend(panels: dict[str, Lines], key: str) -> dict[str, float]:
     return {legend: value for legend, value in lasts.items() if value is not None}
 
 
-def _sum(traces: Sequence[Trace]) -> Points:
+def _sum(traces: Sequence[Series]) -> Points:
     """Return the sum of lines at each moment that any of them knows."""
     sums: dict[float, float | None] = {}
     for trace in traces:
@@ -88,7 +89,7 @@ def _sum(traces: Sequence[Trace]) -> Points:
     return tuple(sorted(sums.items()))
 
 
-def _mean_step(steps: Sequence[Trace], phases: Sequence[Trace], since_s: float) -> dict[str, float]:
+def _mean_step(steps: Sequence[Series], phases: Sequence[Series], since_s: float) -> dict[str, float]:
     """Return seconds by phase of the mean step since a moment: time in the phase over steps done; empty phases are left out."""
     done = sum(value for time_s, value in _first(steps) if time_s > since_s and value is not None)
     if done <= 0:
@@ -100,19 +101,19 @@ def _mean_step(steps: Sequence[Trace], phases: Sequence[Trace], since_s: float) 
     }
 
 
-def _fullest(curves: Lines) -> tuple[Trace | None, Trace | None]:
+def _fullest(curves: Lines) -> tuple[Series | None, Series | None]:
     """Return the lines used and size of the /dev/shm with the least room (the node's, or a run's own)."""
     sizes = {trace.labels.get("mount"): trace for trace in curves[1]}
     pairs = [(used, sizes.get(used.labels.get("mount"))) for used in curves[0]]
     return max(pairs, key=lambda pair: _share(*pair), default=(None, None))
 
 
-def _share(used: Trace, size: Trace | None) -> float:
+def _share(used: Series, size: Series | None) -> float:
     whole = size.last if size else None
     return (used.last or 0.0) / whole if whole else 0.0
 
 
-def _over(used: Trace | None, size: Trace | None) -> Points:
+def _over(used: Series | None, size: Series | None) -> Points:
     if used is None or size is None:
         return ()
     sizes = dict(size.points)

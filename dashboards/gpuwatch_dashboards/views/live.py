@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from gpuwatch_dashboards import gpu_strip, markup
+from gpuwatch.api import Run
+from gpuwatch_dashboards import gpu_strip, markup, ranks
 from gpuwatch_dashboards.cards import HEIGHT_PX, Card, card, read_panels
-from gpuwatch_dashboards.model import Node, Run, Scope, Span
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.run_strip import run_strip
 from gpuwatch_dashboards.selection import (
@@ -172,7 +173,7 @@ class _Texts:
 
 def _texts(shown: _Shown, now_s: float) -> _Texts:
     run = shown.run
-    found = (*(run.findings if run is not None else ()), *shown.node.findings)
+    found = (*ranks.findings_of(shown.runs, run), *shown.node.findings)
     return _Texts(
         findings=markup.findings(found, now_s, run is None or run.status == "running"),
         runs=run_strip(shown.runs, run) if run is not None else "",

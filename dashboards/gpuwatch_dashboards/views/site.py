@@ -11,10 +11,11 @@ from typing import Any
 
 import streamlit as st
 
+from gpuwatch.api import Run
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Answers, Card, card, figures, read_panels
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Node, Run, Scope, Span
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.option import picked
 from gpuwatch_dashboards.panels import Panel

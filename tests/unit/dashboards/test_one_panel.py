@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import httpx
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from gpuwatch.api import Series
+from gpuwatch.http import Reply
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch_dashboards import cards
-from gpuwatch_dashboards.model import Scope, Span, Trace
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
@@ -48,15 +49,19 @@ def promql_panel(kind: str) -> Panel:
     return Panel("added", "Added panel", "Is it shown?", "bytes", (curve,), kind, (Column("instance", "Node"),))  # type: ignore[arg-type]
 
 
+def of_json(body: Any) -> Reply:
+    return Reply(200, json.dumps(body).encode())
+
+
 class Agent(FakeAgent):
     """The agent's API without a socket, with `VALUE` for the metrics of the panels that are added."""
 
-    def reply(self, request: httpx.Request) -> httpx.Response:
-        url = urlsplit(str(request.url))
+    def reply(self, path: str, timeout_s: float) -> Reply:
+        url = urlsplit(path)
         if url.path == "/api/v1/series/many":
             asked = [dict(parse_qsl(text, keep_blank_values=True)) for _, text in parse_qsl(url.query)]
-            return httpx.Response(200, json={"answers": [self.answer("/api/v1/series", one) for one in asked]})
-        return httpx.Response(200, json=self.answer(url.path, dict(parse_qsl(url.query))))
+            return of_json({"answers": [self.answer("/api/v1/series", one) for one in asked]})
+        return of_json(self.answer(url.path, dict(parse_qsl(url.query))))
 
     def _series(self, query: dict[str, str]) -> dict[str, Any]:
         metric = BY_NAME[query["metric"]]
@@ -67,9 +72,9 @@ class Agent(FakeAgent):
         return {"kind": "gauge", "unit": "bytes", "series": [{"labels": labels, "points": points}]}
 
 
-def prometheus_reply(request: httpx.Request) -> httpx.Response:
+def prometheus_reply(path: str, timeout_s: float) -> Reply:
     """Answer any query with one series that has every label: `VALUE` of what was added, else 1."""
-    query = dict(parse_qsl(request.content.decode() or urlsplit(str(request.url)).query))
+    query = dict(parse_qsl(urlsplit(path).query))
     labels = {
         "run": "r1", "rank": "0", "instance": "node-1:9478", "gpu": "0", "UUID": "GPU-0", "name": "resnet", "user": "alice",
         "world_size": "1", "num_workers": "0", "state": "compute", "phase": "compute", "kind": "all", "collector": "cpu",
@@ -83,16 +88,16 @@ def prometheus_reply(request: httpx.Request) -> httpx.Response:
         step = float(query["step"])
         times = [start + n * step for n in range(int((end - start) / step) + 1)]
         result = {"metric": labels, "values": [[time_s, value] for time_s in times]}
-    return httpx.Response(200, json={"status": "success", "data": {"result": [result]}})
+    return of_json({"status": "success", "data": {"result": [result]}})
 
 
 def of_agent() -> Site:
     agent = Agent([a_run()], gpus=True)
-    return Site(AgentSource("http://agent", httpx.MockTransport(agent.reply)), None, Once(), {})
+    return Site(AgentSource("http://agent", agent.reply), None, Once(), {})
 
 
 def of_prometheus() -> Site:
-    source = PrometheusSource("http://prometheus", httpx.MockTransport(prometheus_reply))
+    source = PrometheusSource("http://prometheus", prometheus_reply)
     return Site(source, source, Once(), {})
 
 
@@ -180,7 +185,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
     from gpuwatch_dashboards.panels import BY_KEY
 
     panel, span = BY_KEY["node_shm"], Span(0.0, 10.0)
-    used = [[Trace({"mount": "node"}, ((5.0, 0.75),))]]
+    used = [[Series({"mount": "node"}, ((5.0, 0.75),))]]
 
     def marked() -> bool:
         return "border-bottom" in cards.figures([(panel, used)])
@@ -193,7 +198,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
 
     pytest.importorskip("grafana_foundation_sdk")
     assert not marked() and in_the_dashboard() == THRESHOLDS.shm_used == 0.8
-    cpu = [[Trace({}, ((1.0, 0.2), (5.0, 0.3)))], []]
+    cpu = [[Series({}, ((1.0, 0.2), (5.0, 0.3)))], []]
     option = json.dumps(cards.card(BY_KEY["cpu"], cpu, span).option)
     assert f'"yAxis": {100 * THRESHOLDS.cores_exhausted}' in option
     changed = object.__new__(type(THRESHOLDS))

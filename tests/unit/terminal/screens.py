@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Evidence, Finding, Points, Recent, Run, Trace, Verdict
+from gpuwatch.api import Finding, Points, Recent, Run, Series
+from gpuwatch.errors import SourceError
+from gpuwatch.finding import Evidence, Verdict
 from gpuwatch_dashboards.terminal.facts import Facts, GpuFacts, Strands
 from gpuwatch_dashboards.terminal.frame import frame
 from gpuwatch_dashboards.terminal.view import View
@@ -13,7 +14,8 @@ from gpuwatch_dashboards.terminal.view import View
 NOW = 1_000_300.0
 FINDING = Finding(
     "input_single_process", "warning", "the loader runs in the training process", 0.62,
-    (Evidence("data wait 62% of the time"), Evidence("11 of 16 cores idle")), "num_workers 0 → 8", 2.6, NOW - 95,
+    (Evidence("wait", 0.62, "ratio", "data wait 62% of the time"), Evidence("idle", 11, "cores", "11 of 16 cores idle")),
+    "num_workers 0 → 8", 2.6, since_s=NOW - 95,
 )  # fmt: skip
 
 
@@ -23,7 +25,7 @@ def run(key: str = "r1", **more: Any) -> Run:
         "last_message_s": NOW, "host": "node-17", "user": "alice", "steps": 3883,
         "states": {"startup": 20.0, "input_wait": 240.0, "compute": 140.0},
         "recent": Recent(60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4),
-        "verdict": Verdict("input", "input-bound: 62% of the time training waited for data", 0.62),
+        "verdict": Verdict("input", 0.62, "input-bound: 62% of the time training waited for data"),
         "findings": (FINDING,),
     }  # fmt: skip
     return Run(**{**values, **more})
@@ -36,7 +38,7 @@ def level(value: float) -> Points:
 def facts(*runs: Run, gpus: int = 0, **more: Any) -> Facts:
     strands = Strands(
         key="r1/0" if runs else "", start_s=NOW - 300, end_s=NOW,
-        ledger=(Trace({"state": "input_wait"}, level(0.62)), Trace({"state": "compute"}, level(0.38))),
+        ledger=(Series({"state": "input_wait"}, level(0.62)), Series({"state": "compute"}, level(0.38))),
         step_s=level(0.1), input_ratio=level(0.62), cpu_ratio=level(0.31), shm_ratio=level(0.5),
         phases_s={"data_wait": 0.064, "transfer": 0.003, "compute": 0.036}, cpu_iowait_ratio=0.05,
         pressure={"CPU": 0.08, "I/O": 0.03, "memory": 0.0}, shm_used_bytes=32 * 2**20, shm_size_bytes=64 * 2**20,

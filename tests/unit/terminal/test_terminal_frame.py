@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
+from gpuwatch.api import Collector, Finding, Recent
 from gpuwatch.costs import Cost
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Collector, Finding, Recent
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.terminal.facts import Facts
 from gpuwatch_dashboards.terminal.frame import frame
 from gpuwatch_dashboards.terminal.gpu_curves import GpuCurves
@@ -105,7 +105,7 @@ def test_eight_gpus_fit_and_sixteen_scroll() -> None:
 
 
 def test_a_gpu_says_who_holds_it_by_the_run_s_name_and_its_finding() -> None:
-    idle = Finding("held_idle", "warning", "GPU 0 is held and does nothing", gpu="GPU-0", advice="end it")
+    idle = Finding("held_idle", "warning", "GPU 0 is held and does nothing", 1.0, (), "end it", gpu="GPU-0")
     shown = facts(run("r1"), gpus=1, gpu_findings=(idle,))
     text = "\n".join(screen(shown, 120, 30, View(page="gpus")))
     assert "u0" in text and "GPU 0 is held and does nothing" in text
@@ -148,7 +148,7 @@ def test_findings_scroll_to_their_end() -> None:
 
 def test_names_and_advice_cannot_control_the_terminal() -> None:
     evil = "x\x1b]0;owned\x07\x9b31m\u202e\n[red]"
-    finding = Finding("c", "warning", evil, advice=evil, evidence=FINDING.evidence)
+    finding = Finding("c", "warning", evil, 0.5, FINDING.evidence, evil)
     for page in PAGES:
         lines = screen(facts(run("r1", name=evil, findings=(finding,), user=evil), gpus=1), view=View(page=page))
         text = "".join(lines)
