@@ -30,7 +30,7 @@ from benchmarks.dashboard_browser import a_fleet, a_hidden_tab, a_million_steps,
 from benchmarks.dashboard_viewers import WINDOWS, cpu_s, viewers
 from gpuwatch import wire
 from gpuwatch_agent.history import History, StepBatch, Tick
-from gpuwatch_agent.history_reader import HistoryReader
+from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.sources import PrometheusSource, fleet
 from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page

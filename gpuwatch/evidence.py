@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpuwatch import control_group, node_io, waits
-from gpuwatch import procfs as proc
 from gpuwatch.errors import NoData
+from gpuwatch.host import blocked as waits
+from gpuwatch.host import cgroup as control_group
+from gpuwatch.host import node_io, proc
 from gpuwatch.window import HostFacts
 
 T = TypeVar("T")

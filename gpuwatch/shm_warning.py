@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from gpuwatch import procfs as proc
 from gpuwatch.batches import tensors
 from gpuwatch.errors import NoData
+from gpuwatch.host import proc
 from gpuwatch.rules.shm_exhaustion import shm_exhaustion
 from gpuwatch.units import size as text_of
 from gpuwatch.window import HostFacts, Window

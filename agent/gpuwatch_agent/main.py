@@ -16,13 +16,13 @@ from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
 from gpuwatch.stacks.spy import find_py_spy
 from gpuwatch.transport import ZmqReceiver
-from gpuwatch_agent.api import make_app
 from gpuwatch_agent.history import History
+from gpuwatch_agent.http import make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.options import Options, default_history
+from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
-from gpuwatch_agent.stack_watch import StackWatch
 
 logger = logging.getLogger(__name__)
 

@@ -10,27 +10,27 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
+from gpuwatch_agent.collectors.collecting import Collecting
 from gpuwatch_agent.detail import standard
+from gpuwatch_agent.evaluator import Judge
 from gpuwatch_agent.exporter import Page
-from gpuwatch_agent.gpu_ledger import GpuBook
-from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus
+from gpuwatch_agent.gpus import GpuBook
+from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
-from gpuwatch_agent.judging import Judge
-from gpuwatch_agent.node_memory import NodeMemory
-from gpuwatch_agent.oom_watch import OomWatch
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.control_groups import group_samples
+from gpuwatch_agent.processes.oom_watch import OomWatch
+from gpuwatch_agent.processes.run_processes import RunProcesses
+from gpuwatch_agent.processes.stacks import StackWatch
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.run_book import RunBook
-from gpuwatch_agent.run_cgroups import group_samples
-from gpuwatch_agent.run_processes import RunProcesses
 from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.node_memory import NodeMemory
+from gpuwatch_agent.runs.run_registry import RunBook
+from gpuwatch_agent.runs.views import finding_json, finding_view
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, percentile_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
-from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_json, finding_view
-from gpuwatch_agent.workers import WorkerWatch
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import HistogramSample, Sample
 from gpuwatch.rules.straggler import STRAGGLER
 from gpuwatch_agent.findings import FindingBook
-from gpuwatch_agent.gpu_ledger import GpuAccount
-from gpuwatch_agent.owners import together
+from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.owners import together
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.workers import WorkerWatch
 
 AnySample = Sample | HistogramSample
 

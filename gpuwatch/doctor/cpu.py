@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwatch import procfs
-from gpuwatch.control_group import quota
 from gpuwatch.doctor.outcome import Outcome, ok, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.errors import NoData
+from gpuwatch.host import proc as procfs
+from gpuwatch.host.cgroup import quota
 
 
 def cores(around: Surroundings) -> Outcome:

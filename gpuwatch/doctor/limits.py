@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from gpuwatch.control_group import folders
 from gpuwatch.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.doctor.surroundings import Surroundings
+from gpuwatch.host.cgroup import folders
 from gpuwatch.thresholds import THRESHOLDS
 
 _MIB, _GIB = 1 << 20, 1 << 30

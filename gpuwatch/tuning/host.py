@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwatch.control_group import memory_room
 from gpuwatch.errors import NoData
-from gpuwatch.procfs import shm_bytes
+from gpuwatch.host.cgroup import memory_room
+from gpuwatch.host.proc import shm_bytes
 
 
 @dataclass(frozen=True)

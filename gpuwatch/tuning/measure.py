@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpuwatch.errors import ConfigError, NoData
-from gpuwatch.procfs import shm_bytes
+from gpuwatch.host.proc import shm_bytes
 from gpuwatch.tuning.host import Room, descendants, give_cores, memory_of, room
 from gpuwatch.tuning.rows import Failed, FailureKind, Measured, Setting, Usage
 from gpuwatch.tuning.target import Target

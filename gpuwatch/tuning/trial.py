@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuwatch import batches
 from gpuwatch.errors import ConfigError
-from gpuwatch.procfs import cpu_times_s, worker_cpu_s
+from gpuwatch.host.proc import cpu_times_s, worker_cpu_s
 from gpuwatch.tuning.host import core_wait_s, descendants, read_bytes
 from gpuwatch.tuning.rows import Measured, Setting
 from gpuwatch.tuning.steady import Pace, cycles_s, pace, precise, warm_up, whole_passes

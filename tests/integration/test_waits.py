@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuwatch import waits
+from gpuwatch.host import blocked as waits
 from tests.servers import wait_for
 
 _POLL = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.control_group import (
+from gpuwatch.host.cgroup import (
     MemoryRoom,
     Quota,
     folders,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import procfs
 from gpuwatch.errors import NoData
+from gpuwatch.host import proc as procfs
 
 
 def test_what_a_process_has_of_its_own(tmp_path: Path) -> None:

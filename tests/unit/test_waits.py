@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import waits
 from gpuwatch.errors import NoData
-from gpuwatch.node_io import disks, received_bytes
+from gpuwatch.host import blocked as waits
+from gpuwatch.host.node_io import disks, received_bytes
 
 X86 = waits._by_number("x86_64")
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from gpuwatch.errors import NoData
+from gpuwatch.host.proc import parse_statm
 from gpuwatch.metrics import Sample
-from gpuwatch.procfs import parse_statm
 from gpuwatch_agent.collectors.base import Roots, read_text
 
 

@@ -19,7 +19,7 @@ from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.amd_readings import READINGS, AmdReading, describe, driver_version, processes
 from gpuwatch_agent.collectors.call_costs import CallCosts
-from gpuwatch_agent.collectors.deadline import DeadlineThread
+from gpuwatch_agent.collectors.driver_calls import DeadlineThread
 from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess, Value
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm_page import DcgmGpu, parse_page
-from gpuwatch_agent.collectors.deadline import DeadlineThread
+from gpuwatch_agent.collectors.driver_calls import DeadlineThread
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
 

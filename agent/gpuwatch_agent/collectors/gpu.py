@@ -17,13 +17,13 @@ import pynvml
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.call_costs import CallCosts
-from gpuwatch_agent.collectors.deadline import DeadlineThread
+from gpuwatch_agent.collectors.driver_calls import DeadlineThread
 from gpuwatch_agent.collectors.nvml import READINGS, Gpu, GpuDevice, GpuProcess, Reading, Value, describe
 from gpuwatch_agent.collectors.nvml_errors import ABSENT, DOUBTFUL, LOST, NO_DRIVER, why
 from gpuwatch_agent.collectors.nvml_events import XidWatch
 from gpuwatch_agent.collectors.nvml_gpm import Gpm
 from gpuwatch_agent.collectors.nvml_links import LINK_READINGS
-from gpuwatch_agent.collectors.nvml_slow import SlowTier
+from gpuwatch_agent.collectors.nvml_readers import SlowTier
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from gpuwatch import wire
 from gpuwatch.ledger import RUN_STATES
-from gpuwatch_agent.gpu_fusion import PRIORITY, fuse
-from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading, GpuRecord
-from gpuwatch_agent.run_records import RunRecord
-from gpuwatch_agent.run_trace import Stretch, Trace, arrange, parts_of
+from gpuwatch_agent.gpus import GpuBook, GpuReading, GpuRecord
+from gpuwatch_agent.gpus.fusion import PRIORITY, fuse
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs.timeline import Stretch, Trace, arrange, parts_of
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 UUID = "GPU-1"

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading, GpuRecord
+from gpuwatch_agent.gpus import GpuBook, GpuReading, GpuRecord
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 

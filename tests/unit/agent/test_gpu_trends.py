@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuwatch import wire
 from gpuwatch.window import MemoryTrend
-from gpuwatch_agent.gpu_ledger import GpuAccount
-from gpuwatch_agent.gpu_trends import GpuTrends
+from gpuwatch_agent.gpus import GpuAccount
+from gpuwatch_agent.gpus.trends import GpuTrends
 from gpuwatch_agent.runs import Run
 
 S = 1_000_000_000

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gpuwatch import wire
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
-from gpuwatch_agent.history_minutes import Spread
-from gpuwatch_agent.history_reader import HistoryReader
+from gpuwatch_agent.history.downsample import Spread
+from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs import Run
 
 VERSION_1 = Path(__file__).parents[2] / "fixtures/history/version-1.db"

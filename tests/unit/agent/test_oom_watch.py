@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from gpuwatch.window import MemoryKills
-from gpuwatch_agent.oom_watch import OomWatch
-from gpuwatch_agent.process_figures import PAGE_BYTES
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.processes.figures import PAGE_BYTES
+from gpuwatch_agent.processes.oom_watch import OomWatch
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.cgroups import Group, cgroup_paths, parse_cgroup
-from gpuwatch_agent.owners import ENVIRONMENT, NOBODY, Owner, OwnerBook, allowed, combine, together
+from gpuwatch_agent.processes.cgroups import Group, cgroup_paths, parse_cgroup
+from gpuwatch_agent.processes.owners import ENVIRONMENT, NOBODY, Owner, OwnerBook, allowed, combine, together
 
 ID = "3f1d2c4b5a69788796a5b4c3d2e1f00112233445566778899aabbccddeeff001"
 OTHER_ID = ID[::-1]

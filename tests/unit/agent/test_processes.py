@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuwatch.procfs import TICKS_PER_S
+from gpuwatch.host.proc import TICKS_PER_S
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.workers import WorkerWatch
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch_agent.report_source import record_view
+from gpuwatch_agent.history.source import record_view
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 

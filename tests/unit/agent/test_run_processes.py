@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from gpuwatch.metrics import check
-from gpuwatch_agent.process_figures import PAGE_BYTES, parse_io, parse_schedstat, parse_stat
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.run_cgroups import group_samples
-from gpuwatch_agent.run_processes import RunProcesses
-from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.processes.control_groups import group_samples
+from gpuwatch_agent.processes.figures import PAGE_BYTES, parse_io, parse_schedstat, parse_stat
+from gpuwatch_agent.processes.run_processes import RunProcesses
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 Values = dict[tuple[str, ...], float]

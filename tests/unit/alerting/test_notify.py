@@ -15,8 +15,8 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page
 from gpuwatch_agent.notify import Notifier, apprise_senders
-from gpuwatch_agent.notify_book import GIVE_UP_S
-from gpuwatch_agent.notify_conditions import conditions
+from gpuwatch_agent.notify.conditions import conditions
+from gpuwatch_agent.notify.notification_state import GIVE_UP_S
 from gpuwatch_agent.snapshot import Snapshot
 
 START_S = 1_790_000_000.0

@@ -16,9 +16,9 @@ from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch.stacks.spy import Target
 from gpuwatch_agent.findings import FindingBook
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_view
+from gpuwatch_agent.runs.views import finding_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 SLOW = Finding("input_cpu", "warning", "too few workers", 0.6, (), "more workers")

@@ -1,0 +1,191 @@
+"""What /proc tells of the training processes: whether they live, whose they are, what their workers use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuwatch import wire
+from gpuwatch.errors import NoData
+from gpuwatch.host import blocked as waits
+from gpuwatch.host import cgroup as control_group
+from gpuwatch.host import node_io, proc
+from gpuwatch_agent.processes.owners import Owner, OwnerBook
+
+_SEARCH_EVERY_TURNS = 5
+_MOST_KNOWN = 4096
+
+
+def pid_namespace(procfs: Path) -> int:
+    """Return the inode of the pid namespace whose pids `procfs` shows; 0 where not known."""
+    for process in ("1", "self"):
+        try:
+            return (procfs / process / "ns" / "pid").stat().st_ino
+        except OSError:
+            continue
+    return 0
+
+
+class ProcessTable:
+    """Looks at one node's /proc. A process of another pid namespace cannot be looked at by its own number."""
+
+    def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
+        self._procfs = procfs
+        self._sysfs = sysfs
+        self._namespace = pid_namespace(procfs)
+        self._host_pids: dict[tuple[int, int, int], int] = {}
+        self._looked_up: dict[tuple[int, int, int], int | None] = {}
+        """What `host_pid` found in this turn."""
+        self._unfound: dict[tuple[int, int, int], int] = {}
+        """Turns to go before a container's process is searched for again."""
+        self._seen: set[int] = set()
+        self._owners = OwnerBook(procfs)
+
+    def begin_turn(self) -> None:
+        """Look at everything anew: what was found is good for one turn."""
+        self._looked_up.clear()
+        self._owners.begin_turn()
+        self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
+        if len(self._host_pids) > _MOST_KNOWN:
+            self._host_pids.clear()
+
+    def host_pid(self, hello: wire.Hello) -> int | None:
+        """Return the training process's pid as this /proc numbers it; None where it cannot be found or has ended."""
+        key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
+        if key not in self._looked_up:
+            self._looked_up[key] = self._look_up(key, hello)
+        return self._looked_up[key]
+
+    def _look_up(self, key: tuple[int, int, int], hello: wire.Hello) -> int | None:
+        pid = self._host_pids.get(key)
+        if pid is None and hello.pid_namespace in (0, self._namespace):
+            pid = hello.pid
+        elif pid is None and key not in self._unfound:
+            pid = self._search(hello)
+            if pid is None:
+                self._unfound[key] = _SEARCH_EVERY_TURNS
+            else:
+                self._host_pids[key] = pid
+        return pid if pid is not None and self._is(pid, hello) else None
+
+    def alive(self, hello: wire.Hello | None) -> bool | None:
+        """Return whether the training process lives; None where that cannot be seen."""
+        if hello is None or not hello.process_start_ticks:
+            return None
+        if self.host_pid(hello) is not None:
+            return True
+        known = hello.pid_namespace in (0, self._namespace)
+        known = known or (hello.pid_namespace, hello.pid, hello.process_start_ticks) in self._host_pids
+        return False if known else None
+
+    def owner(self, pid: int) -> Owner:
+        """Return whose process it is, every part empty where not known."""
+        return self._owners.owner(pid)
+
+    def user(self, pid: int) -> str:
+        """Return the name (or number) of the user whose process it is, empty where not known."""
+        return self._owners.owner(pid).user
+
+    def name(self, pid: int) -> str:
+        """Return the process's command name, empty where not known."""
+        try:
+            return (self._procfs / str(pid) / "comm").read_text().strip()
+        except OSError:
+            return ""
+
+    def cpu_s(self, pid: int) -> float | None:
+        try:
+            return proc.process_cpu_s(pid, self._procfs)
+        except NoData:
+            return None
+
+    def run_queue_s(self, pid: int) -> float | None:
+        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not tell."""
+        try:
+            return proc.run_queue_s(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
+
+    def allowed_cores(self, pid: int) -> int | None:
+        """Return how many cores a process may use, by its affinity and its quota; None where that is not to be seen."""
+        try:
+            return control_group.within_quota(proc.allowed_cores(pid, self._procfs), self._procfs, self._sysfs, pid)
+        except (NoData, ValueError):
+            return None
+
+    def quota(self, pid: int) -> control_group.Quota | None:
+        """Return the CPU quota over a process; None where it has none, or none that can be seen."""
+        return control_group.quota(self._procfs, self._sysfs, pid)
+
+    def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
+        """Return what of the node's available memory a process can have within its container's or its job's limit."""
+        return control_group.within_limit(on_node, self._procfs, self._sysfs, pid)
+
+    def private_bytes(self, pid: int) -> int | None:
+        """Return the memory that is a process's own; None where it may not be seen."""
+        try:
+            return proc.private_bytes(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
+
+    def standing_at(self, pid: int) -> str | None:
+        """Return what a process stands at now, one of `gpuwatch.host.blocked.WAITS`; None when it is gone."""
+        return waits.standing_at(pid, self._procfs)
+
+    def received_bytes(self, pid: int) -> int | None:
+        """Return the bytes received in the process's network namespace; None where they may not be seen."""
+        try:
+            return node_io.received_bytes(self._procfs / str(pid))
+        except NoData:
+            return None
+
+    def shm_bytes(self, pid: int) -> tuple[int, int] | None:
+        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it may not be seen."""
+        try:
+            return proc.shm_bytes(self._procfs / str(pid) / "root" / "dev" / "shm")
+        except NoData:
+            return None
+
+    def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
+        """Return whether the process sees the node's own /dev/shm."""
+        try:
+            seen = (self._procfs / str(pid) / "root" / "dev" / "shm").stat().st_dev
+            return seen == host_shm.stat().st_dev
+        except OSError:
+            return True
+
+    def ended(self, pids: set[int]) -> set[int]:
+        """Return those that have ended since they were first asked for: a GPU's process list is up to 10 s old.
+
+        One that was never to be seen (of another pid namespace, without `pid: host`) is not among them.
+        """
+        alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
+        self._seen = (self._seen & pids) | alive
+        return self._seen - alive
+
+    def _is(self, pid: int, hello: wire.Hello) -> bool:
+        """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""
+        fields = self._fields(pid)
+        return len(fields) > 19 and fields[19] == str(hello.process_start_ticks) and fields[0] not in ("Z", "X")
+
+    def _fields(self, pid: int) -> list[str]:
+        """Return /proc/PID/stat from the state on, [] for a process that is gone. Source: proc(5)."""
+        try:
+            return (self._procfs / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
+
+    def _search(self, hello: wire.Hello) -> int | None:
+        """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
+        for entry in self._procfs.iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if (entry / "ns" / "pid").stat().st_ino != hello.pid_namespace:
+                    continue
+                status = (entry / "status").read_text()
+            except OSError:
+                continue
+            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+            if numbers and int(numbers[-1]) == hello.pid:
+                return int(entry.name)
+        return None

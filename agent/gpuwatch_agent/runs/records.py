@@ -1,0 +1,163 @@
+"""What the agent keeps of a run: plain records, written to the history and read back by a later agent."""
+
+from __future__ import annotations
+
+from operator import lt
+
+import msgspec
+
+from gpuwatch import wire
+from gpuwatch.window import MemoryKills
+from gpuwatch_agent.processes.owners import NOBODY, Owner
+
+PHASES = ("data_wait", "transfer", "compute")
+_OLDEST_MESSAGE_NS = 3_600_000_000_000
+"""A message can have waited for the agent, but no longer than this."""
+_CLOCK_SLACK_NS = 1_000_000_000
+
+
+class Counts(msgspec.Struct):
+    """What a run has done, cumulative over its processes so far."""
+
+    steps: int = 0
+    samples: int = -1
+    """-1 while no batch told its size."""
+    phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
+    overhead_ns: int = 0
+    hidden_ns: int = 0
+    device_steps: int = 0
+    tokens: int = -1
+    """-1 while nobody counted any."""
+    comm_steps: int = 0
+    drained_steps: int = 0
+    kept_up_steps: int = 0
+    read_back_steps: int = 0
+    unverified_steps: int = 0
+    fetches_sampled: int = 0
+    worker_fetches: int = 0
+    ready_batches: int = 0
+    empty_fetches: int = 0
+
+    def plus(self, totals: wire.Totals | None) -> Counts:
+        """Return these counts and a process's own."""
+        if totals is None:
+            return self
+        return Counts(
+            steps=self.steps + totals.steps,
+            samples=_sum_known(self.samples, totals.samples),
+            phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
+            histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
+            overhead_ns=self.overhead_ns + totals.overhead_ns,
+            hidden_ns=self.hidden_ns + totals.hidden_ns,
+            device_steps=self.device_steps + totals.device_steps,
+            tokens=_sum_known(self.tokens, totals.tokens),
+            comm_steps=self.comm_steps + totals.comm_steps,
+            drained_steps=self.drained_steps + totals.drained_steps,
+            kept_up_steps=self.kept_up_steps + totals.kept_up_steps,
+            read_back_steps=self.read_back_steps + totals.read_back_steps,
+            unverified_steps=self.unverified_steps + totals.unverified_steps,
+            fetches_sampled=self.fetches_sampled + totals.fetches_sampled,
+            worker_fetches=self.worker_fetches + totals.worker_fetches,
+            ready_batches=self.ready_batches + totals.ready_batches,
+            empty_fetches=self.empty_fetches + totals.empty_fetches,
+        )
+
+
+class Speaker(msgspec.Struct):
+    """One process that speaks for a run."""
+
+    sender: str
+    offset_ns: int
+    """The agent's clock minus the process's."""
+    sent: wire.Totals | None = None
+    """The last totals that it told."""
+    next_step: int = 0
+    """Index of the step record that is expected next."""
+    said_bye: bool = False
+
+
+class WorkerIo(msgspec.Struct, frozen=True):
+    """What loader workers have read, written and waited; None: not to be seen."""
+
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    run_queue_s: float | None = None
+
+    def grown(self, now: WorkerIo, before: WorkerIo) -> WorkerIo:
+        """Return these totals and what one worker did between two looks."""
+        grown = {}
+        for name in self.__struct_fields__:
+            total, seen = getattr(self, name), getattr(now, name)
+            grown[name] = total if seen is None else (total or 0) + max(0, seen - (getattr(before, name) or 0))
+        return WorkerIo(**grown)
+
+
+class RunRecord(msgspec.Struct):
+    """All of a run that outlives the agent: kept in the history, in one transaction with what is served."""
+
+    run: str
+    rank: int
+    boot_id: str
+    start_ns: int
+    watermark_ns: int
+    states_ns: dict[str, int]
+    status: str
+    started_s: float
+    last_message_s: float
+    hello: wire.Hello | None
+    speakers: list[Speaker]
+    before: Counts
+    lost: int
+    last_step_s: float | None
+    worker_cpu_s: float = 0.0
+    worker_seen_s: dict[int, float] = msgspec.field(default_factory=dict)
+    """CPU time of each worker as far as it is in `worker_cpu_s`."""
+    user: str = ""
+    ended_s: float | None = None
+    owner: Owner = NOBODY
+    worker_io: WorkerIo = WorkerIo()
+    worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
+    """What each worker had done as far as it is in `worker_io`."""
+    gpus: dict[str, str] = msgspec.field(default_factory=dict)
+    """Models of the GPUs that it held last, by UUID."""
+    oom: MemoryKills | None = None
+
+
+def _sum_known(one: int, other: int) -> int:
+    """Return the sum of two counts, -1 where neither is known."""
+    return -1 if one < 0 and other < 0 else max(0, one) + max(0, other)
+
+
+def went_back(new: wire.Totals, old: wire.Totals) -> bool:
+    """Return whether totals, which only grow, are older than others of the same process (or not to be believed)."""
+    return (
+        new.watermark_ns < old.watermark_ns
+        or new.steps < old.steps
+        or new.samples < old.samples
+        or new.overhead_ns < old.overhead_ns
+        or new.hidden_ns < old.hidden_ns
+        or new.device_steps < old.device_steps
+        or new.tokens < old.tokens
+        or new.comm_steps < old.comm_steps
+        or new.worker_fetches < old.worker_fetches
+        or new.drained_steps < old.drained_steps
+        or new.kept_up_steps < old.kept_up_steps
+        or new.read_back_steps < old.read_back_steps
+        or any(map(lt, new.step_histogram, old.step_histogram))
+        or (new.phases_ns != old.phases_ns and any(new.phases_ns.get(n, 0) < ns for n, ns in old.phases_ns.items()))
+        or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())
+    )
+
+
+def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
+    """Return what turns a sender's monotonic clock into the agent's: 0 for the same one.
+
+    Another clock (a virtual machine's, a time namespace's) is placed by the two wall clocks where they agree with the
+    message's arrival, else by its arrival alone.
+    """
+    arrival_ns = now_ns - origin.monotonic_ns
+    if origin.boot_id == boot_id and -_CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
+        return 0
+    wall_ns = origin.time_ns - origin.monotonic_ns - (int(now_s * 1e9) - now_ns)
+    return wall_ns if 0 <= arrival_ns - wall_ns <= _OLDEST_MESSAGE_NS else arrival_ns
