@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.agent_load import Rank
 from gpuwatch_agent.history import History, Tick
 from gpuwatch_agent.receiver import Receiver
-from gpuwatch_agent.runs.run_registry import RunBook
+from gpuwatch_agent.runs import RunBook
 from gpuwatch_agent.sampler import step_batches
 
 BATCHES = (1, 64, 200, 1024)

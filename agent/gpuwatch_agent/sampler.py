@@ -11,26 +11,30 @@ from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
-from gpuwatch_agent.collectors.collecting import Collecting
-from gpuwatch_agent.detail import standard
+from gpuwatch_agent.collectors.base import Collecting
 from gpuwatch_agent.evaluator import Judge
-from gpuwatch_agent.exporter import Page
+from gpuwatch_agent.exporter import (
+    AnySample,
+    Page,
+    Snapshot,
+    finding_samples,
+    gpu_samples,
+    percentile_samples,
+    run_samples,
+    shm_samples,
+    standard,
+)
 from gpuwatch_agent.gpus import GpuBook
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.control_groups import group_samples
-from gpuwatch_agent.processes.oom_watch import OomWatch
-from gpuwatch_agent.processes.run_processes import RunProcesses
+from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
 from gpuwatch_agent.processes.stacks import StackWatch
-from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.node_memory import NodeMemory
-from gpuwatch_agent.runs.run_registry import RunBook
+from gpuwatch_agent.runs import RUNNING, Run, RunBook
 from gpuwatch_agent.runs.views import finding_json, finding_view
-from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, percentile_samples, run_samples, shm_samples
-from gpuwatch_agent.snapshot import Snapshot
+from gpuwatch_agent.runs.window import NodeMemory
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,21 @@ import pynvml
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.call_costs import CallCosts
-from gpuwatch_agent.collectors.driver_calls import DeadlineThread
-from gpuwatch_agent.collectors.nvml import READINGS, Gpu, GpuDevice, GpuProcess, Reading, Value, describe
-from gpuwatch_agent.collectors.nvml_errors import ABSENT, DOUBTFUL, LOST, NO_DRIVER, why
-from gpuwatch_agent.collectors.nvml_events import XidWatch
-from gpuwatch_agent.collectors.nvml_gpm import Gpm
-from gpuwatch_agent.collectors.nvml_links import LINK_READINGS
-from gpuwatch_agent.collectors.nvml_readers import SlowTier
+from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
+from gpuwatch_agent.collectors.nvml import (
+    ABSENT,
+    DOUBTFUL,
+    LINK_READINGS,
+    LOST,
+    NO_DRIVER,
+    READINGS,
+    Gpu,
+    Reading,
+    describe,
+    why,
+)
+from gpuwatch_agent.collectors.nvml_readers import Gpm, SlowTier, XidWatch
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from gpuwatch.ledger import (
     Ledger,
 )
 from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch_agent.gpus.following import Following
-from gpuwatch_agent.gpus.records import GpuReading, GpuRecord
+from gpuwatch_agent.gpus.following import Following, GpuReading, GpuRecord
 from gpuwatch_agent.processes.owners import SHARED
 from gpuwatch_agent.runs import RUNNING, Run
 

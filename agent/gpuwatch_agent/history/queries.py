@@ -1,18 +1,18 @@
 """What the JSON API answers from the history: each a function of the reader and of a request's query. See docs/api.md.
 
-A query is checked whole: an unknown name, a number that is none, a size beyond all measure are refused by name.
+A query is checked whole: an unknown name, text that is not a number, a size out of range are refused by name.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 from urllib.parse import parse_qsl
 
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_agent.history.ledger_between import ledgers_between
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.history.source import record_view
 
@@ -137,3 +137,40 @@ def number(query: dict[str, str], name: str, default: float) -> float:
 
 def _unknown(query: Query) -> str:
     return f"{next(iter(query))!r} is not asked for here; docs/api.md says what is"
+
+
+_POINTS = 2000
+"""Of each series that are looked at. Between two of them a counter's growth is exact, unless an agent lost its state there."""
+_LEDGERS = {
+    "gpus": ("gpuwatch_gpu_seconds_total", ("gpu", "UUID")),
+    "runs": ("gpuwatch_run_seconds_total", ("run", "rank")),
+}
+
+
+def ledgers_between(reader: HistoryReader, start_s: float, end_s: float) -> dict[str, Any]:
+    """Return {"gpus": […], "runs": […]}, each with its labels, `states` (what passed in each) and `seconds`, their sum.
+
+    What did not pass in any state of a run or a GPU (it was not there) is in none. Only states in which time passed are listed.
+    """
+    found: dict[str, Any] = {}
+    ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _POINTS)
+    first_s = min((points[0][0] for _, points in ticks), default=start_s)
+    for name, (metric, labels) in _LEDGERS.items():
+        by_owner: dict[tuple[str, ...], dict[str, float]] = {}
+        for own, points in reader.series(metric, {}, start_s, end_s, _POINTS):
+            grown = growth([value for _, value in points], born=points[0][0] > first_s)
+            states = by_owner.setdefault(tuple(own[label] for label in labels), {})
+            if grown > 0:
+                states[own["state"]] = grown
+        found[name] = [
+            {**dict(zip(labels, owner, strict=True)), "states": states, "seconds": sum(states.values())}
+            for owner, states in by_owner.items()
+            if states
+        ]
+    return found
+
+
+def growth(values: Sequence[float], born: bool) -> float:
+    """Return how much a counter grew; a fall is a beginning from 0, and `born` says that the first value is one as well."""
+    grown = sum(after - before if after >= before else after for before, after in pairwise(values))
+    return grown + (values[0] if born and values else 0.0)

@@ -17,10 +17,9 @@ from gpuwatch.alert_rules import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.notify.conditions import conditions
-from gpuwatch_agent.notify.hardware import hardware_conditions
+from gpuwatch_agent.exporter import Snapshot
+from gpuwatch_agent.notify.conditions import conditions, hardware_conditions
 from gpuwatch_agent.notify.notification_state import NotifyBook
-from gpuwatch_agent.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,59 @@ Nothing else of an environment is kept, and a command line is never read.
 from __future__ import annotations
 
 import pwd
+import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from gpuwatch_agent.processes.cgroups import Group, parse_cgroup
+_ID = r"[0-9a-f]{64}"
+_CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
+"""Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
+libpod-ID.scope. crio-conmon-ID is the process beside a container, and never one that trains."""
+_POD = re.compile(r"[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)")
+"""kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores (systemd).
+A static pod's UID is 32 digits."""
+_JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
+"""Slurm: /slurm/uid_UID/job_ID/step_ID/task_N (v1), …slurmstepd.scope/job_ID/step_ID/user/task_N (v2)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The owner as the control group tells it; empty: not told."""
+
+    container_id: str = ""
+    """64 hexadecimal digits."""
+    pod_uid: str = ""
+    """With dashes, as `kubectl` shows it."""
+    job: str = ""
+    """Slurm's job id."""
+    step: str = ""
+    """Slurm's step: a number, "batch", "extern" or "interactive"."""
+
+
+def parse_cgroup(text: str) -> Group:
+    """Return what the paths in /proc/PID/cgroup say, the innermost first (a pod of a cluster in a container).
+
+    Source: cgroups(7): lines of `hierarchy:controllers:path`, one a controller in v1, `0::path` in v2.
+    """
+    container = pod = job = step = ""
+    for line in text.splitlines():
+        path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
+        container = container or _last(_CONTAINER, path)
+        pod = pod or _last(_POD, path)
+        if "slurm" in path and not job:
+            found = _JOB.search(path)
+            job, step = (found.group(1), found.group(2) or "") if found else ("", "")
+    return Group(container, pod.replace("_", "-"), job, step)
+
+
+def _last(pattern: re.Pattern[str], path: str) -> str:
+    found = pattern.findall(path)
+    return found[-1] if found else ""
+
 
 SHARED = "shared"
 

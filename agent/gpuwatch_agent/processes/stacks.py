@@ -19,9 +19,10 @@ from gpuwatch.errors import GpuwatchError
 from gpuwatch.stacks.causes import ALL_RANKS, LOOK_AT
 from gpuwatch.stacks.records import Stacks
 from gpuwatch.stacks.spy import Target, take
-from gpuwatch_agent.findings import ActiveFinding, FindingBook
+from gpuwatch_agent.evaluator import FindingBook
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.views import ActiveFinding
 
 logger = logging.getLogger(__name__)
 

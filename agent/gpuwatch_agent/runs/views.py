@@ -12,15 +12,34 @@ import msgspec
 from gpuwatch import wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.costs import cost_of
+from gpuwatch.finding import Finding
 from gpuwatch.stacks.causes import LOOK_AT, WORKERS
+from gpuwatch.stacks.records import Stacks
 from gpuwatch.stacks.words import evidence as stack_evidence
 from gpuwatch.throughput import Done, throughput
 from gpuwatch.verdict import Verdict
 from gpuwatch.window import Window
-from gpuwatch_agent.findings import ActiveFinding
 from gpuwatch_agent.runs import Run
 
 View = dict[str, Any]
+
+
+@dataclass
+class ActiveFinding:
+    """A finding as it stands now."""
+
+    finding: Finding
+    since_s: float
+    """Unix time of the first sign."""
+    seen_s: float
+    since_ns: int
+    seen_ns: int
+    """The same on the agent's monotonic clock: the wall clock may be set."""
+    active: bool = False
+    looked_at: bool = False
+    """Stacks were asked for."""
+    stacks: Stacks | None = None
+    """Where the processes stood when it began, where that was looked at."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuwatch.diagnosis import Finding
-from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.evaluator import FindingBook
+from gpuwatch_agent.exporter import finding_samples
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.samples import finding_samples
 from tests.unit.agent.hooks import BOOT, S
 
 FINDING = Finding(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuwatch import wire
 from gpuwatch.ledger import RUN_STATES
 from gpuwatch_agent.gpus import GpuBook, GpuReading, GpuRecord
-from gpuwatch_agent.gpus.fusion import PRIORITY, fuse
+from gpuwatch_agent.gpus.following import PRIORITY, fuse
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
 from gpuwatch_agent.runs.timeline import Stretch, Trace, arrange, parts_of

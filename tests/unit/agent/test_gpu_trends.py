@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwatch import wire
 from gpuwatch.window import MemoryTrend
 from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.trends import GpuTrends
+from gpuwatch_agent.gpus.readings import GpuTrends
 from gpuwatch_agent.runs import Run
 
 S = 1_000_000_000

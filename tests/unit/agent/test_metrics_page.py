@@ -16,13 +16,12 @@ from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Choice, Collector, Roots, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.exporter import Page, content_type
-from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.evaluator import FindingBook
+from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuBook, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 from tests.unit.agent.test_findings_book import FINDING
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.runs.node_memory import NodeMemory
+from gpuwatch_agent.runs.window import NodeMemory
 
 SECOND = 1_000_000_000
 

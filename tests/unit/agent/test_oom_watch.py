@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch.window import MemoryKills
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.figures import PAGE_BYTES
-from gpuwatch_agent.processes.oom_watch import OomWatch
+from gpuwatch_agent.processes.control_groups import OomWatch
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.processes.cgroups import Group, cgroup_paths, parse_cgroup
-from gpuwatch_agent.processes.owners import ENVIRONMENT, NOBODY, Owner, OwnerBook, allowed, combine, together
+from gpuwatch_agent.processes.owners import (
+    ENVIRONMENT,
+    NOBODY,
+    Group,
+    Owner,
+    OwnerBook,
+    allowed,
+    combine,
+    parse_cgroup,
+    together,
+)
 
 ID = "3f1d2c4b5a69788796a5b4c3d2e1f00112233445566778899aabbccddeeff001"
 OTHER_ID = ID[::-1]
@@ -53,14 +62,6 @@ STATIC_UID = UID.replace("-", "")
 )
 def test_control_group(text: str, group: Group) -> None:
     assert parse_cgroup(text) == group
-
-
-def test_paths_of_both_versions() -> None:
-    assert cgroup_paths("5:memory:/a\n3:cpu,cpuacct:/b\n0::/c\n") == (
-        "/c",
-        {"memory": "/a", "cpu": "/b", "cpuacct": "/b"},
-    )
-    assert cgroup_paths("1:name=systemd:/x\nrubbish") == (None, {"name=systemd": "/x"})
 
 
 def test_only_allowed_names_are_read() -> None:

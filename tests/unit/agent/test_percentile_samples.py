@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.samples import percentile_samples
+from gpuwatch_agent.exporter import percentile_samples
 
 METRIC = "gpuwatch_step_percentile_seconds"
 

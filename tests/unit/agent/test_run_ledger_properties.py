@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import Run, RunBook
 from gpuwatch_agent.runs.records import RunRecord
-from gpuwatch_agent.runs.run_registry import RunBook
 from tests.unit.agent.hooks import BOOT, MS, NOW_S, FakeHook, S, wall_s
 
 KEY = ("run-a", 0)

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
 from gpuwatch.metrics import check
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import group_samples
-from gpuwatch_agent.processes.figures import PAGE_BYTES, parse_io, parse_schedstat, parse_stat
-from gpuwatch_agent.processes.run_processes import RunProcesses
+from gpuwatch_agent.processes.workers import RunProcesses
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, FakeHook, S
@@ -214,10 +215,12 @@ def test_group_that_ranks_share_is_told_once(node: Node) -> None:
     }
 
 
-def test_parsers_refuse_what_is_none_of_theirs() -> None:
-    assert parse_stat(STAT.format(state="R", threads=3, pages=9)) == ("R", 3, 9)
-    assert parse_io("read_bytes: 5\nwrite_bytes: 3\n") == (5, 3)
-    assert parse_schedstat("1 2500000000 3\n") == 2.5
-    for parser in (parse_stat, parse_io, parse_schedstat):
-        with pytest.raises(ValueError):
-            parser("x")
+def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) -> None:
+    node.put(7, state="R", threads=3, pages=9, read=5, wait_s=2.5)
+    assert usage(7, node.procfs) == ProcessUsage("R", 3, 9 * PAGE_BYTES, 5, 4, 2.5)
+    for name in ("io", "schedstat", "stat"):
+        (node.procfs / "7" / name).write_text("x")
+    for read in (io_bytes, run_queue_s):
+        with pytest.raises(NoData):
+            read(7, node.procfs)
+    assert usage(7, node.procfs) is None

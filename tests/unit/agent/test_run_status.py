@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import Run, RunBook
 from gpuwatch_agent.runs.records import RunRecord
-from gpuwatch_agent.runs.run_registry import RunBook
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 

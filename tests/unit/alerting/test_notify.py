@@ -13,11 +13,10 @@ from gpuwatch.alert_rules import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.exporter import Page
+from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import Notifier, apprise_senders
 from gpuwatch_agent.notify.conditions import conditions
 from gpuwatch_agent.notify.notification_state import GIVE_UP_S
-from gpuwatch_agent.snapshot import Snapshot
 
 START_S = 1_790_000_000.0
 THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900

@@ -14,7 +14,7 @@ from gpuwatch.diagnosis import Finding
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch.stacks.spy import Target
-from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.evaluator import FindingBook
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.runs import Run
