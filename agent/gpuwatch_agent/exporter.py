@@ -22,7 +22,7 @@ from gpuwatch import wire
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
 from gpuwatch.rules.straggler import STRAGGLER
-from gpuwatch_agent.evaluator import FindingBook
+from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import together
@@ -131,7 +131,7 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, owner.user, job, *workload))
 
 
-def finding_samples(book: FindingBook, runs: list[Run]) -> Iterator[Sample]:
+def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
     """Yield a 0 or 1 for each cause that a run has had, over all of its ranks, the evidence of the active ones, and who is late."""
     ratios: dict[tuple[str, str], float | None] = {}
     for run in runs:

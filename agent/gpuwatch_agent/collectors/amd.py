@@ -68,16 +68,16 @@ def memory(smi: Smi, handle: Handle) -> list[Value]:
 
 def power(smi: Smi, handle: Handle) -> list[Value]:
     """Return the power draw of the socket: MI300 and later tell the current one, earlier ones an average."""
-    told = smi.amdsmi_get_power_info(handle)
+    info = smi.amdsmi_get_power_info(handle)
     names = ("current_socket_power", "average_socket_power", "socket_power")
-    watts = next((value for name in names if (value := _known(told.get(name)))), None)
+    watts = next((value for name in names if (value := _known(info.get(name)))), None)
     return _scaled("gpuwatch_gpu_power_watts", watts, 1.0)
 
 
 def energy(smi: Smi, handle: Handle) -> list[Value]:
     """Return the energy since the driver was loaded: a counter, and what one of it is, in µJ."""
-    told = smi.amdsmi_get_energy_count(handle)
-    return _scaled("gpuwatch_gpu_energy_joules_total", told["energy_accumulator"] * told["counter_resolution"], 1e-6)
+    info = smi.amdsmi_get_energy_count(handle)
+    return _scaled("gpuwatch_gpu_energy_joules_total", info["energy_accumulator"] * info["counter_resolution"], 1e-6)
 
 
 def temperature(smi: Smi, handle: Handle) -> list[Value]:
@@ -103,19 +103,19 @@ def clocks(smi: Smi, handle: Handle) -> list[Value]:
 
 def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
     """Return memory errors since the driver was loaded."""
-    told = smi.amdsmi_get_gpu_total_ecc_count(handle)
+    info = smi.amdsmi_get_gpu_total_ecc_count(handle)
     kinds = {"corrected": "correctable_count", "uncorrected": "uncorrectable_count"}
     return [
-        v for kind, name in kinds.items() for v in _scaled("gpuwatch_gpu_ecc_errors_total", told.get(name), 1, kind)
+        v for kind, name in kinds.items() for v in _scaled("gpuwatch_gpu_ecc_errors_total", info.get(name), 1, kind)
     ]
 
 
 def pcie(smi: Smi, handle: Handle) -> list[Value]:
     """Return lanes of the link now, its generation, and how many packets were sent again."""
-    told = smi.amdsmi_get_pcie_info(handle)
-    lanes = _scaled("gpuwatch_gpu_pcie_lanes", told["pcie_metric"].get("pcie_width"), 1)
-    generation = _scaled("gpuwatch_gpu_pcie_generation", told["pcie_static"].get("pcie_interface_version"), 1)
-    replays = _scaled("gpuwatch_gpu_pcie_replays_total", told["pcie_metric"].get("pcie_replay_count"), 1)
+    info = smi.amdsmi_get_pcie_info(handle)
+    lanes = _scaled("gpuwatch_gpu_pcie_lanes", info["pcie_metric"].get("pcie_width"), 1)
+    generation = _scaled("gpuwatch_gpu_pcie_generation", info["pcie_static"].get("pcie_interface_version"), 1)
+    replays = _scaled("gpuwatch_gpu_pcie_replays_total", info["pcie_metric"].get("pcie_replay_count"), 1)
     return lanes + generation + replays
 
 
@@ -208,7 +208,7 @@ class AmdCollector:
         Raises: NoData without ROCm's library or a GPU; TimeoutError while amdsmi does not answer; GpuwatchError for one that fails.
         """
         try:
-            return self._thread.call(self._turn)
+            return self._thread.call(self._tick)
         except TimeoutError as error:
             self._processes = {}  # who held a GPU before the driver hung is not known to hold it still
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
@@ -229,7 +229,7 @@ class AmdCollector:
         known = self._processes.get(uuid)
         return 0.0 if known is None else max(0.0, self._clock() - known[0])
 
-    def _turn(self) -> list[Sample]:
+    def _tick(self) -> list[Sample]:
         if len(self._gpus) < max(1, self._expected) and self._clock() >= self._retry_due_s:
             self._retry_due_s = self._clock() + _RETRY_S
             self._enumerate()
@@ -256,7 +256,7 @@ class AmdCollector:
             self._smi = self._load()
         smi = self._smi
         self._gpus, self._processes = (), {}
-        self._costs.forget_dues()
+        self._costs.forget_due_times()
         with contextlib.suppress(smi.AmdSmiException):
             smi.amdsmi_shut_down()
         try:

@@ -122,15 +122,15 @@ class Outcome:
     message: str | None
 
 
-class Collecting:
+class CollectorRunner:
     """All collectors of the node. What one says for the first time is logged, its repetitions are not."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
-        self._said: dict[str, str | None] = {}
+        self._last_message: dict[str, str | None] = {}
         self.outcomes: list[Outcome] = []
 
-    def turn(self) -> list[Sample]:
+    def tick(self) -> list[Sample]:
         """Return the samples of all collectors, with their own durations and success."""
         samples: list[Sample] = []
         outcomes = []
@@ -157,9 +157,9 @@ class Collecting:
         return Outcome(collector.name, success, time.perf_counter() - begin, message)
 
     def _say(self, name: str, success: bool | None, message: str | None) -> None:
-        if self._said.get(name) == message:
+        if self._last_message.get(name) == message:
             return
-        self._said[name] = message
+        self._last_message[name] = message
         if message is None:
             logger.info("collector %s works again", name)
         elif success is None:

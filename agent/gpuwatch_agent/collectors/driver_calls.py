@@ -145,7 +145,7 @@ class CallCosts:
         cost.seconds += seconds
         cost.due_s = self._clock() + cost.interval_s
 
-    def forget_dues(self) -> None:
+    def forget_due_times(self) -> None:
         """Make every call anew at the next opportunity: the GPUs were listed anew."""
         for cost in self.calls.values():
             cost.due_s = float("-inf")

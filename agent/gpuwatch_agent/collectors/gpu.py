@@ -86,12 +86,12 @@ class GpuCollector:
         driver that refuses to work.
         """
         try:
-            samples = self._thread.call(self._turn)
+            samples = self._thread.call(self._tick)
         except TimeoutError as error:
             # who held a GPU before the driver hung is not known to hold it still
             self._slow.forget()
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
-        self._slow.turn(self._gpus)
+        self._slow.tick(self._gpus)
         for gpu in self._gpus:
             samples += _samples(gpu, self._slow.values(gpu))
         for costs in (self._costs, self._slow.costs):
@@ -117,7 +117,7 @@ class GpuCollector:
         known = next((self._slow.processes(gpu) for gpu in self._gpus if gpu.device.uuid == uuid), None)
         return 0.0 if known is None else max(0.0, self._clock() - known[0])
 
-    def _turn(self) -> list[Sample]:
+    def _tick(self) -> list[Sample]:
         now_s = self._clock()
         samples, healthy = self._poll()
         if not healthy and now_s >= self._retry_due_s and self._slow.driver.acquire(blocking=False):
@@ -151,7 +151,7 @@ class GpuCollector:
         self._gpus, self._failure, self._values = (), None, {}
         self._slow.forget()
         self._gpm.reset()
-        self._costs.forget_dues()
+        self._costs.forget_due_times()
         if self._initialised:
             self._initialised = False
             self._xids.close()

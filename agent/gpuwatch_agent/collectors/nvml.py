@@ -139,11 +139,11 @@ def clocks(handle: Handle) -> list[Value]:
     ]
 
 
-def _every_turn(function: Callable[[Handle], list[Value]]) -> Reading:
+def _every_tick(function: Callable[[Handle], list[Value]]) -> Reading:
     return Reading(function.__name__, lambda gpu: function(gpu.handle), 1.0)
 
 
-READINGS = tuple(map(_every_turn, (utilization, memory, power, energy, temperature, throttled, clocks)))
+READINGS = tuple(map(_every_tick, (utilization, memory, power, energy, temperature, throttled, clocks)))
 """What is read of every GPU in every turn. Each is microseconds; anything slower belongs in a slower tier."""
 
 
@@ -210,7 +210,7 @@ def ecc_errors(handle: Handle) -> list[Value]:
 
 def nvlinks(handle: Handle) -> list[Value]:
     """Return how many NVLinks are up, and the errors of those. A GPU without any: not supported."""
-    up, errors, told = 0, 0, False
+    up, errors, counted = 0, 0, False
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
@@ -224,11 +224,11 @@ def nvlinks(handle: Handle) -> list[Value]:
         for counter in _LINK_ERRORS:
             try:
                 errors += pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
-                told = True
+                counted = True
             except pynvml.NVMLError_NotSupported:
                 continue
     values: list[Value] = [("gpuwatch_gpu_nvlink_links", up, ())]
-    return [*values, ("gpuwatch_gpu_nvlink_errors_total", errors, ())] if told else values
+    return [*values, ("gpuwatch_gpu_nvlink_errors_total", errors, ())] if counted else values
 
 
 def nvlink_bytes(handle: Handle) -> list[Value]:

@@ -50,7 +50,7 @@ class SlowTier:
         self._processes: dict[str, tuple[float, tuple[GpuProcess, ...]]] = {}
         self._warned: set[str] = set()
 
-    def turn(self, gpus: Sequence[Gpu]) -> None:
+    def tick(self, gpus: Sequence[Gpu]) -> None:
         """Begin a round if something is due and none is under way, and wait for it a moment."""
         try:
             self._thread.offer(lambda: self._round(gpus), self._wait_s)
@@ -74,7 +74,7 @@ class SlowTier:
         """Drop all that is known: the GPUs are listed anew, or the driver hangs."""
         self._values.clear()
         self._processes.clear()
-        self.costs.forget_dues()
+        self.costs.forget_due_times()
 
     def _lifetime_s(self, name: str) -> float:
         cost = self.costs.calls.get(name)
@@ -207,7 +207,7 @@ def _metrics(old: Any, new: Any, metrics: dict[str, tuple[int, float]]) -> dict[
     return found
 
 
-_MOST_A_TURN = 64
+_MOST_A_TICK = 64
 
 
 @dataclass
@@ -253,7 +253,7 @@ class XidWatch:
         """Take what has happened since the last time, without waiting. Raises: NVMLError, but not for "nothing has"."""
         if self._events is None or not self._uuids:
             return
-        for _ in range(_MOST_A_TURN):
+        for _ in range(_MOST_A_TICK):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._events, 0)
             except pynvml.NVMLError_Timeout:

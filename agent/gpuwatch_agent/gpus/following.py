@@ -152,7 +152,7 @@ class _Followed:
         return parts
 
 
-class Following:
+class RunsOnGpu:
     """The runs that hold a GPU. True while there are any, those among them that left but whose time is not booked yet."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -167,7 +167,7 @@ class Following:
         """Note who held the GPU when a former agent stopped: their later messages explain the time without one."""
         self._awaited = {(owner.run, owner.rank): owner for owner in owners}
 
-    def meet_again(self, running: Sequence[Run]) -> bool:
+    def resume_awaited(self, running: Sequence[Run]) -> bool:
         """Take up those of the awaited runs that hold the GPU now; return whether there is one."""
         for run in running:
             owner = self._awaited.get((run.run, run.rank))

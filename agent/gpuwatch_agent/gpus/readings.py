@@ -17,10 +17,10 @@ from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.window import NodeMemory
+from gpuwatch_agent.runs.window import RecentSamples
 
 
-def gpu_readings(collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> list[GpuReading]:
+def gpu_readings(collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> list[GpuReading]:
     """Return what the driver says of each GPU now, processes that have ended since it was asked left out."""
     if collector is None:
         return []
@@ -55,7 +55,9 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Gp
             run.gpus, run.changed = now, True
 
 
-def gpu_view(account: GpuAccount, collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> dict[str, Any]:
+def gpu_view(
+    account: GpuAccount, collector: GpuSource | None, node: RecentSamples, table: ProcessTable
+) -> dict[str, Any]:
     """Return one entry of `gpus` in /api/v1/status."""
     devices = collector.devices() if collector is not None else ()
 
@@ -80,7 +82,7 @@ _STEPPING_NS = 5_000_000_000
 """A run makes steps when its last one ended so recently."""
 _POWERS = 300
 _LEAST_POWERS = 30
-_MEMORY_LOOKS = 10
+_MEMORY_SAMPLES = 10
 """Looks at a GPU's memory in the time over which it must grow to be called creeping."""
 _MEMORIES = 60
 
@@ -93,7 +95,7 @@ class GpuTrends:
         self._powers: dict[str, deque[float]] = {}
         self._memories: dict[str, deque[tuple[int, int]]] = {}
 
-    def look(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
+    def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
         """Take this second's readings of one GPU."""
         run = account.run
         holder = None if run is None else (run.run, run.rank)
@@ -109,7 +111,7 @@ class GpuTrends:
             self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
         if memory_bytes is not None:
             kept = self._memories.setdefault(account.uuid, deque(maxlen=_MEMORIES))
-            if not kept or now_ns - kept[-1][0] >= THRESHOLDS.memory_creep_s * 1e9 / _MEMORY_LOOKS:
+            if not kept or now_ns - kept[-1][0] >= THRESHOLDS.memory_creep_s * 1e9 / _MEMORY_SAMPLES:
                 kept.append((now_ns, memory_bytes))
 
     def keep_only(self, uuids: Sequence[str]) -> None:
@@ -138,13 +140,13 @@ class GpuTrends:
         )
 
 
-def look_at_gpus(trends: GpuTrends, gpus: Sequence[GpuAccount], node: NodeMemory, now_ns: int) -> None:
+def update_trends(trends: GpuTrends, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
     """Take this second's readings of all GPUs into their trends."""
     trends.keep_only([account.uuid for account in gpus])
     for account in gpus:
         memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
         power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
-        trends.look(account, power, None if memory is None else int(memory), now_ns)
+        trends.update(account, power, None if memory is None else int(memory), now_ns)
 
 
 def _begin_ns(run: Run | None) -> int:
@@ -152,7 +154,7 @@ def _begin_ns(run: Run | None) -> int:
     return 0 if run is None or run.ledger is None else run.ledger.start_ns
 
 
-def gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, trends: GpuTrends) -> GpuFacts:
+def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:
     """Return one GPU as it was over the last quarter of a minute."""
     total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
     memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)

@@ -21,7 +21,7 @@ from gpuwatch import wire
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuRecord
-from gpuwatch_agent.history.downsample import MINUTE_MS, condense_steps, condense_ticks
+from gpuwatch_agent.history.downsample import MINUTE_MS, downsample_steps, downsample_ticks
 from gpuwatch_agent.history.file import is_damage, lock_history, open_history, set_aside
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs.records import RunRecord
@@ -122,18 +122,18 @@ class History:
         self._failing = False
         return True
 
-    def condense(self, now_s: float, groups: int = 8) -> None:
+    def downsample(self, now_s: float, groups: int = 8) -> None:
         """Bring a little of what is older than full resolution is kept to one row a minute; called once a second."""
         before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
         try:
             with self._transaction():
-                condense_ticks(self._connection, before_ms)
+                downsample_ticks(self._connection, before_ms)
                 for _ in range(groups):
-                    if not condense_steps(self._connection, before_ms):
+                    if not downsample_steps(self._connection, before_ms):
                         break
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             self.failures += 1
-            logger.debug("condensing the history failed: %s", error)
+            logger.debug("downsampling the history failed: %s", error)
 
     def trim(self, now_s: float) -> None:
         """Delete what is older than is kept, and the oldest part of a file that is too large."""

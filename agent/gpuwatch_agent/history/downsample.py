@@ -83,7 +83,7 @@ def step_minute(messages: Iterable[tuple[int, int, bytes]]) -> StepMinute | None
     return minute
 
 
-def condense_steps(connection: sqlite3.Connection, before_ms: int) -> bool:
+def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> bool:
     """Replace one run's oldest minute of full records by its sums, if it is older than `before_ms`; return whether there was one."""
     oldest = connection.execute(
         "SELECT run, rank, time_ms FROM steps WHERE time_ms < ? ORDER BY time_ms LIMIT 1", (before_ms,)
@@ -107,7 +107,7 @@ def condense_steps(connection: sqlite3.Connection, before_ms: int) -> bool:
     return True
 
 
-def condense_ticks(connection: sqlite3.Connection, before_ms: int) -> bool:
+def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> bool:
     """Replace the oldest minute of samples by the last, least and greatest values; return whether there was one."""
     oldest = connection.execute("SELECT min(time_ms) FROM tick").fetchone()[0]
     if oldest is None or oldest >= before_ms:
@@ -236,7 +236,7 @@ class _Bucket:
         return wire.unpack(parts[0] if len(parts) == 1 else b"".join(parts)).tolist()
 
 
-def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
+def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
     """Return at most `points` buckets of equally many steps, epochs and percentiles of all and of each; times in s, None: not measured.
 
     `total` is how many steps the batches and the `old` minutes before them hold. A minute is never divided, so that a bucket

@@ -68,7 +68,7 @@ def steps(reader: HistoryReader, run: str, query: Query) -> Json:
     """Return a run's last steps, or with `points` all of them condensed. Raises: BadRequest, NothingKept."""
     rank, last = int(number(query, "rank", 0)), int(number(query, "last", 600))
     if "points" in query:
-        return _condensed(reader, run, rank, query)
+        return _downsampled(reader, run, rank, query)
     if not 0 < last <= _MAX_STEPS:
         raise BadRequest(f"last={last}: give 1 to {_MAX_STEPS}")
     first, columns = reader.steps(run, rank, last)
@@ -77,13 +77,13 @@ def steps(reader: HistoryReader, run: str, query: Query) -> Json:
     return {"run": run, "rank": rank, "first_step": first, **columns}
 
 
-def _condensed(reader: HistoryReader, run: str, rank: int, query: Query) -> Json:
+def _downsampled(reader: HistoryReader, run: str, rank: int, query: Query) -> Json:
     points = int(number(query, "points", 600))
     if not 0 < points <= _MAX_BUCKETS:
         raise BadRequest(f"points={points}: give 1 to {_MAX_BUCKETS}")
     start_s = number(query, "start", 0.0) if "start" in query else None
     end_s = number(query, "end", 0.0) if "end" in query else None
-    found = reader.condensed_steps(run, rank, points, start_s, end_s)
+    found = reader.downsampled_steps(run, rank, points, start_s, end_s)
     if not found["steps"]:
         raise NothingKept(f"no steps of run {run!r} rank {rank} are kept in this time")
     return {"run": run, "rank": rank, **found}

@@ -19,7 +19,7 @@ import msgspec
 from gpuwatch import wire
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
-from gpuwatch_agent.history.downsample import Batch, StepMinute, condense
+from gpuwatch_agent.history.downsample import Batch, StepMinute, downsample
 from gpuwatch_agent.history.file import MINUTES
 from gpuwatch_agent.runs.records import RunRecord
 
@@ -112,10 +112,10 @@ class HistoryReader:
         surplus = max(0, taken - last)
         return first + surplus, {name: column[surplus:] for name, column in out.items()}
 
-    def condensed_steps(
+    def downsampled_steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
     ) -> dict[str, Any]:
-        """Return the steps that began between `start_s` and `end_s` (None: all), as `history_steps.condense` does."""
+        """Return the steps that began between `start_s` and `end_s` (None: all), as `downsample.downsample` does."""
         where, values = "run = ? AND rank = ?", [run, rank]
         if start_s is not None:  # a message is sent after its steps
             where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
@@ -125,9 +125,9 @@ class HistoryReader:
             if start_s is None and end_s is None:
                 total = reader.execute(f"SELECT sum(count) {query}", values).fetchone()[0] or 0
                 total += sum(minute.count for minute in old)
-                return condense(self._batches(reader, query, values), total, points, old)
+                return downsample(self._batches(reader, query, values), total, points, old)
             kept = list(_between(self._batches(reader, query, values), start_s, end_s))
-        return condense(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
+        return downsample(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
 
     def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
         decode = msgspec.msgpack.Decoder(dict[str, bytes]).decode

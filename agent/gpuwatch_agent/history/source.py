@@ -43,7 +43,7 @@ class HistorySource:
         return {"run": run, "rank": rank, "first_step": first, **columns} if columns["time_s"] else None
 
     def condensed_steps(self, run: str, rank: int, points: int) -> Json | None:
-        found = self._reader.condensed_steps(run, rank, points)
+        found = self._reader.downsampled_steps(run, rank, points)
         return {"run": run, "rank": rank, **found} if found["steps"] else None
 
     def findings(self, run: str) -> list[Json]:

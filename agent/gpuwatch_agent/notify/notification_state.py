@@ -22,7 +22,7 @@ GIVE_UP_S = 86400.0
 MAX_WAITING = 1000
 
 
-class Standing(msgspec.Struct):
+class ConditionState(msgspec.Struct):
     """A condition over time."""
 
     since_s: float
@@ -47,14 +47,14 @@ class Letter(msgspec.Struct):
 class State(msgspec.Struct):
     """All that outlives the agent."""
 
-    standing: dict[str, Standing] = msgspec.field(default_factory=dict)
+    standing: dict[str, ConditionState] = msgspec.field(default_factory=dict)
     letters: list[Letter] = msgspec.field(default_factory=list)
     sent: int = 0
     failed: int = 0
     dropped: int = 0
 
 
-class NotifyBook:
+class NotificationState:
     """Owned by one thread. `path` None: nothing is kept over a restart."""
 
     def __init__(
@@ -76,7 +76,7 @@ class NotifyBook:
                 continue
             known = self.state.standing.get(condition.key)
             if known is None:
-                known = self.state.standing[condition.key] = Standing(condition.since_s, now_s, condition.title)
+                known = self.state.standing[condition.key] = ConditionState(condition.since_s, now_s, condition.title)
             known.seen_s, known.title = now_s, condition.title
             again = known.told_s is not None and self._repeat_s > 0 and now_s - known.told_s >= self._repeat_s
             if now_s - known.since_s >= condition.hold_s and (known.told_s is None or again):

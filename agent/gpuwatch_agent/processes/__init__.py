@@ -11,11 +11,11 @@ from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.host.shm import shm_bytes
-from gpuwatch_agent.processes.owners import Owner, OwnerBook
+from gpuwatch_agent.processes.owners import Owner, OwnerCache
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SEARCH_EVERY_TURNS = 5
+_SEARCH_EVERY_TICKS = 5
 _MOST_KNOWN = 4096
 
 
@@ -42,12 +42,12 @@ class ProcessTable:
         self._unfound: dict[tuple[int, int, int], int] = {}
         """Turns to go before a container's process is searched for again."""
         self._seen: set[int] = set()
-        self._owners = OwnerBook(procfs)
+        self._owners = OwnerCache(procfs)
 
-    def begin_turn(self) -> None:
+    def begin_tick(self) -> None:
         """Look at everything anew: what was found is good for one turn."""
         self._looked_up.clear()
-        self._owners.begin_turn()
+        self._owners.begin_tick()
         self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
@@ -66,7 +66,7 @@ class ProcessTable:
         elif pid is None and key not in self._unfound:
             pid = self._search(hello)
             if pid is None:
-                self._unfound[key] = _SEARCH_EVERY_TURNS
+                self._unfound[key] = _SEARCH_EVERY_TICKS
             else:
                 self._host_pids[key] = pid
         return pid if pid is not None and self._is(pid, hello) else None

@@ -72,7 +72,7 @@ def _pressure(group: Path, labels: tuple[str, str]) -> Iterator[Sample]:
 
 _Key = tuple[str, int]
 _Where = Literal["group", "around", "node"]
-_MOST_LOOKS = 30
+_MOST_SAMPLES = 30
 """A process that lives for so many seconds without a word was not killed before: one that is killed is gone sooner."""
 
 
@@ -89,7 +89,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Sample:
     """What was to be seen of a process that lived, or had not gone yet."""
 
     at_ns: int
@@ -105,7 +105,7 @@ class OomWatch:
         self._table = table
         self._procfs = procfs
         self._sysfs = sysfs
-        self._looks: dict[_Key, list[_Look]] = {}
+        self._samples: dict[_Key, list[_Sample]] = {}
         """Those since the last sign of life, and the last one before it; the oldest first."""
         self._groups: dict[Path, _Group] = {}
         """Of this turn."""
@@ -113,9 +113,9 @@ class OomWatch:
         """Of the control groups of each process that lives, the innermost first: looked up once, for it stays where it was started."""
         self._folders_before: dict[int, list[Path]] = {}
 
-    def look(self, runs: Sequence[Run], now_ns: int) -> None:
+    def update(self, runs: Sequence[Run], now_ns: int) -> None:
         """Note the counts of the runs that go on, and give those that are lost what has been counted since they were heard last."""
-        looks, self._looks = self._looks, {}
+        looks, self._samples = self._samples, {}
         self._folders_before, self._folders = self._folders, {}
         self._groups.clear()
         on_node = oom_kills_on_node(self._procfs) if any(run.status == RUNNING for run in runs) else None
@@ -128,12 +128,12 @@ class OomWatch:
                 pid = self._table.host_pid(run.hello)
                 if pid is not None:
                     seen = [
-                        *seen[1 - _MOST_LOOKS :],
-                        _Look(now_ns, self._group(pid), on_node, self._table.resident_bytes(pid)),
+                        *seen[1 - _MOST_SAMPLES :],
+                        _Sample(now_ns, self._group(pid), on_node, self._table.resident_bytes(pid)),
                     ]
                 # A kill may come right after a message: only a look from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
-                self._looks[key] = seen[before[-1] if before else 0 :]
+                self._samples[key] = seen[before[-1] if before else 0 :]
 
     def _group(self, pid: int) -> _Group:
         """Return what a process's control group says now: asked once in a turn for all ranks in it."""
@@ -149,7 +149,7 @@ class OomWatch:
             self._groups[groups[0]] = known
         return known
 
-    def _grown(self, seen: Sequence[_Look]) -> MemoryKills | None:
+    def _grown(self, seen: Sequence[_Sample]) -> MemoryKills | None:
         where, kills = self._kills_since(seen[0])
         if kills <= 0:
             return None
@@ -165,7 +165,7 @@ class OomWatch:
             resident_bytes=max((each.resident_bytes for each in seen if each.resident_bytes is not None), default=None),
         )
 
-    def _kills_since(self, before: _Look) -> tuple[_Where, int]:
+    def _kills_since(self, before: _Sample) -> tuple[_Where, int]:
         """Return (whose count has been asked, how many more it says): of the innermost group that still tells, else of the node."""
         for folder, count in before.group.kills.items():
             now = kills_in(folder)

@@ -94,7 +94,7 @@ class Owner(msgspec.Struct, frozen=True):
     container: str = ""
 
 
-NOBODY = Owner()
+NO_OWNER = Owner()
 
 
 def allowed(environ: bytes) -> dict[str, str]:
@@ -136,7 +136,7 @@ def together(owners: Iterable[Owner]) -> Owner:
     return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
 
 
-class OwnerBook:
+class OwnerCache:
     """Owners of processes by pid, each looked up once in half a minute."""
 
     def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -148,13 +148,13 @@ class OwnerBook:
         self._users: dict[int, tuple[float, str]] = {}
 
     def owner(self, pid: int) -> Owner:
-        """Return whose a process is; `NOBODY` for one that is gone or not to be seen."""
+        """Return whose a process is; `NO_OWNER` for one that is gone or not to be seen."""
         self._asked.add(pid)
         directory = self._procfs / str(pid)
         try:
             status = directory.stat()
         except OSError:
-            return NOBODY
+            return NO_OWNER
         now_s = self._clock()
         known = self._known.get(pid)
         if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
@@ -166,7 +166,7 @@ class OwnerBook:
         self._known[pid] = (status.st_uid, now_s, owner)
         return owner
 
-    def begin_turn(self) -> None:
+    def begin_tick(self) -> None:
         """Drop those that were not asked for in the last turn: a number that is given again is another process."""
         for pid in self._known.keys() - self._asked:
             del self._known[pid]

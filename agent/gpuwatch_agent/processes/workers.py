@@ -17,8 +17,8 @@ from gpuwatch_agent.runs.records import WorkerIo
 
 _WINDOW_NS = 15_000_000_000
 _MOST_WORKERS = 256
-_MOST_LOOKED_AT = 64
-_LOOKS = 16
+_MOST_SAMPLED = 64
+_SAMPLES_KEPT = 16
 _MEMORY_EVERY_NS = 15_000_000_000
 
 
@@ -35,7 +35,7 @@ class WorkerWatch:
         self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
         self._quotas: dict[tuple[str, int], deque[Quota]] = {}
 
-    def look(self, runs: list[Run], now_ns: int) -> None:
+    def update(self, runs: list[Run], now_ns: int) -> None:
         """Read every known worker once and add to the runs' totals."""
         pids = {pid for run in runs for pid in self._pids(run)}
         for gone in self._cpu_s.keys() - pids:
@@ -43,10 +43,10 @@ class WorkerWatch:
         self._private = {pid: seen for pid, seen in self._private.items() if pid in pids}
         for run in runs:
             for pid in self._pids(run)[:1]:
-                looked_ns = self._private.get(pid, (None, None))[0]
-                if looked_ns is None or now_ns - looked_ns >= _MEMORY_EVERY_NS:
+                sampled_ns = self._private.get(pid, (None, None))[0]
+                if sampled_ns is None or now_ns - sampled_ns >= _MEMORY_EVERY_NS:
                     self._private[pid] = (now_ns, self._table.private_bytes(pid))
-        self._look_at_waits(runs, now_ns)
+        self._sample_waits(runs, now_ns)
         for run in runs:
             if run.status == RUNNING:
                 known = run.worker_seen_s
@@ -63,23 +63,23 @@ class WorkerWatch:
                 while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
                     seen.popleft()
 
-    def _look_at_waits(self, runs: list[Run], now_ns: int) -> None:
+    def _sample_waits(self, runs: list[Run], now_ns: int) -> None:
         running = {(run.run, run.rank): run for run in runs if run.status == RUNNING}
         for kept in (self._waits, self._received, self._quotas):
             for key in kept.keys() - running.keys():
                 del kept[key]
         for key, run in running.items():
-            pids = self._pids(run)[:_MOST_LOOKED_AT]
+            pids = self._pids(run)[:_MOST_SAMPLED]
             if not pids:
                 continue
             found = tuple(wait for pid in pids if (wait := self._table.blocked_on(pid)) is not None)
-            self._waits.setdefault(key, deque(maxlen=_LOOKS)).append(found)
+            self._waits.setdefault(key, deque(maxlen=_SAMPLES_KEPT)).append(found)
             quota = self._table.quota(pids[0])
             if quota is not None:
-                self._quotas.setdefault(key, deque(maxlen=_LOOKS)).append(quota)
+                self._quotas.setdefault(key, deque(maxlen=_SAMPLES_KEPT)).append(quota)
             received = self._table.received_bytes(pids[0])
             if received is not None:
-                self._received.setdefault(key, deque(maxlen=_LOOKS)).append((now_ns, received))
+                self._received.setdefault(key, deque(maxlen=_SAMPLES_KEPT)).append((now_ns, received))
 
     def waits(self, run: Run) -> dict[str, float] | None:
         """Return in which share of the last looks a worker was found at each of `gpuwatch.host.blocked.WAITS`; None with too few."""
@@ -155,13 +155,13 @@ class RunProcesses:
         self._procfs = procfs
         self._table = table
         self._seen: dict[tuple[str, int], _Seen] = {}
-        self._looked_ns: int | None = None
+        self._sampled_ns: int | None = None
 
-    def look(self, runs: Sequence[Run], now_ns: int) -> None:
+    def update(self, runs: Sequence[Run], now_ns: int) -> None:
         """Read the processes again, if it is time, and add what the workers did to their runs' totals."""
-        if self._looked_ns is not None and now_ns - self._looked_ns < EVERY_NS:
+        if self._sampled_ns is not None and now_ns - self._sampled_ns < EVERY_NS:
             return
-        self._looked_ns = now_ns
+        self._sampled_ns = now_ns
         running = {(run.run, run.rank): run for run in runs if run.status == RUNNING and run.hello is not None}
         for key in self._seen.keys() - running.keys():
             del self._seen[key]
@@ -173,7 +173,7 @@ class RunProcesses:
             seen = self._seen.setdefault(key, _Seen(last=dict(run.worker_io_seen)))
             seen.process = usage(pid, self._procfs)
             seen.files = self._table.open_files(pid)
-            self._look_at_workers(run, pid, seen)
+            self._read_workers(run, pid, seen)
 
     def samples(self, run: Run) -> Iterator[Sample]:
         """Yield the series of one run's processes."""
@@ -194,7 +194,7 @@ class RunProcesses:
         if totals.run_queue_s is not None:
             yield Sample("gpuwatch_loader_worker_run_queue_seconds_total", totals.run_queue_s, key)
 
-    def _look_at_workers(self, run: Run, pid: int, seen: _Seen) -> None:
+    def _read_workers(self, run: Run, pid: int, seen: _Seen) -> None:
         """Add up what the workers did since they were seen last; one that ended keeps its part."""
         hello = run.hello
         loader = (

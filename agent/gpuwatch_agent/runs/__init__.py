@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
 from gpuwatch.window import MemoryKills
-from gpuwatch_agent.processes.owners import NOBODY
+from gpuwatch_agent.processes.owners import NO_OWNER
 from gpuwatch_agent.runs.records import (
     MINUTE_NS,
     Counts,
@@ -66,7 +66,7 @@ class Run:
         self.worker_seen_s: dict[int, float] = {}
         self.user = ""
         """Whose process it is; remembered when that has ended."""
-        self.owner = NOBODY
+        self.owner = NO_OWNER
         self.worker_io = WorkerIo()
         self.worker_io_seen: dict[int, WorkerIo] = {}
         self.oom: MemoryKills | None = None
@@ -265,10 +265,10 @@ class Run:
 
 logger = logging.getLogger(__name__)
 
-_LATE_TURN_NS = 3_000_000_000
+_LATE_TICK_NS = 3_000_000_000
 
 
-class RunBook:
+class RunRegistry:
     """The runs by (run, rank). Past `MAX_RUNS` a new one takes the place of the one that ended first, or is refused."""
 
     MAX_RUNS = 512
@@ -279,7 +279,7 @@ class RunBook:
         self.boot_id = boot_id
         self.runs: dict[tuple[str, int], Run] = {}
         self.refused = 0
-        self._turned_ns: int | None = None
+        self._last_tick_ns: int | None = None
 
     def apply(self, message: wire.Message, now_ns: int, now_s: float) -> bool:
         """Take one message; return whether it brought step records that are new and are to be kept."""
@@ -296,9 +296,9 @@ class RunBook:
 
     def excuse_pause(self, now_ns: int) -> None:
         """Note that a turn begins. If the agent itself was held up, that is not the runs' silence."""
-        pause_ns = 0 if self._turned_ns is None else now_ns - self._turned_ns
-        self._turned_ns = now_ns
-        if pause_ns > _LATE_TURN_NS:
+        pause_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
+        self._last_tick_ns = now_ns
+        if pause_ns > _LATE_TICK_NS:
             for run in self.runs.values():
                 run.heard_ns = min(now_ns, run.heard_ns + pause_ns)
 

@@ -14,7 +14,7 @@ import msgspec
 from gpuwatch import wire
 from gpuwatch.ledger import Ledger
 from gpuwatch.window import MemoryKills
-from gpuwatch_agent.processes.owners import NOBODY, Owner
+from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 
 PHASES = ("data_wait", "transfer", "compute")
 _OLDEST_MESSAGE_NS = 3_600_000_000_000
@@ -121,7 +121,7 @@ class RunRecord(msgspec.Struct):
     """CPU time of each worker as far as it is in `worker_cpu_s`."""
     user: str = ""
     ended_s: float | None = None
-    owner: Owner = NOBODY
+    owner: Owner = NO_OWNER
     worker_io: WorkerIo = WorkerIo()
     worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
     """What each worker had done as far as it is in `worker_io`."""

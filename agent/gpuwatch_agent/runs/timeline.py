@@ -132,8 +132,8 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
     hidden: Iterable[int] = (0,) * count
     if found.keys() >= set(wire.DEVICE_COLUMNS):
         rows = zip(waits, copies, computes, *(found[name] for name in wire.DEVICE_COLUMNS), strict=True)
-        told = [_by_device(*row) for row in rows]
-        waits, copies, computes, hidden = (array("q", column) for column in zip(*told, strict=True))
+        steps = [_by_device(*row) for row in rows]
+        waits, copies, computes, hidden = (array("q", column) for column in zip(*steps, strict=True))
     return RecentColumns(
         end_ns=end_ns,
         data_wait_s=_seconds(waits),

@@ -36,14 +36,14 @@ class ActiveFinding:
     seen_ns: int
     """The same on the agent's monotonic clock: the wall clock may be set."""
     active: bool = False
-    looked_at: bool = False
+    stacks_taken: bool = False
     """Stacks were asked for."""
     stacks: Stacks | None = None
     """Where the processes stood when it began, where that was looked at."""
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What was found of a run, as the API shows it."""
 
     recent: View | None
@@ -52,7 +52,7 @@ class Judgement:
 
 
 def run_view(
-    run: Run, judgement: Judgement, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
+    run: Run, evaluation: Evaluation, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
 ) -> View:
     """Return one entry of /api/v1/runs."""
     hello, counts, ledger = run.hello, run.counts, run.ledger
@@ -84,9 +84,9 @@ def run_view(
         "states": states_s,
         "gpus": gpus,
         "cost": None if cost is None else msgspec.to_builtins(cost),
-        "recent": judgement.recent,
-        "verdict": judgement.verdict,
-        "findings": judgement.findings,
+        "recent": evaluation.recent,
+        "verdict": evaluation.verdict,
+        "findings": evaluation.findings,
         "loader": loader_view(hello),
         "versions": hello.versions if hello is not None else {},
         "tags": hello.tags if hello is not None else {},

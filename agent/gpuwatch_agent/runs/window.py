@@ -41,7 +41,7 @@ _IDLE_MODES = {"idle", "iowait"}
 _Labels = tuple[str, ...]
 
 
-class NodeMemory:
+class RecentSamples:
     """Samples by metric and labels, oldest first."""
 
     def __init__(self) -> None:
@@ -158,11 +158,11 @@ def run_window(
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
     """Return the node without any run: for findings about GPUs that nobody's hook explains. Both are by UUID."""
-    nobodys = (
+    unowned = (
         replace(facts, owner=owners.get(uuid), power_usual_watts=None, memory_trend=None)
         for uuid, facts in gpus.items()
     )
-    return Window(duration_s=float(KEPT), gpus=tuple(nobodys))
+    return Window(duration_s=float(KEPT), gpus=tuple(unowned))
 
 
 def _stalled_s(run: Run, now_ns: int) -> float | None:
@@ -178,7 +178,7 @@ def _stalled_s(run: Run, now_ns: int) -> float | None:
     return (now_ns - last_ns) / 1e9 if stalled_ns > 0 else None
 
 
-def host_facts(node: NodeMemory) -> HostFacts:
+def host_facts(node: RecentSamples) -> HostFacts:
     """Return the node as it was over the last quarter of a minute."""
     size, used = node.latest("gpuwatch_shm_size_bytes", "host"), node.latest("gpuwatch_shm_used_bytes", "host")
     memory, cores = node.latest("gpuwatch_memory_available_bytes"), node.latest("gpuwatch_cpu_cores")

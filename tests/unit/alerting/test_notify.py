@@ -61,7 +61,7 @@ class Post:
         self.now_s = START_S + after_s
         if findings is not None:
             self.findings = list(findings)
-        self.notifier.turn(self.now_s)
+        self.notifier.tick(self.now_s)
         return [title for title, _ in self.got]
 
     @property
@@ -217,7 +217,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     url = "slack://secret-token"
     page = Page([])
     snapshot = Snapshot(START_S, 0.0, page, [], [finding(since_s=START_S - 500)])
-    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).turn(START_S)
+    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).tick(START_S)
     assert len(sent) == 1
     assert len(json.loads(path.read_text())["letters"]) == 1
     assert "secret" not in path.read_text()
