@@ -38,7 +38,7 @@ class FindingTracker:
     """Causes that were ever active, so that their series can say 0 when they have gone."""
 
     def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
-        """Take this moment's findings of one run."""
+        """Update one run's findings with those of now."""
         for finding in findings:
             key = (run, rank, finding.cause, finding.gpu or "")
             entry = self.entries.get(key)
@@ -54,14 +54,14 @@ class FindingTracker:
                 del self.entries[key]
 
     def end_run(self, run: str, rank: int) -> None:
-        """A run has ended: what was found of it is no longer active."""
+        """Drop the findings of a run that has ended."""
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
 
     def end_with(
         self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float
     ) -> list[ActiveFinding]:
-        """A run has ended, and this is why: active at once, until the next `end_run`; whatever was found before is over."""
+        """A run has ended for this reason: its findings are active at once, until the next `end_run`; earlier ones are over."""
         self.end_run(run, rank)
         for finding in findings:
             entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
@@ -80,11 +80,11 @@ class FindingTracker:
         """Return the run's active findings in the diagnosis's order of the last moment."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
         causes = {entry.finding.cause for entry in found}
-        # What is not proven lingers for some seconds when its cause is known by now.
+        # An unproven finding stays for some seconds after its cause is known.
         found = [entry for entry in found if not is_explained(entry.finding, causes)]
         by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
         ordered = []
-        for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet is none
+        for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet does not count
             entry = by_key[finding.cause, finding.gpu]
             entry.finding = finding
             ordered.append(entry)
@@ -92,7 +92,7 @@ class FindingTracker:
 
 
 EVERY_TICKS = 2
-"""A run that goes on is diagnosed in every second turn, one half of the runs in each, and so are the GPUs. Counters are shown in every one."""
+"""A running run is diagnosed every second tick, half of the runs in each, and so are the GPUs. Counters are updated in every tick."""
 
 _Key = tuple[str, int]
 
@@ -107,7 +107,7 @@ class _Seen:
 
 
 class Evaluator:
-    """What is found of the node's runs and GPUs, and the runs' views."""
+    """Findings about the node's runs and GPUs, and the runs' views."""
 
     def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""The agent's heart: once a second, take what came, look at the node, book, diagnose, commit, publish."""
+"""The agent's main loop: once a second, apply what arrived, sample the node, book, diagnose, commit, publish."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
 _FINDINGS_EVERY = 5
-"""Turns between two notes that a finding is still there."""
+"""Ticks between two records that a finding is still there."""
 
 
 class Sampler:
-    """Owns the books; everything in them is touched by this thread alone."""
+    """Owns the agent's state: only this thread changes it."""
 
     def __init__(
         self, receiver: Receiver, history: History, roots: Roots, boot_id: str, choice: Choice = STANDARD
@@ -75,7 +75,7 @@ class Sampler:
         """More of the agent's own series (the notifier's counters)."""
         self.prices = Prices()
         self.stacks: StackWatch | None = None
-        """Looks at stacks when a finding begins; None: not asked for."""
+        """Takes stacks when a finding begins; None: not opted in."""
 
     def start(self) -> None:
         """Take up what a former agent kept, and begin."""
@@ -85,7 +85,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the turn under way and one last one, so that what has arrived is booked."""
+        """End after the tick in progress and one last one, so that what has arrived is booked."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 
@@ -99,11 +99,11 @@ class Sampler:
                 if self._ticks_done % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
             except Exception:
-                logger.exception("a turn of the sampler failed; the next one is taken as usual")
+                logger.exception("a tick of the sampler failed; the next one goes ahead")
             if last:
                 return
             self._ticks_done += 1
-            due = max(due + INTERVAL_S, time.monotonic())  # a late turn is not made up for
+            due = max(due + INTERVAL_S, time.monotonic())  # a late tick is not made up for
             self._stop.wait(max(0.0, due - time.monotonic()))
 
     def _tick(self) -> None:

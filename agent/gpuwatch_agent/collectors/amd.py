@@ -50,7 +50,7 @@ def describe(smi: Smi, handle: Handle, index: int) -> GpuDevice:
 
 
 def driver_version(smi: Smi, handle: Handle) -> str:
-    """Return the kernel driver's version, empty where it is not told."""
+    """Return the kernel driver's version, empty where it is not known."""
     return str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or "")
 
 
@@ -67,7 +67,7 @@ def memory(smi: Smi, handle: Handle) -> list[Value]:
 
 
 def power(smi: Smi, handle: Handle) -> list[Value]:
-    """Return the power draw of the socket: MI300 and later tell the current one, earlier ones an average."""
+    """Return the power draw of the socket: MI300 and later give the current one, earlier ones an average."""
     info = smi.amdsmi_get_power_info(handle)
     names = ("current_socket_power", "average_socket_power", "socket_power")
     watts = next((value for name in names if (value := _known(info.get(name)))), None)
@@ -134,7 +134,7 @@ READINGS = (
     *(_reading(function, 1.0) for function in (activity, memory, power, energy, temperature, clocks)),
     *(_reading(function, 10.0) for function in (ecc_errors, pcie)),
 )
-"""What is read of every GPU. Throttling is left out: `amdsmi_get_violation_status` takes a tenth of a second a GPU to tell it."""
+"""What is read of every GPU. Throttling is left out: `amdsmi_get_violation_status` takes a tenth of a second per GPU."""
 
 
 def _known(value: Any) -> Any:
@@ -153,7 +153,7 @@ _RETRY_S = 10.0
 _GOOD_FOR_INTERVALS = 3
 _LOST = {12, 14, 18, 31, 32, 34, 52, 54}
 """IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of amdsmi_status_t: nothing
-can be had of this GPU until the devices are listed anew."""
+can be had of this GPU until the devices are listed again."""
 
 
 def load_amdsmi() -> Any:
@@ -176,7 +176,7 @@ class _Gpu:
 
 
 class AmdCollector:
-    """Samples of all AMD GPUs, once a turn; process lists every `process_interval_s`."""
+    """Samples of all AMD GPUs, once a tick; process lists every `process_interval_s`."""
 
     name = "gpu"
 
@@ -214,7 +214,7 @@ class AmdCollector:
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last turn that came back, by index."""
+        """Return the GPUs that answered in the last tick that came back, by index."""
         return tuple(gpu.device for gpu in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -251,7 +251,7 @@ class AmdCollector:
         return samples
 
     def _enumerate(self) -> None:
-        """Start amdsmi anew and list the GPUs."""
+        """Start amdsmi again and list the GPUs."""
         if self._smi is None:
             self._smi = self._load()
         smi = self._smi
@@ -290,7 +290,7 @@ class AmdCollector:
                 try:
                     gpu.values[reading.name] = reading.read(self._smi, gpu.handle)
                 except self._smi.AmdSmiException as error:
-                    gpu.values.pop(reading.name, None)  # not told: absent
+                    gpu.values.pop(reading.name, None)  # not measured: absent
                     if getattr(error, "err_code", None) in _LOST:
                         self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}) is lost: {error}")
                         return False

@@ -44,15 +44,15 @@ class GpuProcess:
     pid: int
     """In the node's pid namespace."""
     used_memory_bytes: int | None
-    """Over all of the GPU's MIG instances. None where the driver does not tell."""
+    """Over all of the GPU's MIG instances. None where the driver has no figure."""
 
 
 class Collector(Protocol):
     """One thing of the node.
 
     `collect` is called from one thread, once a second, and gives samples of catalogued metrics. It raises `NoData`
-    where there is nothing to measure on this node (said once, quietly) and anything else for a failure (counted).
-    A value that the system does not tell is left out, never given as 0.
+    where there is nothing to measure on this node (logged once, quietly) and anything else for a failure (counted).
+    A value that the system does not give is left out, never given as 0.
     """
 
     name: str
@@ -113,7 +113,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a collector's last turn went."""
+    """The result of a collector's last run."""
 
     name: str
     success: bool | None
@@ -123,7 +123,7 @@ class Outcome:
 
 
 class CollectorRunner:
-    """All collectors of the node. What one says for the first time is logged, its repetitions are not."""
+    """All collectors of the node. A new message of one is logged, its repetitions are not."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors

@@ -138,11 +138,11 @@ def _is_blank(value: float) -> bool:
 
 _MOST_BYTES = 16 << 20
 _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info")
-"""Told from the page, though NVML may tell them as well."""
+"""Taken from the page, though NVML may give them as well."""
 
 
 def page_url(url: str) -> str:
-    """Return the address of the exporter's page, /metrics unless told. Raises: ConfigError."""
+    """Return the address of the exporter's page, by default /metrics. Raises: ConfigError."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--dcgm {url}: give the dcgm-exporter's address, e.g. http://127.0.0.1:9400")
@@ -217,7 +217,7 @@ class DcgmCollector:
         return tuple(sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID; not known where NVML does not tell."""
+        """Return the compute processes on each GPU by UUID; not known without NVML."""
         return self._nvml.processes()
 
     def process_list_age_s(self, uuid: str) -> float:

@@ -36,7 +36,7 @@ class _Call:
 class DeadlineThread:
     """A daemon thread that runs one call at a time, which its caller waits for until a deadline and no longer.
 
-    A call in a driver cannot be killed. Past the deadline it is left alone, no second one is started beside it, and
+    A call in a driver cannot be killed. Past the deadline it is left alone, no second one is started meanwhile, and
     once it has come back (to `call` its late result is nothing) the next call goes ahead. The interpreter's exit does not wait
     for it. For one calling thread.
     """
@@ -102,7 +102,7 @@ BUDGET_RATIO = 0.01
 _LONGEST_S = 300.0
 _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
 _SLACK_S = 0.25
-"""A turn that begins a little early still counts."""
+"""A tick that begins a little early still counts."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class CallCosts:
         """The call that is being made, for whoever waits for it in vain."""
 
     def due(self, name: str, planned_s: float) -> bool:
-        """Return whether it is this call's turn. Every kind of call is known from the first time it is asked about."""
+        """Return whether this call is due. Every kind of call is known from the first time this is called."""
         cost = self.calls.setdefault(name, CallCost(planned_s))
         return self._clock() >= cost.due_s - _SLACK_S
 
@@ -146,7 +146,7 @@ class CallCosts:
         cost.due_s = self._clock() + cost.interval_s
 
     def forget_due_times(self) -> None:
-        """Make every call anew at the next opportunity: the GPUs were listed anew."""
+        """Make every call due: the GPUs were listed again."""
         for cost in self.calls.values():
             cost.due_s = float("-inf")
 

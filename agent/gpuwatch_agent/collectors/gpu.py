@@ -1,6 +1,6 @@
 """GPUs through NVML: gpuwatch_gpu_*, gpus seen and expected, and who holds which GPU.
 
-The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every turn,
+The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every tick,
 one for the slow tier. GPUs are known by their UUID, enumerated again when one is lost or missing, and each is read apart from the others.
 """
 
@@ -40,9 +40,9 @@ _RETRY_MOST_S = 60.0
 
 
 class GpuCollector:
-    """Samples of all GPUs, once a turn; what costs a thousand times more (process lists), every `process_interval_s`.
+    """Samples of all GPUs, once a tick; what costs a thousand times more (process lists), every `process_interval_s`.
 
-    `deadline_s` is how long a turn may take before it is given up on; for the slow tier a turn waits `slow_wait_s`, and
+    `deadline_s` is how long a tick may take before it is given up on; for the slow tier a tick waits `slow_wait_s`, and
     takes what it finds later. `readings` and `links` are what either tier reads. Only GPUs that the agent may use are expected; their number never goes down while it runs.
     """
 
@@ -101,7 +101,7 @@ class GpuCollector:
         return samples
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last turn that came back, by index. Empty before the first."""
+        """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
         return tuple(gpu.device for gpu in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -146,7 +146,7 @@ class GpuCollector:
         return GpuwatchError(f"NVML does not start: {why(self._failure)}")
 
     def _enumerate(self) -> None:
-        """Start NVML anew and list the GPUs: handles from before a loss or a reload of the driver are no good."""
+        """Start NVML again and list the GPUs: handles from before a loss or a reload of the driver are no good."""
         before = len(self._gpus)
         self._gpus, self._failure, self._values = (), None, {}
         self._slow.forget()
@@ -181,7 +181,7 @@ class GpuCollector:
         self._xids.register(gpus)
         if len(gpus) > before:
             log.info("NVML lists %s GPUs, driver %s", len(gpus), self._driver)
-            self._warned.clear()  # what befalls them from now on is news
+            self._warned.clear()  # later failures are logged again
         for message in silent:
             self._warn(message)
 

@@ -144,7 +144,7 @@ def _every_tick(function: Callable[[Handle], list[Value]]) -> Reading:
 
 
 READINGS = tuple(map(_every_tick, (utilization, memory, power, energy, temperature, throttled, clocks)))
-"""What is read of every GPU in every turn. Each is microseconds; anything slower belongs in a slower tier."""
+"""What is read of every GPU in every tick. Each is microseconds; anything slower belongs in a slower tier."""
 
 
 def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
@@ -284,7 +284,7 @@ ABSENT = {
     pynvml.NVML_ERROR_NO_DATA,
     pynvml.NVML_ERROR_NOT_READY,
 }
-"""This GPU does not tell this value: leave it out."""
+"""This GPU has no such value: leave it out."""
 
 LOST = {
     pynvml.NVML_ERROR_GPU_IS_LOST,
@@ -293,7 +293,7 @@ LOST = {
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
 }
-"""Nothing can be had of this GPU until the devices are enumerated anew."""
+"""Nothing can be had of this GPU until the devices are enumerated again."""
 
 DOUBTFUL = {
     pynvml.NVML_ERROR_UNKNOWN,

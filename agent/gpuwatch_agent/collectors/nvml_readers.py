@@ -25,7 +25,9 @@ _GOOD_FOR_INTERVALS = 3
 
 
 class SlowTier:
-    """What is asked of the driver every ten seconds or more seldom.
+    """Reads processes, links and memory errors every ten seconds or more seldom, in a thread that no caller waits for.
+
+    Results are kept and returned with every tick's samples until the next round; what is too old is absent.
 
     `driver` is held while a round is under way: NVML must not be shut down then.
     """
@@ -71,7 +73,7 @@ class SlowTier:
         return known if known is not None and self._clock() - known[0] <= self._lifetime_s(PROCESSES) else None
 
     def forget(self) -> None:
-        """Drop all that is known: the GPUs are listed anew, or the driver hangs."""
+        """Drop all that is known: the GPUs are listed again, or the driver hangs."""
         self._values.clear()
         self._processes.clear()
         self.costs.forget_due_times()
@@ -136,7 +138,7 @@ _MIG_METRICS = {"gpuwatch_gpu_mig_sm_active_ratio": METRICS["gpuwatch_gpu_sm_act
 
 @dataclass
 class _Pair:
-    """Two samples in turns: the older one, and the one to be written next."""
+    """Two alternating samples: the older one, and the one to be written next."""
 
     old: Any
     new: Any
@@ -144,7 +146,12 @@ class _Pair:
 
 
 class Gpm:
-    """Reads GPM of every GPU that has it. For one thread; `reset` when NVML was started anew."""
+    """GPU performance monitoring (GPM) of Hopper and later: what the multiprocessors, the memory and the links did.
+
+    The driver gives samples of counters; a metric is computed from two of them, so that the first tick has none. It needs neither DCGM
+    nor the lock of its profiling. For one thread; `reset` when NVML was restarted. *Never run on real hardware yet.*
+    Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
+    """
 
     def __init__(self) -> None:
         self._supported: dict[str, bool] = {}
@@ -154,12 +161,12 @@ class Gpm:
         return Reading("gpm", self.read, 1.0)
 
     def reset(self) -> None:
-        """Let go of samples from before: they belong to a driver that may be gone, and are not given back to it."""
+        """Drop earlier samples: they belong to a driver that may be gone, and are not freed through it."""
         self._supported.clear()
         self._pairs.clear()
 
     def read(self, gpu: Gpu) -> list[Value]:
-        """Return what a GPU did since the last turn; nothing in the first one. Raises: NVMLError."""
+        """Return what a GPU did since the last tick; nothing in the first one. Raises: NVMLError."""
         uuid = gpu.device.uuid
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice)
@@ -169,7 +176,7 @@ class Gpm:
         return [(metric, value, ()) for metric, value in values.items()]
 
     def read_instance(self, gpu: Gpu, instance: int) -> list[Value]:
-        """Return what a MIG instance did since the last turn."""
+        """Return what a MIG instance did since the last tick."""
         if not self._supported.get(gpu.device.uuid):
             return []
         values = self._between((gpu.device.uuid, instance), gpu, _MIG_METRICS)
@@ -218,7 +225,11 @@ class _Seen:
 
 
 class XidWatch:
-    """The XID errors of all GPUs since the agent started, over any number of registrations."""
+    """The XID errors of all GPUs since the agent started, over any number of registrations: count, number and time of the last one.
+
+    The driver keeps them for who has registered, from the registration on; it is polled without waiting. *Never run on real hardware yet.*
+    Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
+    """
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
@@ -228,7 +239,7 @@ class XidWatch:
         self._seen: dict[str, _Seen] = {}
 
     def register(self, gpus: Sequence[Gpu]) -> None:
-        """Ask to be told of these GPUs' errors; ones that cannot tell are left out. An earlier registration ends."""
+        """Subscribe to these GPUs' errors; GPUs without events are left out. An earlier registration ends."""
         self.close()
         try:
             self._events = pynvml.nvmlEventSetCreate()
@@ -264,7 +275,7 @@ class XidWatch:
                 seen.last, seen.last_s = int(event.eventData), self._wall_clock()
 
     def samples(self, gpu: Gpu) -> list[Sample]:
-        """Return a GPU's errors; nothing for one that does not tell."""
+        """Return a GPU's errors; nothing for one without events."""
         seen = self._seen.get(gpu.device.uuid)
         if seen is None:
             return []

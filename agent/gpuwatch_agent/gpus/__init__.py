@@ -28,7 +28,7 @@ PROCESS_LIST_AGE_NS = 11_000_000_000
 AWAIT_NS = 10_000_000_000
 """A restarted agent waits so long for the driver's first process list before it takes the time without it for unknown."""
 LATE_NS = 5_000_000_000
-"""Time between two looks that is longer was not looked at: an agent that was stopped, a machine that was paused."""
+"""A longer time between two ticks was not observed: a stopped agent, a paused machine."""
 CONTRADICTED_NS = 10_000_000_000
 """A hook that says `compute` of a GPU on which the driver sees no kernel at all is believed for so long."""
 

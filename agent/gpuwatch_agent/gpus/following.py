@@ -63,7 +63,7 @@ class GpuRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What the driver says of a GPU now. None: not told."""
+    """What the driver says of a GPU now. None: not measured."""
 
     gpu: str
     uuid: str

@@ -83,7 +83,7 @@ _STEPPING_NS = 5_000_000_000
 _POWERS = 300
 _LEAST_POWERS = 30
 _MEMORY_SAMPLES = 10
-"""Looks at a GPU's memory in the time over which it must grow to be called creeping."""
+"""Samples of a GPU's memory in the time over which it must grow to be called creeping."""
 _MEMORIES = 60
 
 
@@ -126,7 +126,7 @@ class GpuTrends:
         return median(powers) if len(powers) >= _LEAST_POWERS else None
 
     def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
-        """Return how used memory went since the run took the GPU, an hour at most; None with fewer than two looks."""
+        """Return how used memory went since the run took the GPU, an hour at most; None with fewer than two samples."""
         kept = list(self._memories.get(uuid, ()))
         if len(kept) < 2 or not total_bytes:
             return None

@@ -47,7 +47,7 @@ def runs(reader: HistoryReader, live: Sequence[Json], query: Query, prices: Pric
 
 
 def ledger(reader: HistoryReader, query: Query) -> Json:
-    """Return seconds by state of every GPU and run over a stretch of time, the last hour unless told."""
+    """Return seconds by state of every GPU and run over a period, by default the last hour."""
     end_s = number(query, "end", time.time())
     start_s = number(query, "start", end_s - 3600)
     if start_s > end_s:
@@ -65,7 +65,7 @@ def many_series(reader: HistoryReader, texts: Sequence[str]) -> Json:
 
 
 def steps(reader: HistoryReader, run: str, query: Query) -> Json:
-    """Return a run's last steps, or with `points` all of them condensed. Raises: BadRequest, NothingKept."""
+    """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
     rank, last = int(number(query, "rank", 0)), int(number(query, "last", 600))
     if "points" in query:
         return _downsampled(reader, run, rank, query)
@@ -140,7 +140,7 @@ def _unknown(query: Query) -> str:
 
 
 _POINTS = 2000
-"""Of each series that are looked at. Between two of them a counter's growth is exact, unless an agent lost its state there."""
+"""Read of each series. Between two of them a counter's growth is exact, unless an agent lost its state there."""
 _LEDGERS = {
     "gpus": ("gpuwatch_gpu_seconds_total", ("gpu", "UUID")),
     "runs": ("gpuwatch_run_seconds_total", ("run", "rank")),
@@ -150,7 +150,7 @@ _LEDGERS = {
 def ledgers_between(reader: HistoryReader, start_s: float, end_s: float) -> dict[str, Any]:
     """Return {"gpus": […], "runs": […]}, each with its labels, `states` (what passed in each) and `seconds`, their sum.
 
-    What did not pass in any state of a run or a GPU (it was not there) is in none. Only states in which time passed are listed.
+    Time in which a run or a GPU was absent is in no state. Only states in which time passed are listed.
     """
     found: dict[str, Any] = {}
     ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _POINTS)

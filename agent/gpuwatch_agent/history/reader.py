@@ -75,7 +75,7 @@ class HistoryReader:
 
         With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their least and
         their greatest value instead, in the order in which they came: a spike is not lost. (Over more than `MOST_TICKS`
-        seconds only every second, third … one is looked at.)
+        seconds only every second, third … one is read.)
         """
         with self._reader() as reader:
             return read_series(reader, metric, labels, (start_s, end_s), points, by, extremes)

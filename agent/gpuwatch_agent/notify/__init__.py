@@ -1,4 +1,4 @@
-"""Notifications without Alertmanager: a thread that looks at the snapshots and sends through Apprise, which is imported lazily.
+"""Notifications without Alertmanager: a thread that reads the snapshots and sends through Apprise, which is imported lazily.
 
 A receiver that fails or hangs holds up nothing but itself: each letter is tried again by itself, for a day.
 """
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 STALE_S = 10.0
-"""A snapshot older than this says nothing about now."""
+"""An older snapshot is ignored."""
 
 
 class Sender(Protocol):
@@ -35,7 +35,7 @@ class Sender(Protocol):
 
 
 class Notifier:
-    """Looks, remembers and sends in a thread of its own."""
+    """Evaluates, remembers and sends in a thread of its own."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Notifier:
         )
 
     def tick(self, now_s: float) -> None:
-        """Look once, and try what is due once."""
+        """Evaluate the snapshot once, and try once each letter that is due."""
         snapshot = self._snapshot()
         if snapshot is not None and now_s - snapshot.time_s < STALE_S:
             found = conditions(snapshot.runs, snapshot.findings, self._thresholds)
@@ -115,7 +115,7 @@ class Notifier:
             try:
                 self.tick(time.time())
             except Exception:
-                logger.exception("a turn of the notifier failed; the next one is taken as usual")
+                logger.exception("a tick of the notifier failed; the next one goes ahead")
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:

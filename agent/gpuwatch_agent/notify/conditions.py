@@ -32,7 +32,7 @@ class Condition:
     """Something that is wrong now, and becomes an alert when it has been so for `hold_s`."""
 
     key: str
-    """One alert of one run, rank or GPU: told once."""
+    """One alert of one run, rank or GPU: notified once."""
     alert: str
     severity: str
     hold_s: float

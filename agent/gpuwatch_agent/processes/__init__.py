@@ -30,7 +30,7 @@ def pid_namespace(procfs: Path) -> int:
 
 
 class ProcessTable:
-    """Looks at one node's /proc. A process of another pid namespace cannot be looked at by its own number."""
+    """Reads one node's /proc. A process of another pid namespace cannot be read by its own pid."""
 
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
         self._procfs = procfs
@@ -38,17 +38,17 @@ class ProcessTable:
         self._namespace = pid_namespace(procfs)
         self._host_pids: dict[tuple[int, int, int], int] = {}
         self._looked_up: dict[tuple[int, int, int], int | None] = {}
-        """What `host_pid` found in this turn."""
+        """What `host_pid` found in this tick."""
         self._unfound: dict[tuple[int, int, int], int] = {}
-        """Turns to go before a container's process is searched for again."""
+        """Ticks to go before a container's process is searched for again."""
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
 
     def begin_tick(self) -> None:
-        """Look at everything anew: what was found is good for one turn."""
+        """Start a new tick: what was found is valid for one."""
         self._looked_up.clear()
         self._owners.begin_tick()
-        self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
+        self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
 

@@ -73,24 +73,24 @@ def _pressure(group: Path, labels: tuple[str, str]) -> Iterator[Sample]:
 _Key = tuple[str, int]
 _Where = Literal["group", "around", "node"]
 _MOST_SAMPLES = 30
-"""A process that lives for so many seconds without a word was not killed before: one that is killed is gone sooner."""
+"""A process that lives for so many seconds without a message was not killed before them: a killed one is gone sooner."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """What the control group of a process said, and those around it."""
+    """The control group of a process, and those around it."""
 
     own: Path | None = None
-    """Its folder; None where it is not to be seen."""
+    """Its folder; None where it is not visible."""
     kills: Mapping[Path, int] = field(default_factory=dict)
-    """By folder of a group that tells, the innermost first."""
+    """By folder of a group that counts them, the innermost first."""
     room: MemoryRoom | None = None
     peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """What was to be seen of a process that lived, or had not gone yet."""
+    """A process that lived, or had not gone yet."""
 
     at_ns: int
     group: _Group
@@ -108,20 +108,20 @@ class OomWatch:
         self._samples: dict[_Key, list[_Sample]] = {}
         """Those since the last sign of life, and the last one before it; the oldest first."""
         self._groups: dict[Path, _Group] = {}
-        """Of this turn."""
+        """Of this tick."""
         self._folders: dict[int, list[Path]] = {}
-        """Of the control groups of each process that lives, the innermost first: looked up once, for it stays where it was started."""
+        """Of the control groups of each process that lives, the innermost first: resolved once, as a process stays where it was started."""
         self._folders_before: dict[int, list[Path]] = {}
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Note the counts of the runs that go on, and give those that are lost what has been counted since they were heard last."""
-        looks, self._samples = self._samples, {}
+        """Note the counts of the runs that go on, and give those that are lost what has been counted since their last message."""
+        samples, self._samples = self._samples, {}
         self._folders_before, self._folders = self._folders, {}
         self._groups.clear()
         on_node = oom_kills_on_node(self._procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
             key = (run.run, run.rank)
-            seen = looks.get(key, [])
+            seen = samples.get(key, [])
             if run.status == LOST and seen:
                 run.oom = self._grown(seen)
             elif run.status == RUNNING and run.hello is not None:
@@ -131,12 +131,12 @@ class OomWatch:
                         *seen[1 - _MOST_SAMPLES :],
                         _Sample(now_ns, self._group(pid), on_node, self._table.resident_bytes(pid)),
                     ]
-                # A kill may come right after a message: only a look from before that has certainly not counted it.
+                # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[key] = seen[before[-1] if before else 0 :]
 
     def _group(self, pid: int) -> _Group:
-        """Return what a process's control group says now: asked once in a turn for all ranks in it."""
+        """Return a process's control group as it is now: read once per tick for all ranks in it."""
         groups = self._folders[pid] = self._folders_before.get(pid) or folders("memory", self._procfs, self._sysfs, pid)
         if not groups:
             return _Group()
@@ -159,14 +159,14 @@ class OomWatch:
             where=where,
             kills=kills,
             limit_bytes=rooms[-1].limit_bytes if rooms else None,
-            # The kernel takes a killed process's memory back before it is gone: the last look may have seen little of it.
+            # The kernel takes a killed process's memory back before it is gone: the last sample may have seen little of it.
             used_bytes=max((room.used_bytes for room in rooms), default=None),
             peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
             resident_bytes=max((each.resident_bytes for each in seen if each.resident_bytes is not None), default=None),
         )
 
     def _kills_since(self, before: _Sample) -> tuple[_Where, int]:
-        """Return (whose count has been asked, how many more it says): of the innermost group that still tells, else of the node."""
+        """Return (whose count was read, by how much it grew): of the innermost group that still has one, else of the node."""
         for folder, count in before.group.kills.items():
             now = kills_in(folder)
             if now is not None:

@@ -17,7 +17,7 @@ import msgspec
 _ID = r"[0-9a-f]{64}"
 _CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
 """Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
-libpod-ID.scope. crio-conmon-ID is the process beside a container, and never one that trains."""
+libpod-ID.scope. crio-conmon-ID is the container's monitor process, and never one that trains."""
 _POD = re.compile(r"[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)")
 """kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores (systemd).
 A static pod's UID is 32 digits."""
@@ -27,7 +27,7 @@ _JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
 
 @dataclass(frozen=True)
 class Group:
-    """The owner as the control group tells it; empty: not told."""
+    """The owner as named by the control group; empty: not known."""
 
     container_id: str = ""
     """64 hexadecimal digits."""
@@ -69,7 +69,7 @@ ENVIRONMENT = {
     "pod": ("POD_NAME",),
     "container": ("CONTAINER_NAME",),
 }
-"""The names that are looked for in a process's environment, the first that is set counts. What the control group says of a
+"""The names that are read from a process's environment, the first that is set counts. The control group's name of a
 job goes first: a process can set its environment, and not its group. POD_* and CONTAINER_NAME are for a pod's own use of the downward API."""
 POD_HOSTNAME = "HOSTNAME"
 """In a pod, and only there: the kubelet sets it to the pod's name."""
@@ -137,18 +137,18 @@ def together(owners: Iterable[Owner]) -> Owner:
 
 
 class OwnerCache:
-    """Owners of processes by pid, each looked up once in half a minute."""
+    """Owners of processes by pid, each read at most every 30 s."""
 
     def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs = procfs
         self._clock = clock
         self._known: dict[int, tuple[int, float, Owner]] = {}
-        """(uid, when it was looked at, owner)."""
+        """(uid, when it was read, owner)."""
         self._asked: set[int] = set()
         self._users: dict[int, tuple[float, str]] = {}
 
     def owner(self, pid: int) -> Owner:
-        """Return whose a process is; `NO_OWNER` for one that is gone or not to be seen."""
+        """Return whose a process is; `NO_OWNER` for one that is gone or not readable."""
         self._asked.add(pid)
         directory = self._procfs / str(pid)
         try:
@@ -167,7 +167,7 @@ class OwnerCache:
         return owner
 
     def begin_tick(self) -> None:
-        """Drop those that were not asked for in the last turn: a number that is given again is another process."""
+        """Drop those that were not asked for in the last tick: a reused pid is another process."""
         for pid in self._known.keys() - self._asked:
             del self._known[pid]
         self._asked.clear()

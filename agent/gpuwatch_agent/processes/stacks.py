@@ -1,7 +1,7 @@
-"""Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run
-(of one rank, and of all). A look serves every finding about the same processes that began before it or within a minute.
+"""Takes stacks when a finding begins, where that is opted in: once per finding, once in ten minutes per run
+(of one rank, and of all). One capture serves every finding about the same processes that began before it or within a minute.
 
-py-spy runs in a thread of its own; the sampler starts it and picks up what it found in a later turn. It never waits for it.
+py-spy runs in a thread of its own; the sampler starts it and picks up its result in a later tick. It never waits for it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_RANKS = 16
 _SERVES_NS = 60_000_000_000
-"""One trouble is told by several findings, some of which take seconds longer to be proven: they share the look at it."""
+"""One problem causes several findings, some of which take seconds longer to be proven: they share the stacks."""
 _SUFFIX = ".speedscope.json"
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """One look under way: for which finding, and of whom."""
+    """One capture in progress: for which finding, and of which processes."""
 
     run: str
     rank: int
@@ -76,14 +76,14 @@ class StackWatch:
         self._done: queue.SimpleQueue[tuple[_Asked, Stacks | None]] = queue.SimpleQueue()
         self._under_way = False
         self._sampled_ns: dict[tuple[str, bool], int] = {}
-        """When each run was looked at last, for one of its ranks and (True) for all of them: a hang must not go unseen because its
+        """When stacks of each run were last taken, of one of its ranks and (True) of all of them: a hang must not go unseen because its
         loader was slow before."""
         self._seen: list[tuple[_Asked, Stacks | None]] = []
-        """What was found lately; None where a look failed."""
+        """Recent results; None where a capture failed."""
         self._warned: set[str] = set()
 
     def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
-        """Give findings the stacks that have come, and start the next look if a finding wants one."""
+        """Give findings the stacks that have come, and start the next capture if a finding needs one."""
         self._pick_up(book, now_ns)
         if not self._settings.automatic or self._under_way:
             return
@@ -139,7 +139,7 @@ class StackWatch:
                 self._warned.add(str(error))
                 logger.warning("no stacks for %s of run %s: %s", asked.cause, asked.run, error)
         except Exception:
-            logger.exception("looking at the stacks of run %s failed", asked.run)
+            logger.exception("taking the stacks of run %s failed", asked.run)
         finally:
             self._done.put((asked, stacks))
 

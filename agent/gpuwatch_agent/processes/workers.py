@@ -82,8 +82,8 @@ class WorkerWatch:
                 self._received.setdefault(key, deque(maxlen=_SAMPLES_KEPT)).append((now_ns, received))
 
     def waits(self, run: Run) -> dict[str, float] | None:
-        """Return in which share of the last looks a worker was found at each of `gpuwatch.host.blocked.WAITS`; None with too few."""
-        return blocked.shares(wait for look in self._waits.get((run.run, run.rank), ()) for wait in look)
+        """Return in which share of the last samples a worker was blocked on each of `gpuwatch.host.blocked.WAITS`; None with too few samples."""
+        return blocked.shares(wait for sample in self._waits.get((run.run, run.rank), ()) for wait in sample)
 
     def quota(self, run: Run) -> tuple[float | None, float | None]:
         """Return (the cores of the workers' CPU quota, in which share of its last periods it was used up), each None where not known."""
@@ -107,7 +107,7 @@ class WorkerWatch:
         return tuple(ratios) if ratios else None
 
     def busy_ratios(self, run: Run) -> tuple[float, ...] | None:
-        """Return the same with the time in which a worker was ready to run and had no core; None where that is not told."""
+        """Return the same with the time in which a worker was ready to run and had no core; None where the kernel does not count it."""
         ratios = []
         for pid in self._pids(run):
             seen = self._cpu_s.get(pid)
@@ -149,7 +149,7 @@ class _Seen:
 
 
 class RunProcesses:
-    """Looks at every running run's processes, every five seconds."""
+    """Reads every running run's processes, every five seconds."""
 
     def __init__(self, procfs: Path, table: ProcessTable) -> None:
         self._procfs = procfs

@@ -29,7 +29,7 @@ SILENCE_NS = 10_000_000_000
 GONE_NS = 2_000_000_000
 """A process that has ended is given so long for its good-bye to arrive."""
 ABANDONED_NS = 60_000_000_000
-"""A silent run whose process cannot be looked at is taken for gone after so long."""
+"""A silent run whose process is not visible counts as gone after this time."""
 _SPEAKERS_KEPT = 16
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -130,7 +130,7 @@ class Run:
                 self._give_up_steps(speaker)
 
     def remember(self, now_ns: int) -> None:
-        """Keep the totals of this moment, so that the last minute's share can be told; of an ended run, its last one."""
+        """Keep the totals of this moment, for the shares of the last minute; of an ended run, its last one."""
         if self.ledger is None or self.status != RUNNING:
             return
         self.minute.keep(now_ns, self.ledger, self.counts)
@@ -186,7 +186,7 @@ class Run:
         run.speakers = {speaker.sender: speaker for speaker in record.speakers}
         run.heard_ns = now_ns
         run.process_start_ns = run.ledger.start_ns
-        if record.boot_id != boot_id:  # that boot's clock has gone: its times are told by the wall clock
+        if record.boot_id != boot_id:  # that boot's clock has gone: its times are placed by the wall clock
             run.ledger.shift(now_ns - int((now_s - record.last_message_s) * 1e9) - record.watermark_ns)
             if run.status == RUNNING:
                 run.status, run.ended_s = LOST, record.last_message_s
@@ -295,7 +295,7 @@ class RunRegistry:
         return run.apply(message, now_ns, now_s)
 
     def excuse_pause(self, now_ns: int) -> None:
-        """Note that a turn begins. If the agent itself was held up, that is not the runs' silence."""
+        """Note that a tick begins. If the agent itself was held up, that is not the runs' silence."""
         pause_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
         if pause_ns > _LATE_TICK_NS:

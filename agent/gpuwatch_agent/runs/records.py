@@ -27,14 +27,14 @@ class Counts(msgspec.Struct):
 
     steps: int = 0
     samples: int = -1
-    """-1 while no batch told its size."""
+    """-1 while no batch size is known."""
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
     histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
     overhead_ns: int = 0
     hidden_ns: int = 0
     device_steps: int = 0
     tokens: int = -1
-    """-1 while nobody counted any."""
+    """-1 while none were counted."""
     comm_steps: int = 0
     drained_steps: int = 0
     kept_up_steps: int = 0
@@ -77,21 +77,21 @@ class Speaker(msgspec.Struct):
     offset_ns: int
     """The agent's clock minus the process's."""
     sent: wire.Totals | None = None
-    """The last totals that it told."""
+    """The last totals that it sent."""
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
 
 
 class WorkerIo(msgspec.Struct, frozen=True):
-    """What loader workers have read, written and waited; None: not to be seen."""
+    """What loader workers have read, written and waited; None: not readable."""
 
     read_bytes: int | None = None
     written_bytes: int | None = None
     run_queue_s: float | None = None
 
     def grown(self, now: WorkerIo, before: WorkerIo) -> WorkerIo:
-        """Return these totals and what one worker did between two looks."""
+        """Return these totals and what one worker did between two samples."""
         grown = {}
         for name in self.__struct_fields__:
             total, seen = getattr(self, name), getattr(now, name)

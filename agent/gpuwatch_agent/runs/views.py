@@ -26,7 +26,7 @@ View = dict[str, Any]
 
 @dataclass
 class ActiveFinding:
-    """A finding as it stands now."""
+    """A finding as it is now."""
 
     finding: Finding
     since_s: float
@@ -37,9 +37,9 @@ class ActiveFinding:
     """The same on the agent's monotonic clock: the wall clock may be set."""
     active: bool = False
     stacks_taken: bool = False
-    """Stacks were asked for."""
+    """Stacks were requested."""
     stacks: Stacks | None = None
-    """Where the processes stood when it began, where that was looked at."""
+    """The processes' stacks when it began, where they were taken."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def loader_view(hello: wire.Hello | None) -> View | None:
 
 
 def finding_view(entry: ActiveFinding) -> View:
-    """Return a finding with the time of its first sign, and with what stacks tell of it."""
+    """Return a finding with the time of its first sign, and with the evidence from stacks."""
     finding, stacks = entry.finding, entry.stacks
     if stacks is None:
         return {**msgspec.to_builtins(finding), "since_s": entry.since_s, "stacks": None}

@@ -81,7 +81,7 @@ class RecentSamples:
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
-        """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not told."""
+        """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
         reasons = [labels[2] for labels in self._now("gpuwatch_gpu_throttled") if labels[:2] == (gpu, uuid)]
         return {reason: self.mean("gpuwatch_gpu_throttled", gpu, uuid, reason) or 0.0 for reason in reasons} or None
 
@@ -157,7 +157,7 @@ def run_window(
 
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
-    """Return the node without any run: for findings about GPUs that nobody's hook explains. Both are by UUID."""
+    """Return the node without any run: for findings about GPUs without a hook. Both are by UUID."""
     unowned = (
         replace(facts, owner=owners.get(uuid), power_usual_watts=None, memory_trend=None)
         for uuid, facts in gpus.items()

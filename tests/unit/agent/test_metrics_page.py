@@ -23,7 +23,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
-from tests.unit.agent.test_findings_book import FINDING
+from tests.unit.agent.test_finding_tracker import FINDING
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FIXTURES = Path(__file__).parents[2] / "fixtures"
