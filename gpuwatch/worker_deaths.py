@@ -14,7 +14,8 @@ from typing import Any
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.cgroup import memory_room, oom_kills
-from gpuwatch.host.proc import oom_kills_on_node, shm_bytes
+from gpuwatch.host.proc import oom_kills_on_node
+from gpuwatch.host.shm import shm_bytes
 from gpuwatch.wire import WorkerDeath
 
 _DEADLY = frozenset(

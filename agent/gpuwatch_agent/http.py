@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch_agent.exporter import content_type
+from gpuwatch_agent.exporter import Snapshot, content_type
 from gpuwatch_agent.history import History, queries
-from gpuwatch_agent.snapshot import Snapshot
 
 STALE_S = 5.0
 _encode = msgspec.json.Encoder().encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwatch.doctor.outcome import Outcome, ok, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.errors import NoData
-from gpuwatch.host import proc as procfs
+from gpuwatch.host import proc
 from gpuwatch.host.cgroup import quota
 
 
@@ -27,7 +27,7 @@ def pressure(around: Surroundings) -> Outcome:
     missing = []
     for what in ("cpu", "io", "memory"):
         try:
-            procfs.pressure_s(what, around.procfs)
+            proc.pressure_s(what, around.procfs)
         except (NoData, ValueError):
             missing.append(what)
     if missing:

@@ -1,4 +1,4 @@
-"""What a process stands at now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample, taken from outside.
+"""What a process is blocked on now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample, taken from outside.
 
 Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
 """
@@ -10,9 +10,12 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import stat_fields
+
 WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
 CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
-"""QUEUE: at a pipe, for what another process sends it. A loader worker stands there when it has nothing to do."""
+"""QUEUE: at a pipe, for what another process sends it. A loader worker is blocked there when it has nothing to do."""
 
 _NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
 _LOCK = "futex flock fcntl semop semtimedop"
@@ -46,7 +49,7 @@ _MOST_POLLED = 64
 def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
     """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" where not readable).
 
-    A wait for one of several files (poll, select, epoll) counts as the network's here: see `standing_at`.
+    A wait for one of several files (poll, select, epoll) counts as the network's here: see `blocked_on`.
     """
     if state == "R":
         return CPU
@@ -56,15 +59,15 @@ def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str
     return by_number.get(int(number), OTHER) if number.isdigit() else OTHER
 
 
-def standing_at(pid: int, procfs: Path = Path("/proc")) -> str | None:
-    """Return what a process's main thread stands at, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5).
+def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
+    """Return what a process's main thread is blocked on, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5).
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
     place = procfs / str(pid)
     try:
-        state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        state = stat_fields(place)[0]
+    except (NoData, IndexError):
         return None
     if state in ("R", "D"):
         return classify(state, "")
@@ -94,6 +97,6 @@ def _polled(place: Path, fields: list[str]) -> str:
 
 
 def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:
-    """Return the share of each wait among the looks; None with fewer looks than prove anything."""
-    looks = list(seen)
-    return {wait: looks.count(wait) / len(looks) for wait in WAITS} if len(looks) >= least else None
+    """Return the share of each wait among the samples; None with fewer of them than prove anything."""
+    samples = list(seen)
+    return {wait: samples.count(wait) / len(samples) for wait in WAITS} if len(samples) >= least else None

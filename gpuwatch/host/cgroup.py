@@ -1,4 +1,4 @@
-"""The control groups that a process is in, versions 1 and 2: what they grant of CPU and memory, and how often the kernel killed in them.
+"""The control groups that a process is in, versions 1 and 2: their limits of CPU and memory, and how often the kernel killed in them.
 
 Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 """
@@ -13,13 +13,11 @@ from pathlib import Path
 PROC, SYS = Path("/proc"), Path("/sys")
 _NO_LIMIT = 1 << 60
 """Version 1 says "no limit" by a number of pages that no machine has."""
-_MEMORY = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Limit, use, and what of it can be had back, of versions 2 and 1."""
+_LIMIT = ("memory.max", "memory.limit_in_bytes")
+_USED = ("memory.current", "memory.usage_in_bytes")
 _PEAK = ("memory.peak", "memory.max_usage_in_bytes")
 _KILLS = ("memory.events", "memory.oom_control")
+"""Files of versions 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,13 @@ class MemoryRoom:
     """That group's."""
 
 
-def folders(controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> list[Path]:
-    """Return the folders of a process's cgroup and of all above it, innermost first, for a controller.
+def folders(
+    controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self", root: bool = True
+) -> list[Path]:
+    """Return the folders of a process's cgroup and of all above it, innermost first, for a controller; "": in the unified hierarchy.
 
     In a container the path may be the node's while the container's own cgroup is what is mounted: the mount's top is last for this
-    process. Another one, whose path leads to nothing here, is in no group that can be seen. Source: /proc/PID/cgroup.
+    process, and left out without `root`. Another one, whose path leads to nothing here, is in no visible group. Source: /proc/PID/cgroup.
     """
     try:
         lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
@@ -60,11 +60,13 @@ def folders(controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | 
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
-        top = sysfs / "fs/cgroup" / controller if controllers else sysfs / "fs/cgroup"
+        top = sysfs / "fs/cgroup" / (controller if controllers else "unified")
+        if not controllers and not top.is_dir():  # "unified" is there where both versions are mounted
+            top = top.parent
         inner = Path(path.strip("/"))
         if pid != "self" and (".." in inner.parts or not (top / inner).is_dir()):
             continue
-        found += [top / part for part in (inner, *inner.parents) if ".." not in part.parts]
+        found += [top / part for part in (inner, *inner.parents) if ".." not in part.parts and (root or part.parts)]
     return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
@@ -135,14 +137,20 @@ def counts_those_within(folder: Path) -> bool:
     return (folder / _KILLS[0]).exists()
 
 
+def limit_bytes(folder: Path) -> int | None:
+    """Return a group's own memory limit; None for none."""
+    limit = _number(folder, _LIMIT)
+    return limit if limit is not None and limit < _NO_LIMIT else None
+
+
+def used_bytes(folder: Path) -> int | None:
+    """Return the memory that a group uses, pages of files included."""
+    return _number(folder, _USED)
+
+
 def peak_bytes(folder: Path) -> int | None:
-    """Return the most memory that a group has used; None for one that is gone, and before Linux 5.19 in version 2. Source: memory.peak."""
-    for name in _PEAK:
-        try:
-            return int((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-    return None
+    """Return the most memory that a group has used; None for one that is gone, and before Linux 5.19 in version 2."""
+    return _number(folder, _PEAK)
 
 
 def _cores(folder: Path) -> float | None:
@@ -157,15 +165,21 @@ def _cores(folder: Path) -> float | None:
 
 
 def _room(folder: Path) -> MemoryRoom | None:
-    for limit_file, used_file, cache in _MEMORY:
+    limit, used = limit_bytes(folder), used_bytes(folder)
+    if limit is None or used is None:
+        return None
+    counts = _counts(folder / "memory.stat")
+    cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with the groups within, in version 1
+    return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
+
+
+def _number(folder: Path, names: Sequence[str]) -> int | None:
+    """Return the number in the first of these files that holds one: "max" is none."""
+    for name in names:
         try:
-            limit = int((folder / limit_file).read_text())
-            used = int((folder / used_file).read_text())
-        except (OSError, ValueError):  # absent, or "max"
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
             continue
-        if limit < _NO_LIMIT:
-            available = max(0, limit - used + _counts(folder / "memory.stat").get(cache, 0))
-            return MemoryRoom(available, limit, used, folder)
     return None
 
 

@@ -17,19 +17,18 @@ from gpuwatch.ledger import (
     Ledger,
 )
 from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch_agent.gpus.following import Following
-from gpuwatch_agent.gpus.records import GpuReading, GpuRecord
+from gpuwatch_agent.gpus.following import GpuReading, GpuRecord, RunsOnGpu
 from gpuwatch_agent.processes.owners import SHARED
 from gpuwatch_agent.runs import RUNNING, Run
 
-__all__ = ["GpuAccount", "GpuBook", "GpuReading", "GpuRecord"]
+__all__ = ["GpuAccount", "GpuLedgers", "GpuReading", "GpuRecord"]
 
 PROCESS_LIST_AGE_NS = 11_000_000_000
 """The driver is asked for the processes on its GPUs every 10 s: a new one can have been missed for so long."""
 AWAIT_NS = 10_000_000_000
 """A restarted agent waits so long for the driver's first process list before it takes the time without it for unknown."""
 LATE_NS = 5_000_000_000
-"""Time between two looks that is longer was not looked at: an agent that was stopped, a machine that was paused."""
+"""A longer time between two ticks was not observed: a stopped agent, a paused machine."""
 CONTRADICTED_NS = 10_000_000_000
 """A hook that says `compute` of a GPU on which the driver sees no kernel at all is believed for so long."""
 
@@ -48,13 +47,13 @@ class GpuAccount:
         self.pids: tuple[int, ...] = ()
         self.state = UNKNOWN
         self.idle_since_ns: int | None = None
-        self.following = Following(self.ledger)
+        self.following = RunsOnGpu(self.ledger)
         self._free_ns: int | None = None
         """Up to when the GPU was seen to be free and idle. Time without a listed process is booked late: when one can no
         longer have been missed, or by the run that turns out to have held it."""
         self._await_until_ns: int | None = None
         """Set by `restore`, until the runs that held the GPU are seen again."""
-        self._looked_ns: int | None = None
+        self._sampled_ns: int | None = None
         self._contradicted_since_ns: int | None = None
 
     def advance(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
@@ -64,14 +63,14 @@ class GpuAccount:
         self.gpu = reading.gpu if reading is not None else self.gpu
         self.pids = (reading.pids or ()) if reading is not None else ()
         self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
-        missed = self._looked_ns is not None and now_ns - self._looked_ns > LATE_NS
-        self._looked_ns = now_ns
+        missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
+        self._sampled_ns = now_ns
         if self._await_until_ns is not None:
             unseen = reading is None or reading.pids is None
             if unseen and now_ns < self._await_until_ns:
                 return
             self._await_until_ns = None
-            if not self.following.meet_again(running):
+            if not self.following.resume_awaited(running):
                 self.ledger.book(UNKNOWN, now_ns)
         if running and not self.following:
             self._open(running)
@@ -167,7 +166,7 @@ class GpuAccount:
         return account
 
 
-class GpuBook:
+class GpuLedgers:
     """The ledgers of all GPUs that were ever seen by this agent."""
 
     def __init__(self) -> None:

@@ -1,18 +1,124 @@
-"""A GPU's ledger follows those of the runs that hold it: one run's to the nanosecond, several runs' fused by priority.
+"""A GPU's ledger follows those of the runs that hold it: one run's to the nanosecond, several runs' merged by priority.
 
 No I/O and no clock. Times in ns of the agent's monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuwatch.ledger import UNKNOWN, Ledger
-from gpuwatch_agent.gpus.fusion import fuse
-from gpuwatch_agent.gpus.records import OwnerRecord
+import msgspec
+
+from gpuwatch.ledger import (
+    CHECKPOINT,
+    COMM_WAIT,
+    COMPILE,
+    COMPUTE,
+    EVAL,
+    HOST_WAIT,
+    INPUT_WAIT,
+    OTHER,
+    STALLED,
+    STARTUP,
+    TRANSFER,
+    UNKNOWN,
+    Ledger,
+)
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_of
+
+
+class OwnerRecord(msgspec.Struct):
+    """A run that holds a GPU, and its totals as far as they are in the GPU's ledger."""
+
+    run: str
+    rank: int
+    applied_ns: dict[str, int]
+
+
+class GpuRecord(msgspec.Struct):
+    """A GPU's ledger as it outlives the agent."""
+
+    uuid: str
+    gpu: str
+    boot_id: str
+    start_ns: int
+    watermark_ns: int
+    states_ns: dict[str, int]
+    owner: tuple[str, int] | None = None
+    """(run, rank) of the one run that held it, as version 0.1's first records have it; `owners` since."""
+    applied_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    free_ns: int | None = None
+    """Up to when it was seen to be free; not all of that time is in the ledger yet."""
+    owners: list[OwnerRecord] = msgspec.field(default_factory=list)
+
+    def all_owners(self) -> list[OwnerRecord]:
+        """Return the runs that held the GPU, of either form."""
+        if self.owner is not None:
+            return [OwnerRecord(*self.owner, self.applied_ns)]
+        return self.owners
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """What the driver says of a GPU now. None: not measured."""
+
+    gpu: str
+    uuid: str
+    pids: tuple[int, ...] | None
+    utilization_ratio: float | None
+    list_age_ns: int = 0
+    """For how long `pids` have been known."""
+
+
+PRIORITY = (
+    COMPUTE,
+    TRANSFER,
+    EVAL,
+    CHECKPOINT,
+    COMPILE,
+    STARTUP,
+    COMM_WAIT,
+    OTHER,
+    INPUT_WAIT,
+    HOST_WAIT,
+    STALLED,
+    UNKNOWN,
+)
+"""The first of these that some run is in is the GPU's state: one that computes keeps the GPU busy, whatever others wait for."""
+
+_RANK = {state: rank for rank, state in enumerate(PRIORITY)}
+
+
+def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -> Iterator[tuple[str | None, int]]:
+    """Yield (state, until) from begin to end without a gap; None where no run says anything.
+
+    Each timeline is one run's, in order and without overlaps.
+    """
+    edges = {begin_ns, until_ns}
+    for timeline in timelines:
+        for begin, end, _ in timeline:
+            edges.update((begin, end))
+    moments = sorted(edge for edge in edges if begin_ns <= edge <= until_ns)
+    at = [0] * len(timelines)
+    pending: tuple[str | None, int] | None = None
+    for moment, following in itertools.pairwise(moments):
+        state: str | None = None
+        for number, timeline in enumerate(timelines):
+            while at[number] < len(timeline) and timeline[at[number]][1] <= moment:
+                at[number] += 1
+            if at[number] < len(timeline) and timeline[at[number]][0] <= moment:
+                seen = timeline[at[number]][2]
+                if state is None or _RANK[seen] < _RANK[state]:
+                    state = seen
+        if pending is not None and pending[0] != state:
+            yield pending
+        pending = (state, following)
+    if pending is not None:
+        yield pending
+
 
 _Key = tuple[str, int]
 
@@ -46,7 +152,7 @@ class _Followed:
         return parts
 
 
-class Following:
+class RunsOnGpu:
     """The runs that hold a GPU. True while there are any, those among them that left but whose time is not booked yet."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -61,7 +167,7 @@ class Following:
         """Note who held the GPU when a former agent stopped: their later messages explain the time without one."""
         self._awaited = {(owner.run, owner.rank): owner for owner in owners}
 
-    def meet_again(self, running: Sequence[Run]) -> bool:
+    def resume_awaited(self, running: Sequence[Run]) -> bool:
         """Take up those of the awaited runs that hold the GPU now; return whether there is one."""
         for run in running:
             owner = self._awaited.get((run.run, run.rank))

@@ -21,7 +21,7 @@ from gpuwatch import wire
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuRecord
-from gpuwatch_agent.history.downsample import MINUTE_MS, condense_steps, condense_ticks
+from gpuwatch_agent.history.downsample import MINUTE_MS, downsample_steps, downsample_ticks
 from gpuwatch_agent.history.file import is_damage, lock_history, open_history, set_aside
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs.records import RunRecord
@@ -34,7 +34,7 @@ _FAR_BACK_MS = 60_000
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The step records of one message, with what turns their clock into Unix time."""
+    """The step records of one message, with the offset of their clock to Unix time."""
 
     run: str
     rank: int
@@ -100,9 +100,9 @@ class History:
             return 0
 
     def commit(self, tick: Tick) -> bool:
-        """Write one second in one transaction; return False, counted and said once, when that failed.
+        """Write one second in one transaction; return False when that failed: counted, and logged once.
 
-        A file that turns out to be damaged is set aside, and a new one begun.
+        A damaged file is set aside, and a new one created.
         """
         try:
             with self._transaction():
@@ -111,7 +111,7 @@ class History:
             self.failures += 1
             self._last_layout = None
             self._layouts.clear()
-            if is_damage(error) and self._begin_anew(error):
+            if is_damage(error) and self._replace_damaged(error):
                 return False
             if not self._failing:
                 logger.warning("history %s cannot be written (%s); the agent goes on without it", self.path, error)
@@ -122,18 +122,18 @@ class History:
         self._failing = False
         return True
 
-    def condense(self, now_s: float, groups: int = 8) -> None:
-        """Bring a little of what is older than full resolution is kept to one row a minute; called once a second."""
+    def downsample(self, now_s: float, groups: int = 8) -> None:
+        """Downsample a little of what is past full resolution to one row a minute; called once a second."""
         before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
         try:
             with self._transaction():
-                condense_ticks(self._connection, before_ms)
+                downsample_ticks(self._connection, before_ms)
                 for _ in range(groups):
-                    if not condense_steps(self._connection, before_ms):
+                    if not downsample_steps(self._connection, before_ms):
                         break
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             self.failures += 1
-            logger.debug("condensing the history failed: %s", error)
+            logger.debug("downsampling the history failed: %s", error)
 
     def trim(self, now_s: float) -> None:
         """Delete what is older than is kept, and the oldest part of a file that is too large."""
@@ -159,7 +159,7 @@ class History:
         self._connection.close()
         self._lock.close()
 
-    def _begin_anew(self, error: sqlite3.Error) -> bool:
+    def _replace_damaged(self, error: sqlite3.Error) -> bool:
         with suppress(sqlite3.Error):
             self._connection.close()
         with suppress(OSError):  # it cannot be moved: opening it says what there is to say

@@ -66,7 +66,7 @@ def lock_history(path: Path) -> IO[str]:
 
 
 def open_history(path: Path) -> sqlite3.Connection:
-    """Open the file, making it if need be; one that is damaged is set aside, said, and a new one begun.
+    """Open the file, creating it if need be; a damaged one is set aside with a warning, and a new one created.
 
     Raises: ConfigError where it cannot be written, or is not one of gpuwatch's that this version knows.
     """

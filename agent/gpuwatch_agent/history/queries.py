@@ -1,12 +1,14 @@
 """What the JSON API answers from the history: each a function of the reader and of a request's query. See docs/api.md.
 
-A query is checked whole: an unknown name, a number that is none, a size beyond all measure are refused by name.
+A query is checked whole: an unknown name, text that is not a number, a size out of range are refused by name.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -14,7 +16,6 @@ import msgspec
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_agent.history.ledger_between import ledgers_between
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs.views import record_view
 
@@ -48,7 +49,7 @@ def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: P
 
 
 def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
-    """Return seconds by state of every GPU and run over a stretch of time, the last hour unless told."""
+    """Return seconds by state of every GPU and run over a period, by default the last hour."""
     end_s = number(query, "end", time.time())
     start_s = number(query, "start", end_s - 3600)
     if start_s > end_s:
@@ -68,10 +69,10 @@ def many_series(reader: HistoryReader, texts: Sequence[str]) -> api.Answers:
 
 
 def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.Steps:
-    """Return a run's last steps, or with `points` all of them condensed. Raises: BadRequest, NothingKept."""
+    """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
     rank, last = int(number(query, "rank", 0)), int(number(query, "last", 600))
     if "points" in query:
-        return _condensed(reader, run, rank, query)
+        return _downsampled(reader, run, rank, query)
     if not 0 < last <= _MAX_STEPS:
         raise BadRequest(f"last={last}: give 1 to {_MAX_STEPS}")
     found = reader.steps(run, rank, last)
@@ -80,13 +81,13 @@ def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.
     return found
 
 
-def _condensed(reader: HistoryReader, run: str, rank: int, query: Query) -> api.Steps:
+def _downsampled(reader: HistoryReader, run: str, rank: int, query: Query) -> api.Steps:
     points = int(number(query, "points", 600))
     if not 0 < points <= _MAX_BUCKETS:
         raise BadRequest(f"points={points}: give 1 to {_MAX_BUCKETS}")
     start_s = number(query, "start", 0.0) if "start" in query else None
     end_s = number(query, "end", 0.0) if "end" in query else None
-    found = reader.condensed_steps(run, rank, points, start_s, end_s)
+    found = reader.downsampled_steps(run, rank, points, start_s, end_s)
     if not found.steps:
         raise NothingKept(f"no steps of run {run!r} rank {rank} are kept in this time")
     return msgspec.structs.replace(found, run=run, rank=rank)
@@ -140,3 +141,40 @@ def number(query: dict[str, str], name: str, default: float) -> float:
 
 def _unknown(query: Query) -> str:
     return f"{next(iter(query))!r} is not asked for here; docs/api.md says what is"
+
+
+_POINTS = 2000
+"""Read of each series. Between two of them a counter's growth is exact, unless an agent lost its state there."""
+_LEDGERS = {
+    "gpus": ("gpuwatch_gpu_seconds_total", ("gpu", "UUID")),
+    "runs": ("gpuwatch_run_seconds_total", ("run", "rank")),
+}
+
+
+def ledgers_between(reader: HistoryReader, start_s: float, end_s: float) -> dict[str, Any]:
+    """Return {"gpus": […], "runs": […]}, each with its labels, `states` (what passed in each) and `seconds`, their sum.
+
+    Time in which a run or a GPU was absent is in no state. Only states in which time passed are listed.
+    """
+    found: dict[str, Any] = {}
+    ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _POINTS)
+    first_s = min((points[0][0] for _, points in ticks), default=start_s)
+    for name, (metric, labels) in _LEDGERS.items():
+        by_owner: dict[tuple[str, ...], dict[str, float]] = {}
+        for own, points in reader.series(metric, {}, start_s, end_s, _POINTS):
+            grown = growth([value for _, value in points], born=points[0][0] > first_s)
+            states = by_owner.setdefault(tuple(own[label] for label in labels), {})
+            if grown > 0:
+                states[own["state"]] = grown
+        found[name] = [
+            {**dict(zip(labels, owner, strict=True)), "states": states, "seconds": sum(states.values())}
+            for owner, states in by_owner.items()
+            if states
+        ]
+    return found
+
+
+def growth(values: Sequence[float], born: bool) -> float:
+    """Return how much a counter grew; a fall is a beginning from 0, and `born` says that the first value is one as well."""
+    grown = sum(after - before if after >= before else after for before, after in pairwise(values))
+    return grown + (values[0] if born and values else 0.0)

@@ -39,5 +39,5 @@ class HistorySource:
         return found if found.time_s else None
 
     def steps(self, run: str, rank: int, points: int) -> api.Steps | None:
-        found = self._reader.condensed_steps(run, rank, points)
+        found = self._reader.downsampled_steps(run, rank, points)
         return found if found.steps else None

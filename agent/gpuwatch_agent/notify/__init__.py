@@ -1,4 +1,4 @@
-"""Notifications without Alertmanager: a thread that looks at the snapshots and sends through Apprise, which is imported lazily.
+"""Notifications without Alertmanager: a thread that reads the snapshots and sends through Apprise, which is imported lazily.
 
 A receiver that fails or hangs holds up nothing but itself: each letter is tried again by itself, for a day.
 """
@@ -17,16 +17,15 @@ from gpuwatch.alert_rules import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.notify.conditions import conditions
-from gpuwatch_agent.notify.hardware import hardware_conditions
-from gpuwatch_agent.notify.notification_state import NotifyBook
-from gpuwatch_agent.snapshot import Snapshot
+from gpuwatch_agent.exporter import Snapshot
+from gpuwatch_agent.notify.conditions import conditions, hardware_conditions
+from gpuwatch_agent.notify.notification_state import NotificationState
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 STALE_S = 10.0
-"""A snapshot older than this says nothing about now."""
+"""An older snapshot is ignored."""
 
 
 class Sender(Protocol):
@@ -36,7 +35,7 @@ class Sender(Protocol):
 
 
 class Notifier:
-    """Looks, remembers and sends in a thread of its own."""
+    """Evaluates, remembers and sends in a thread of its own."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Notifier:
         self._thresholds = thresholds
         by_url = apprise_senders(settings.urls) if senders is None else senders
         self._senders = {_target(url): sender for url, sender in by_url.items()}
-        self._book = NotifyBook(
+        self._state = NotificationState(
             path,
             tuple(self._senders),
             name=settings.name or host,
@@ -60,9 +59,9 @@ class Notifier:
             repeat_s=settings.repeat_s,
             min_severity=settings.min_severity,
         )
-        for letter in list(self._book.state.letters):
+        for letter in list(self._state.state.letters):
             if letter.target not in self._senders:  # its receiver is no longer configured
-                self._book.state.letters.remove(letter)
+                self._state.state.letters.remove(letter)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
 
@@ -76,7 +75,7 @@ class Notifier:
 
     def samples(self) -> Iterable[Sample]:
         """Return the counters for /metrics."""
-        state = self._book.state
+        state = self._state.state
         return (
             Sample("gpuwatch_notifications_sent_total", state.sent),
             Sample("gpuwatch_notification_failures_total", state.failed),
@@ -84,22 +83,22 @@ class Notifier:
             Sample("gpuwatch_notifications_waiting", len(state.letters)),
         )
 
-    def turn(self, now_s: float) -> None:
-        """Look once, and try what is due once."""
+    def tick(self, now_s: float) -> None:
+        """Evaluate the snapshot once, and try once each letter that is due."""
         snapshot = self._snapshot()
         if snapshot is not None and now_s - snapshot.time_s < STALE_S:
             found = conditions(snapshot.runs, snapshot.findings, self._thresholds)
             found += hardware_conditions(snapshot.page, now_s, self._thresholds)
-            self._book.update(found, now_s)
-            self._book.save()  # before it is sent: a kill between the two sends twice rather than never
-        for letter in self._book.due(now_s):
+            self._state.update(found, now_s)
+            self._state.save()  # before it is sent: a kill between the two sends twice rather than never
+        for letter in self._state.due(now_s):
             if self._stop.is_set():
                 break
             if self._deliver(letter.target, letter.title, letter.body, letter.urgent):
-                self._book.delivered(letter)
+                self._state.delivered(letter)
             else:
-                self._book.refused(letter, now_s)
-            self._book.save()
+                self._state.refused(letter, now_s)
+            self._state.save()
 
     def _deliver(self, target: str, title: str, body: str, urgent: bool) -> bool:
         try:
@@ -114,9 +113,9 @@ class Notifier:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             try:
-                self.turn(time.time())
+                self.tick(time.time())
             except Exception:
-                logger.exception("a turn of the notifier failed; the next one is taken as usual")
+                logger.exception("a tick of the notifier failed; the next one goes ahead")
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:

@@ -1,4 +1,4 @@
-"""What has been told to whom: hold times, deduplication, retries; kept in a small file so that a restart forgets nothing.
+"""Which notifications were sent: hold times, deduplication, retries; kept in a small file that survives restarts.
 
 No network and no clock here: times are Unix seconds that are handed in, because they outlive the process.
 """
@@ -22,14 +22,14 @@ GIVE_UP_S = 86400.0
 MAX_WAITING = 1000
 
 
-class Standing(msgspec.Struct):
+class ConditionState(msgspec.Struct):
     """A condition over time."""
 
     since_s: float
     seen_s: float
     title: str
-    told_s: float | None = None
-    """When it was last told; None: it has not been."""
+    notified_s: float | None = msgspec.field(default=None, name="told_s")
+    """When it was last notified; None: never. (The name in the file is that of earlier versions.)"""
 
 
 class Letter(msgspec.Struct):
@@ -47,14 +47,14 @@ class Letter(msgspec.Struct):
 class State(msgspec.Struct):
     """All that outlives the agent."""
 
-    standing: dict[str, Standing] = msgspec.field(default_factory=dict)
+    standing: dict[str, ConditionState] = msgspec.field(default_factory=dict)
     letters: list[Letter] = msgspec.field(default_factory=list)
     sent: int = 0
     failed: int = 0
     dropped: int = 0
 
 
-class NotifyBook:
+class NotificationState:
     """Owned by one thread. `path` None: nothing is kept over a restart."""
 
     def __init__(
@@ -76,18 +76,18 @@ class NotifyBook:
                 continue
             known = self.state.standing.get(condition.key)
             if known is None:
-                known = self.state.standing[condition.key] = Standing(condition.since_s, now_s, condition.title)
+                known = self.state.standing[condition.key] = ConditionState(condition.since_s, now_s, condition.title)
             known.seen_s, known.title = now_s, condition.title
-            again = known.told_s is not None and self._repeat_s > 0 and now_s - known.told_s >= self._repeat_s
-            if now_s - known.since_s >= condition.hold_s and (known.told_s is None or again):
-                known.told_s = now_s
+            again = known.notified_s is not None and self._repeat_s > 0 and now_s - known.notified_s >= self._repeat_s
+            if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
+                known.notified_s = now_s
                 title = f"[{condition.severity}] {condition.alert} on {self._name}"
                 self._write(title, f"{condition.title}\n{condition.body}", condition.severity == "critical", now_s)
         for key, standing in list(self.state.standing.items()):
-            # What was never told needs no hold; what was is not fixed because it is quiet for a moment.
-            if now_s - standing.seen_s > (self._keep_s if standing.told_s is not None else 0):
+            # Never notified: no hold is needed. Notified: a short quiet time does not mean that it is fixed.
+            if now_s - standing.seen_s > (self._keep_s if standing.notified_s is not None else 0):
                 del self.state.standing[key]
-                if standing.told_s is not None:
+                if standing.notified_s is not None:
                     title = f"[resolved] {key.partition('/')[0]} on {self._name}"
                     self._write(title, standing.title, False, now_s)
 
@@ -111,7 +111,7 @@ class NotifyBook:
             logger.error("a notification could not be delivered for a day and is dropped: %s", letter.title)
 
     def save(self) -> None:
-        """Write what has changed since the last time; a disk that refuses is said, once per kind of refusal."""
+        """Write what has changed since the last time; a failure is logged once per kind."""
         if self._path is None:
             return
         body = msgspec.json.encode(self.state)
@@ -137,11 +137,11 @@ class NotifyBook:
 
 
 def _read(path: Path | None) -> State:
-    """Return what a former agent kept; a file that is damaged is said and begun anew."""
+    """Return what a former agent kept; a damaged file gives a warning and an empty state."""
     if path is None or not path.exists():
         return State()
     try:
         return msgspec.json.decode(path.read_bytes(), type=State)
     except (OSError, msgspec.MsgspecError) as error:
-        logger.warning("%s cannot be read (%s): what was told before is forgotten", path, error)
+        logger.warning("%s cannot be read (%s): what was notified before is forgotten", path, error)
         return State()

@@ -1,17 +1,21 @@
-"""What /proc tells of the training processes: whether they live, whose they are, what their workers use."""
+"""The training processes in /proc: whether they live, whose they are, what they use."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from gpuwatch import wire
 from gpuwatch.errors import NoData
-from gpuwatch.host import blocked as waits
-from gpuwatch.host import cgroup as control_group
-from gpuwatch.host import node_io, proc
-from gpuwatch_agent.processes.owners import Owner, OwnerBook
+from gpuwatch.host import blocked, cgroup, proc
+from gpuwatch.host.shm import shm_bytes
+from gpuwatch_agent.processes.owners import Owner, OwnerCache
 
-_SEARCH_EVERY_TURNS = 5
+P = ParamSpec("P")
+T = TypeVar("T")
+_SEARCH_EVERY_TICKS = 5
 _MOST_KNOWN = 4096
 
 
@@ -26,7 +30,7 @@ def pid_namespace(procfs: Path) -> int:
 
 
 class ProcessTable:
-    """Looks at one node's /proc. A process of another pid namespace cannot be looked at by its own number."""
+    """Reads one node's /proc. A process of another pid namespace cannot be read by its own pid."""
 
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
         self._procfs = procfs
@@ -34,17 +38,17 @@ class ProcessTable:
         self._namespace = pid_namespace(procfs)
         self._host_pids: dict[tuple[int, int, int], int] = {}
         self._looked_up: dict[tuple[int, int, int], int | None] = {}
-        """What `host_pid` found in this turn."""
+        """What `host_pid` found in this tick."""
         self._unfound: dict[tuple[int, int, int], int] = {}
-        """Turns to go before a container's process is searched for again."""
+        """Ticks to go before a container's process is searched for again."""
         self._seen: set[int] = set()
-        self._owners = OwnerBook(procfs)
+        self._owners = OwnerCache(procfs)
 
-    def begin_turn(self) -> None:
-        """Look at everything anew: what was found is good for one turn."""
+    def begin_tick(self) -> None:
+        """Start a new tick: what was found is valid for one."""
         self._looked_up.clear()
-        self._owners.begin_turn()
-        self._unfound = {key: turns - 1 for key, turns in self._unfound.items() if turns > 1}
+        self._owners.begin_tick()
+        self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
 
@@ -62,7 +66,7 @@ class ProcessTable:
         elif pid is None and key not in self._unfound:
             pid = self._search(hello)
             if pid is None:
-                self._unfound[key] = _SEARCH_EVERY_TURNS
+                self._unfound[key] = _SEARCH_EVERY_TICKS
             else:
                 self._host_pids[key] = pid
         return pid if pid is not None and self._is(pid, hello) else None
@@ -93,57 +97,51 @@ class ProcessTable:
             return ""
 
     def cpu_s(self, pid: int) -> float | None:
-        try:
-            return proc.process_cpu_s(pid, self._procfs)
-        except NoData:
-            return None
+        return _or_none(proc.process_cpu_s, pid, self._procfs)
 
     def run_queue_s(self, pid: int) -> float | None:
-        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not tell."""
-        try:
-            return proc.run_queue_s(pid, self._procfs)
-        except (NoData, ValueError):
-            return None
+        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not count it."""
+        return _or_none(proc.run_queue_s, pid, self._procfs)
 
     def allowed_cores(self, pid: int) -> int | None:
-        """Return how many cores a process may use, by its affinity and its quota; None where that is not to be seen."""
-        try:
-            return control_group.within_quota(proc.allowed_cores(pid, self._procfs), self._procfs, self._sysfs, pid)
-        except (NoData, ValueError):
-            return None
+        """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
+        cores = _or_none(proc.allowed_cores, pid, self._procfs)
+        return None if cores is None else cgroup.within_quota(cores, self._procfs, self._sysfs, pid)
 
-    def quota(self, pid: int) -> control_group.Quota | None:
-        """Return the CPU quota over a process; None where it has none, or none that can be seen."""
-        return control_group.quota(self._procfs, self._sysfs, pid)
+    def quota(self, pid: int) -> cgroup.Quota | None:
+        """Return the CPU quota over a process; None where it has none, or none that is readable."""
+        return cgroup.quota(self._procfs, self._sysfs, pid)
 
     def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
         """Return what of the node's available memory a process can have within its container's or its job's limit."""
-        return control_group.within_limit(on_node, self._procfs, self._sysfs, pid)
+        return cgroup.within_limit(on_node, self._procfs, self._sysfs, pid)
 
     def private_bytes(self, pid: int) -> int | None:
-        """Return the memory that is a process's own; None where it may not be seen."""
+        """Return the memory that is a process's own; None where it is not readable."""
+        return _or_none(proc.private_bytes, pid, self._procfs)
+
+    def resident_bytes(self, pid: int) -> int | None:
+        """Return the memory of a process that is in RAM; None where it is not readable."""
+        return _or_none(proc.resident_bytes, pid, self._procfs)
+
+    def open_files(self, pid: int) -> int | None:
+        """Return how many file descriptors a process has open; None where that is not readable."""
         try:
-            return proc.private_bytes(pid, self._procfs)
-        except (NoData, ValueError):
+            return len(os.listdir(self._procfs / str(pid) / "fd"))  # noqa: PTH208 - names only, thousands of them
+        except OSError:
             return None
 
-    def standing_at(self, pid: int) -> str | None:
-        """Return what a process stands at now, one of `gpuwatch.host.blocked.WAITS`; None when it is gone."""
-        return waits.standing_at(pid, self._procfs)
+    def blocked_on(self, pid: int) -> str | None:
+        """Return what a process is blocked on now, one of `gpuwatch.host.blocked.WAITS`; None when it is gone."""
+        return blocked.blocked_on(pid, self._procfs)
 
     def received_bytes(self, pid: int) -> int | None:
-        """Return the bytes received in the process's network namespace; None where they may not be seen."""
-        try:
-            return node_io.received_bytes(self._procfs / str(pid))
-        except NoData:
-            return None
+        """Return the bytes received in the process's network namespace; None where they are not readable."""
+        return _or_none(proc.received_bytes, self._procfs / str(pid))
 
     def shm_bytes(self, pid: int) -> tuple[int, int] | None:
-        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it may not be seen."""
-        try:
-            return proc.shm_bytes(self._procfs / str(pid) / "root" / "dev" / "shm")
-        except NoData:
-            return None
+        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it is not readable."""
+        return _or_none(shm_bytes, self._procfs / str(pid) / "root" / "dev" / "shm")
 
     def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
         """Return whether the process sees the node's own /dev/shm."""
@@ -168,11 +166,8 @@ class ProcessTable:
         return len(fields) > 19 and fields[19] == str(hello.process_start_ticks) and fields[0] not in ("Z", "X")
 
     def _fields(self, pid: int) -> list[str]:
-        """Return /proc/PID/stat from the state on, [] for a process that is gone. Source: proc(5)."""
-        try:
-            return (self._procfs / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return []
+        """Return /proc/PID/stat from the state on, [] for a process that is gone."""
+        return _or_none(proc.stat_fields, self._procfs / str(pid)) or []
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
@@ -188,4 +183,11 @@ class ProcessTable:
             numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
             if numbers and int(numbers[-1]) == hello.pid:
                 return int(entry.name)
+        return None
+
+
+def _or_none(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    try:
+        return read(*args, **kwargs)
+    except (NoData, ValueError):
         return None

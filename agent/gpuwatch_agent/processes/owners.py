@@ -6,13 +6,59 @@ Nothing else of an environment is kept, and a command line is never read.
 from __future__ import annotations
 
 import pwd
+import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from gpuwatch_agent.processes.cgroups import Group, parse_cgroup
+_ID = r"[0-9a-f]{64}"
+_CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
+"""Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
+libpod-ID.scope. crio-conmon-ID is the container's monitor process, and never one that trains."""
+_POD = re.compile(r"[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)")
+"""kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores (systemd).
+A static pod's UID is 32 digits."""
+_JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
+"""Slurm: /slurm/uid_UID/job_ID/step_ID/task_N (v1), …slurmstepd.scope/job_ID/step_ID/user/task_N (v2)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The owner as named by the control group; empty: not known."""
+
+    container_id: str = ""
+    """64 hexadecimal digits."""
+    pod_uid: str = ""
+    """With dashes, as `kubectl` shows it."""
+    job: str = ""
+    """Slurm's job id."""
+    step: str = ""
+    """Slurm's step: a number, "batch", "extern" or "interactive"."""
+
+
+def parse_cgroup(text: str) -> Group:
+    """Return what the paths in /proc/PID/cgroup say, the innermost first (a pod of a cluster in a container).
+
+    Source: cgroups(7): lines of `hierarchy:controllers:path`, one a controller in v1, `0::path` in v2.
+    """
+    container = pod = job = step = ""
+    for line in text.splitlines():
+        path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
+        container = container or _last(_CONTAINER, path)
+        pod = pod or _last(_POD, path)
+        if "slurm" in path and not job:
+            found = _JOB.search(path)
+            job, step = (found.group(1), found.group(2) or "") if found else ("", "")
+    return Group(container, pod.replace("_", "-"), job, step)
+
+
+def _last(pattern: re.Pattern[str], path: str) -> str:
+    found = pattern.findall(path)
+    return found[-1] if found else ""
+
 
 SHARED = "shared"
 
@@ -23,7 +69,7 @@ ENVIRONMENT = {
     "pod": ("POD_NAME",),
     "container": ("CONTAINER_NAME",),
 }
-"""The names that are looked for in a process's environment, the first that is set counts. What the control group says of a
+"""The names that are read from a process's environment, the first that is set counts. The control group's name of a
 job goes first: a process can set its environment, and not its group. POD_* and CONTAINER_NAME are for a pod's own use of the downward API."""
 POD_HOSTNAME = "HOSTNAME"
 """In a pod, and only there: the kubelet sets it to the pod's name."""
@@ -48,7 +94,7 @@ class Owner(msgspec.Struct, frozen=True):
     container: str = ""
 
 
-NOBODY = Owner()
+NO_OWNER = Owner()
 
 
 def allowed(environ: bytes) -> dict[str, str]:
@@ -90,25 +136,25 @@ def together(owners: Iterable[Owner]) -> Owner:
     return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
 
 
-class OwnerBook:
-    """Owners of processes by pid, each looked up once in half a minute."""
+class OwnerCache:
+    """Owners of processes by pid, each read at most every 30 s."""
 
     def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs = procfs
         self._clock = clock
         self._known: dict[int, tuple[int, float, Owner]] = {}
-        """(uid, when it was looked at, owner)."""
+        """(uid, when it was read, owner)."""
         self._asked: set[int] = set()
         self._users: dict[int, tuple[float, str]] = {}
 
     def owner(self, pid: int) -> Owner:
-        """Return whose a process is; `NOBODY` for one that is gone or not to be seen."""
+        """Return whose a process is; `NO_OWNER` for one that is gone or not readable."""
         self._asked.add(pid)
         directory = self._procfs / str(pid)
         try:
             status = directory.stat()
         except OSError:
-            return NOBODY
+            return NO_OWNER
         now_s = self._clock()
         known = self._known.get(pid)
         if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
@@ -120,8 +166,8 @@ class OwnerBook:
         self._known[pid] = (status.st_uid, now_s, owner)
         return owner
 
-    def begin_turn(self) -> None:
-        """Drop those that were not asked for in the last turn: a number that is given again is another process."""
+    def begin_tick(self) -> None:
+        """Drop those that were not asked for in the last tick: a reused pid is another process."""
         for pid in self._known.keys() - self._asked:
             del self._known[pid]
         self._asked.clear()

@@ -1,7 +1,7 @@
-"""Looks at stacks by itself when a finding begins, where that was asked for: once a finding, once in ten minutes a run
-(of one rank, and of all). A look serves every finding about the same processes that began before it or within a minute.
+"""Takes stacks when a finding begins, where that is opted in: once per finding, once in ten minutes per run
+(of one rank, and of all). One capture serves every finding about the same processes that began before it or within a minute.
 
-py-spy runs in a thread of its own; the sampler starts it and picks up what it found in a later turn. It never waits for it.
+py-spy runs in a thread of its own; the sampler starts it and picks up its result in a later tick. It never waits for it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from gpuwatch.errors import GpuwatchError
 from gpuwatch.stacks.causes import ALL_RANKS, LOOK_AT
 from gpuwatch.stacks.records import Stacks
 from gpuwatch.stacks.spy import Target, take
-from gpuwatch_agent.findings import ActiveFinding, FindingBook
+from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.views import ActiveFinding
 
 logger = logging.getLogger(__name__)
 
 _MOST_RANKS = 16
 _SERVES_NS = 60_000_000_000
-"""One trouble is told by several findings, some of which take seconds longer to be proven: they share the look at it."""
+"""One problem causes several findings, some of which take seconds longer to be proven: they share the stacks."""
 _SUFFIX = ".speedscope.json"
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """One look under way: for which finding, and of whom."""
+    """One capture in progress: for which finding, and of which processes."""
 
     run: str
     rank: int
@@ -45,7 +46,7 @@ class _Asked:
         """Whether what was seen explains this finding too."""
         of_all = LOOK_AT[self.cause] == ALL_RANKS
         return (
-            not entry.looked_at
+            not entry.stacks_taken
             and entry.finding.cause in LOOK_AT
             and _of_all(entry) == of_all
             and run == self.run
@@ -59,7 +60,7 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 
 
 class StackWatch:
-    """Owned by the sampler's thread; only `_look` runs elsewhere."""
+    """Owned by the sampler's thread; only `_sample` runs elsewhere."""
 
     def __init__(
         self,
@@ -74,29 +75,31 @@ class StackWatch:
         self._start_thread = start
         self._done: queue.SimpleQueue[tuple[_Asked, Stacks | None]] = queue.SimpleQueue()
         self._under_way = False
-        self._looked_ns: dict[tuple[str, bool], int] = {}
-        """When each run was looked at last, for one of its ranks and (True) for all of them: a hang must not go unseen because its
+        self._sampled_ns: dict[tuple[str, bool], int] = {}
+        """When stacks of each run were last taken, of one of its ranks and (True) of all of them: a hang must not go unseen because its
         loader was slow before."""
         self._seen: list[tuple[_Asked, Stacks | None]] = []
-        """What was found lately; None where a look failed."""
-        self._said: set[str] = set()
+        """Recent results; None where a capture failed."""
+        self._warned: set[str] = set()
 
-    def turn(self, runs: Sequence[Run], book: FindingBook, table: ProcessTable, now_ns: int, now_s: float) -> None:
-        """Give findings the stacks that have come, and start the next look if a finding wants one."""
+    def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
+        """Give findings the stacks that have come, and start the next capture if a finding needs one."""
         self._pick_up(book, now_ns)
         if not self._settings.automatic or self._under_way:
             return
-        self._looked_ns = {key: at for key, at in self._looked_ns.items() if now_ns - at < self._settings.every_s * 1e9}
+        self._sampled_ns = {
+            key: at for key, at in self._sampled_ns.items() if now_ns - at < self._settings.every_s * 1e9
+        }
         for run in runs:
             active = book.active(run.run, run.rank) if run.status == RUNNING else []
-            wanted = next((e for e in active if _wants(e) and (run.run, _of_all(e)) not in self._looked_ns), None)
+            wanted = next((e for e in active if _wants(e) and (run.run, _of_all(e)) not in self._sampled_ns), None)
             targets = () if wanted is None else self._targets(run, runs, wanted.finding.cause, table, now_s)
             if wanted is not None and targets:
-                self._looked_ns[run.run, _of_all(wanted)] = now_ns
+                self._sampled_ns[run.run, _of_all(wanted)] = now_ns
                 self._start(_Asked(run.run, run.rank, wanted.finding.cause, targets, now_ns))
                 return
 
-    def _pick_up(self, book: FindingBook, now_ns: int) -> None:
+    def _pick_up(self, book: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
         while True:
             try:
@@ -107,7 +110,7 @@ class StackWatch:
         for asked, stacks in self._seen:
             for (run, rank, _, _), entry in book.entries.items():
                 if asked.serves(run, rank, entry):
-                    entry.looked_at, entry.stacks = True, stacks
+                    entry.stacks_taken, entry.stacks = True, stacks
 
     def _targets(
         self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
@@ -124,19 +127,19 @@ class StackWatch:
 
     def _start(self, asked: _Asked) -> None:
         self._under_way = True
-        self._start_thread(lambda: self._look(asked))
+        self._start_thread(lambda: self._sample(asked))
 
-    def _look(self, asked: _Asked) -> None:
+    def _sample(self, asked: _Asked) -> None:
         stacks = None
         try:
             stacks = self._take(asked.targets, self._settings.seconds, self._settings.rate_hz)
             self._forget_old()
         except (GpuwatchError, OSError) as error:
-            if str(error) not in self._said:
-                self._said.add(str(error))
+            if str(error) not in self._warned:
+                self._warned.add(str(error))
                 logger.warning("no stacks for %s of run %s: %s", asked.cause, asked.run, error)
         except Exception:
-            logger.exception("looking at the stacks of run %s failed", asked.run)
+            logger.exception("taking the stacks of run %s failed", asked.run)
         finally:
             self._done.put((asked, stacks))
 
@@ -148,7 +151,7 @@ class StackWatch:
 
 
 def _wants(entry: ActiveFinding) -> bool:
-    return not entry.looked_at and entry.finding.cause in LOOK_AT
+    return not entry.stacks_taken and entry.finding.cause in LOOK_AT
 
 
 def _of_all(entry: ActiveFinding) -> bool:

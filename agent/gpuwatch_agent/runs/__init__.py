@@ -1,27 +1,35 @@
-"""A run as its hooks describe it: one `Run` per (run, rank), its ledger kept across lost messages and restarts.
+"""Runs as their hooks describe them: one `Run` per (run, rank), its ledger kept across lost messages and restarts, and all of the node's.
 
 Times are ns of the agent's monotonic clock; no clock is read here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 
 from gpuwatch import wire
 from gpuwatch.ledger import UNKNOWN, Ledger
 from gpuwatch.window import MemoryKills
-from gpuwatch_agent.processes.owners import NOBODY
-from gpuwatch_agent.runs.last_minute import MINUTE_NS, LastMinute
-from gpuwatch_agent.runs.recent_steps import RecentSteps
-from gpuwatch_agent.runs.records import Counts, RunRecord, Speaker, WorkerIo, clock_offset_ns, went_back
-from gpuwatch_agent.runs.timeline import Stretch, Trace
+from gpuwatch_agent.processes.owners import NO_OWNER
+from gpuwatch_agent.runs.records import (
+    MINUTE_NS,
+    Counts,
+    LastMinute,
+    RunRecord,
+    Speaker,
+    WorkerIo,
+    clock_offset_ns,
+    went_back,
+)
+from gpuwatch_agent.runs.timeline import RecentSteps, Stretch, Trace
 
 SILENCE_NS = 10_000_000_000
 """A hook sends twice a second; after so long without a message the time is `unknown`."""
 GONE_NS = 2_000_000_000
 """A process that has ended is given so long for its good-bye to arrive."""
 ABANDONED_NS = 60_000_000_000
-"""A silent run whose process cannot be looked at is taken for gone after so long."""
+"""A silent run whose process is not visible counts as gone after this time."""
 _SPEAKERS_KEPT = 16
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -58,7 +66,7 @@ class Run:
         self.worker_seen_s: dict[int, float] = {}
         self.user = ""
         """Whose process it is; remembered when that has ended."""
-        self.owner = NOBODY
+        self.owner = NO_OWNER
         self.worker_io = WorkerIo()
         self.worker_io_seen: dict[int, WorkerIo] = {}
         self.oom: MemoryKills | None = None
@@ -122,7 +130,7 @@ class Run:
                 self._give_up_steps(speaker)
 
     def remember(self, now_ns: int) -> None:
-        """Keep the totals of this moment, so that the last minute's share can be told; of an ended run, its last one."""
+        """Keep the totals of this moment, for the shares of the last minute; of an ended run, its last one."""
         if self.ledger is None or self.status != RUNNING:
             return
         self.minute.keep(now_ns, self.ledger, self.counts)
@@ -178,7 +186,7 @@ class Run:
         run.speakers = {speaker.sender: speaker for speaker in record.speakers}
         run.heard_ns = now_ns
         run.process_start_ns = run.ledger.start_ns
-        if record.boot_id != boot_id:  # that boot's clock has gone: its times are told by the wall clock
+        if record.boot_id != boot_id:  # that boot's clock has gone: its times are placed by the wall clock
             run.ledger.shift(now_ns - int((now_s - record.last_message_s) * 1e9) - record.watermark_ns)
             if run.status == RUNNING:
                 run.status, run.ended_s = LOST, record.last_message_s
@@ -253,3 +261,64 @@ class Run:
         if speaker.sent is not None and speaker.sent.steps > speaker.next_step:
             self.lost += speaker.sent.steps - speaker.next_step
             speaker.next_step = speaker.sent.steps
+
+
+logger = logging.getLogger(__name__)
+
+_LATE_TICK_NS = 3_000_000_000
+
+
+class RunRegistry:
+    """The runs by (run, rank). Past `MAX_RUNS` a new one takes the place of the one that ended first, or is refused."""
+
+    MAX_RUNS = 512
+    KEEP_ENDED_S = 900.0
+    """An ended run's series go after this; its history stays."""
+
+    def __init__(self, boot_id: str) -> None:
+        self.boot_id = boot_id
+        self.runs: dict[tuple[str, int], Run] = {}
+        self.refused = 0
+        self._last_tick_ns: int | None = None
+
+    def apply(self, message: wire.Message, now_ns: int, now_s: float) -> bool:
+        """Take one message; return whether it brought step records that are new and are to be kept."""
+        key = (message.run, message.rank)
+        run = self.runs.get(key)
+        if run is None:
+            if len(self.runs) >= self.MAX_RUNS and not self._make_room():
+                if not self.refused:
+                    logger.warning("more than %s runs: further ones are refused and counted", self.MAX_RUNS)
+                self.refused += 1
+                return False
+            run = self.runs[key] = Run(message.run, message.rank, self.boot_id)
+        return run.apply(message, now_ns, now_s)
+
+    def excuse_pause(self, now_ns: int) -> None:
+        """Note that a tick begins. If the agent itself was held up, that is not the runs' silence."""
+        pause_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
+        self._last_tick_ns = now_ns
+        if pause_ns > _LATE_TICK_NS:
+            for run in self.runs.values():
+                run.heard_ns = min(now_ns, run.heard_ns + pause_ns)
+
+    def restore(self, records: Sequence[RunRecord], now_ns: int, now_s: float) -> None:
+        """Take up the runs that a former agent kept, those that ended long ago left out."""
+        for record in sorted(records, key=lambda record: record.last_message_s)[-self.MAX_RUNS :]:
+            run = Run.restore(record, self.boot_id, now_ns, now_s)
+            if run.ended_s is None or now_s - run.ended_s < self.KEEP_ENDED_S:
+                run.changed = False
+                self.runs[run.run, run.rank] = run
+
+    def forget_ended(self, now_s: float) -> None:
+        """Drop the runs that ended long enough ago."""
+        for key, run in list(self.runs.items()):
+            if run.ended_s is not None and run.status != RUNNING and now_s - run.ended_s > self.KEEP_ENDED_S:
+                del self.runs[key]
+
+    def _make_room(self) -> bool:
+        ended = [(run.ended_s or 0.0, key) for key, run in self.runs.items() if run.status != RUNNING]
+        if not ended:
+            return False
+        del self.runs[min(ended)[1]]
+        return True

@@ -1,14 +1,20 @@
-"""What the agent keeps of a run: plain records, written to the history and read back by a later agent."""
+"""What the agent keeps of a run: records that outlive the agent, and the totals of the last minute.
+
+Times in ns of the agent's monotonic clock.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from operator import lt
 
 import msgspec
 
 from gpuwatch import wire
+from gpuwatch.ledger import Ledger
 from gpuwatch.window import MemoryKills
-from gpuwatch_agent.processes.owners import NOBODY, Owner
+from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 
 PHASES = ("data_wait", "transfer", "compute")
 _OLDEST_MESSAGE_NS = 3_600_000_000_000
@@ -21,14 +27,14 @@ class Counts(msgspec.Struct):
 
     steps: int = 0
     samples: int = -1
-    """-1 while no batch told its size."""
+    """-1 while no batch size is known."""
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
     histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
     overhead_ns: int = 0
     hidden_ns: int = 0
     device_steps: int = 0
     tokens: int = -1
-    """-1 while nobody counted any."""
+    """-1 while none were counted."""
     comm_steps: int = 0
     drained_steps: int = 0
     kept_up_steps: int = 0
@@ -71,21 +77,21 @@ class Speaker(msgspec.Struct):
     offset_ns: int
     """The agent's clock minus the process's."""
     sent: wire.Totals | None = None
-    """The last totals that it told."""
+    """The last totals that it sent."""
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
 
 
 class WorkerIo(msgspec.Struct, frozen=True):
-    """What loader workers have read, written and waited; None: not to be seen."""
+    """What loader workers have read, written and waited; None: not readable."""
 
     read_bytes: int | None = None
     written_bytes: int | None = None
     run_queue_s: float | None = None
 
     def grown(self, now: WorkerIo, before: WorkerIo) -> WorkerIo:
-        """Return these totals and what one worker did between two looks."""
+        """Return these totals and what one worker did between two samples."""
         grown = {}
         for name in self.__struct_fields__:
             total, seen = getattr(self, name), getattr(now, name)
@@ -115,7 +121,7 @@ class RunRecord(msgspec.Struct):
     """CPU time of each worker as far as it is in `worker_cpu_s`."""
     user: str = ""
     ended_s: float | None = None
-    owner: Owner = NOBODY
+    owner: Owner = NO_OWNER
     worker_io: WorkerIo = WorkerIo()
     worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
     """What each worker had done as far as it is in `worker_io`."""
@@ -161,3 +167,65 @@ def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float
         return 0
     wall_ns = origin.time_ns - origin.monotonic_ns - (int(now_s * 1e9) - now_ns)
     return wall_ns if 0 <= arrival_ns - wall_ns <= _OLDEST_MESSAGE_NS else arrival_ns
+
+
+MINUTE_NS = 60_000_000_000
+
+
+@dataclass(frozen=True)
+class DeviceRatios:
+    """Shares of the steps that the device's timeline measured, as in a `Window`; None where it measured none."""
+
+    drained: float | None = None
+    kept_up: float | None = None
+    read_back: float | None = None
+
+
+class LastMinute:
+    """A run's totals of every second of the last minute; of a younger run all that it has done counts."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, dict[str, int], Counts]] = deque()
+        self._young = True
+
+    def keep(self, now_ns: int, ledger: Ledger, counts: Counts) -> None:
+        """Take the totals of this moment."""
+        self._seen.append((now_ns, dict(ledger.totals_ns), counts))
+        self._young = ledger.sum_ns <= MINUTE_NS
+        while len(self._seen) > 2 and self._seen[1][0] <= now_ns - MINUTE_NS:
+            self._seen.popleft()
+
+    def states_ns(self, ledger: Ledger) -> tuple[int, dict[str, int]]:
+        """Return (time covered, time by state)."""
+        then = self._seen[0][1] if self._seen and ledger.sum_ns > MINUTE_NS else {}
+        states = {s: ns - then.get(s, 0) for s, ns in ledger.totals_ns.items() if ns > then.get(s, 0)}
+        return sum(states.values()), states
+
+    def tokens_a_step(self) -> float | None:
+        """Return the tokens a step; None where they are not counted."""
+        if len(self._seen) < 2:
+            return None
+        then, now = self._then(), self._seen[-1][2]
+        steps = now.steps - then.steps
+        return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
+
+    def device_ratios(self) -> DeviceRatios:
+        """Return what the device's timeline says of the steps that it measured; None each where it measured none."""
+        if not self._seen:
+            return DeviceRatios()
+        then, now = self._then(), self._seen[-1][2]
+        steps = now.device_steps - then.device_steps
+        if steps <= 0:
+            return DeviceRatios()
+        return DeviceRatios(
+            (now.drained_steps - then.drained_steps) / steps,
+            (now.kept_up_steps - then.kept_up_steps) / steps,
+            (now.read_back_steps - then.read_back_steps) / steps,
+        )
+
+    def counts(self) -> tuple[Counts, Counts]:
+        """Return the counts of then and of now."""
+        return (self._then(), self._seen[-1][2]) if self._seen else (Counts(), Counts())
+
+    def _then(self) -> Counts:
+        return Counts() if self._young else self._seen[0][2]

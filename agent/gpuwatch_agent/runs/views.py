@@ -12,18 +12,36 @@ import msgspec
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.costs import cost_of
-from gpuwatch.finding import Verdict
+from gpuwatch.finding import Finding, Verdict
 from gpuwatch.stacks.causes import LOOK_AT, WORKERS
+from gpuwatch.stacks.records import Stacks
 from gpuwatch.stacks.words import evidence as stack_evidence
 from gpuwatch.throughput import Done, throughput
 from gpuwatch.window import Window
-from gpuwatch_agent.findings import ActiveFinding
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import Counts, RunRecord
 
 
+@dataclass
+class ActiveFinding:
+    """A finding as it is now."""
+
+    finding: Finding
+    since_s: float
+    """Unix time of the first sign."""
+    seen_s: float
+    since_ns: int
+    seen_ns: int
+    """The same on the agent's monotonic clock: the wall clock may be set."""
+    active: bool = False
+    stacks_taken: bool = False
+    """Stacks were requested."""
+    stacks: Stacks | None = None
+    """The processes' stacks when it began, where they were taken."""
+
+
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What was found of a run, as the API shows it."""
 
     recent: api.Recent | None
@@ -32,7 +50,7 @@ class Judgement:
 
 
 def run_view(
-    run: Run, judgement: Judgement, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
+    run: Run, evaluation: Evaluation, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
 ) -> api.Run:
     """Return a live run's entry of /api/v1/runs."""
     ledger = run.ledger
@@ -44,9 +62,9 @@ def run_view(
         watermark_s=run.started_s if ledger is None else (ledger.watermark_ns + wall_offset_ns) / 1e9,
         host_pid=host_pid,
         activity=run.activity,
-        recent=judgement.recent,
-        verdict=judgement.verdict,
-        findings=judgement.findings,
+        recent=evaluation.recent,
+        verdict=evaluation.verdict,
+        findings=evaluation.findings,
     )
 
 

@@ -1,19 +1,102 @@
-"""Turn what the agent knows of a run and its node into the `Window` that a diagnosis looks at."""
+"""The `Window` that a diagnosis reads: what the agent knows of a run, its node and the other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 
 from gpuwatch.entries import BETWEEN, DATA_WAIT, IN_STEP
+from gpuwatch.metrics import HistogramSample, Sample
 from gpuwatch.timeline import STALL_FLOOR_NS
 from gpuwatch.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
-from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.trends import GpuTrends
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.node_memory import KEPT, NodeMemory
+from gpuwatch_agent.runs.timeline import RecentColumns
+
+KEPT = 16
+"""Samples, one a second."""
+_WATCHED = frozenset(
+    {
+        "gpuwatch_cpu_seconds_total",
+        "gpuwatch_cpu_cores",
+        "gpuwatch_pressure_cpu_waiting_seconds_total",
+        "gpuwatch_pressure_io_waiting_seconds_total",
+        "gpuwatch_memory_available_bytes",
+        "gpuwatch_shm_size_bytes",
+        "gpuwatch_shm_used_bytes",
+        "gpuwatch_gpu_utilization_ratio",
+        "gpuwatch_gpu_memory_used_bytes",
+        "gpuwatch_gpu_memory_total_bytes",
+        "gpuwatch_gpu_power_watts",
+        "gpuwatch_gpu_throttled",
+        "gpuwatch_disk_io_time_seconds_total",
+        "gpuwatch_disk_read_bytes_total",
+    }
+)
+_IDLE_MODES = {"idle", "iowait"}
+_Labels = tuple[str, ...]
+
+
+class RecentSamples:
+    """Samples by metric and labels, oldest first."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, dict[str, dict[_Labels, float]]]] = deque(maxlen=KEPT)
+
+    def remember(self, samples: Iterable[Sample | HistogramSample], now_ns: int) -> None:
+        """Take this second's samples."""
+        kept: dict[str, dict[_Labels, float]] = {}
+        for sample in samples:
+            if sample.metric in _WATCHED and isinstance(sample, Sample):
+                kept.setdefault(sample.metric, {})[sample.labels] = sample.value
+        self._seen.append((now_ns, kept))
+
+    def latest(self, metric: str, *labels: str) -> float | None:
+        """Return a series' last value; None where it was not measured."""
+        return self._now(metric).get(labels)
+
+    def rate(self, metric: str, *labels: str) -> float | None:
+        """Return a counter's growth per second over the kept samples; None where it was not measured throughout."""
+        if len(self._seen) < 2:
+            return None
+        (begin_ns, first), (end_ns, last) = self._seen[0], self._seen[-1]
+        before, after = first.get(metric, {}).get(labels), last.get(metric, {}).get(labels)
+        if before is None or after is None or end_ns <= begin_ns:
+            return None
+        return max(0.0, after - before) / ((end_ns - begin_ns) / 1e9)
+
+    def rates(self, metric: str) -> list[float]:
+        """Return the rate of each of a counter's series; [] where none was measured."""
+        found = (self.rate(metric, *labels) for labels in self._now(metric))
+        return [rate for rate in found if rate is not None]
+
+    def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
+        """Return a series' mean since a moment; None where it was not measured."""
+        kept = [seen for at_ns, seen in self._seen if at_ns >= since_ns]
+        values = [value for seen in kept if (value := seen.get(metric, {}).get(labels)) is not None]
+        return sum(values) / len(values) if values else None
+
+    def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
+        """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
+        reasons = [labels[2] for labels in self._now("gpuwatch_gpu_throttled") if labels[:2] == (gpu, uuid)]
+        return {reason: self.mean("gpuwatch_gpu_throttled", gpu, uuid, reason) or 0.0 for reason in reasons} or None
+
+    def cpu_busy_ratio(self) -> float | None:
+        """Return the busy share of all cores, waiting for I/O counted as idle."""
+        rates = {
+            labels[0]: self.rate("gpuwatch_cpu_seconds_total", *labels)
+            for labels in self._now("gpuwatch_cpu_seconds_total")
+        }
+        known = {mode: rate for mode, rate in rates.items() if rate is not None}
+        whole = sum(known.values())
+        return sum(rate for mode, rate in known.items() if mode not in _IDLE_MODES) / whole if whole > 0 else None
+
+    def _now(self, metric: str) -> dict[_Labels, float]:
+        return self._seen[-1][1].get(metric, {}) if self._seen else {}
 
 
 def run_window(
@@ -74,12 +157,12 @@ def run_window(
 
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
-    """Return the node without any run: for findings about GPUs that nobody's hook explains. Both are by UUID."""
-    nobodys = (
+    """Return the node without any run: for findings about GPUs without a hook. Both are by UUID."""
+    unowned = (
         replace(facts, owner=owners.get(uuid), power_usual_watts=None, memory_trend=None)
         for uuid, facts in gpus.items()
     )
-    return Window(duration_s=float(KEPT), gpus=tuple(nobodys))
+    return Window(duration_s=float(KEPT), gpus=tuple(unowned))
 
 
 def _stalled_s(run: Run, now_ns: int) -> float | None:
@@ -95,7 +178,7 @@ def _stalled_s(run: Run, now_ns: int) -> float | None:
     return (now_ns - last_ns) / 1e9 if stalled_ns > 0 else None
 
 
-def host_facts(node: NodeMemory) -> HostFacts:
+def host_facts(node: RecentSamples) -> HostFacts:
     """Return the node as it was over the last quarter of a minute."""
     size, used = node.latest("gpuwatch_shm_size_bytes", "host"), node.latest("gpuwatch_shm_used_bytes", "host")
     memory, cores = node.latest("gpuwatch_memory_available_bytes"), node.latest("gpuwatch_cpu_cores")
@@ -139,35 +222,33 @@ def _as_seen_by(
     )
 
 
-def look_at_gpus(trends: GpuTrends, gpus: Sequence[GpuAccount], node: NodeMemory, now_ns: int) -> None:
-    """Take this second's readings of all GPUs into their trends."""
-    trends.keep_only([account.uuid for account in gpus])
-    for account in gpus:
-        memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
-        power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
-        trends.look(account, power, None if memory is None else int(memory), now_ns)
+def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
+    """Return each run's ranks that train now, by rank; runs of a single rank are left out."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.status == RUNNING and run.activity != "silent":
+            together.setdefault(run.run, []).append(run)
+    return {name: _side_by_side(ranks) for name, ranks in together.items() if len(ranks) > 1}
 
 
-def _begin_ns(run: Run | None) -> int:
-    """Return when a run began that holds a GPU: what the GPU did before says nothing of it."""
-    return 0 if run is None or run.ledger is None else run.ledger.start_ns
+def _side_by_side(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
+    """Return the means of later steps (first batches left out) between the latest begin and the earliest end of what is known."""
+    known = [(run.rank, run.steps.columns()) for run in sorted(runs, key=lambda run: run.rank)]
+    begin_ns = max((steps.end_ns[0] for _, steps in known if steps), default=0)
+    end_ns = min((steps.end_ns[-1] for _, steps in known if steps), default=0)
+    return tuple(_mean(rank, steps, begin_ns, end_ns) for rank, steps in known)
 
 
-def gpu_facts(account: GpuAccount, node: NodeMemory, now_ns: int, trends: GpuTrends) -> GpuFacts:
-    """Return one GPU as it was over the last quarter of a minute."""
-    total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
-    memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
-    return GpuFacts(
-        gpu=account.gpu,
-        uuid=account.uuid,
-        utilization_ratio=node.mean(
-            "gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=_begin_ns(account.run)
-        ),
-        memory_used_bytes=None if memory is None else int(memory),
-        process_count=len(account.pids),
-        idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
-        throttled=node.throttled(account.gpu, account.uuid),
-        power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
-        power_usual_watts=trends.usual_watts(account.uuid),
-        memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
+def _mean(rank: int, steps: RecentColumns, begin_ns: int, end_ns: int) -> RankFacts:
+    part = slice(bisect_left(steps.end_ns, begin_ns), bisect_right(steps.end_ns, end_ns))
+    later = [not first for first in steps.epoch_start[part]]
+    waits_ns = list(compress(steps.comm_wait_ns[part], later))
+    count = len(waits_ns) or 1
+    return RankFacts(
+        rank=rank,
+        steps=len(waits_ns),
+        data_wait_s=sum(compress(steps.data_wait_s[part], later)) / count,
+        transfer_s=sum(compress(steps.transfer_s[part], later)) / count,
+        compute_s=sum(compress(steps.compute_s[part], later)) / count,
+        comm_wait_s=sum(waits_ns) / count / 1e9 if waits_ns and min(waits_ns) >= 0 else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch import wire
-from gpuwatch_agent.runs.recent_steps import KEPT, RecentColumns, RecentSteps, read_columns
+from gpuwatch_agent.runs.timeline import KEPT, RecentColumns, RecentSteps, read_columns
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, Tick
-from gpuwatch_agent.history.ledger_between import growth, ledgers_between
+from gpuwatch_agent.history.queries import growth, ledgers_between
 
 BEGIN_S = 1_790_000_000.0
 GPU = ("0", "GPU-a")

@@ -1,4 +1,4 @@
-"""What a process stands at, told from files like the kernel's."""
+"""What a process is blocked on, from files like the kernel's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked as waits
-from gpuwatch.host.node_io import disks, received_bytes
+from gpuwatch.host.proc import disks, received_bytes
 
 X86 = waits._by_number("x86_64")
 
@@ -41,10 +41,10 @@ def test_files_of_a_process(tmp_path: Path) -> None:
     place = tmp_path / "11"
     place.mkdir()
     (place / "stat").write_text("11 (a) b) D 1 2 3")
-    assert waits.standing_at(11, tmp_path) == "disk"
+    assert waits.blocked_on(11, tmp_path) == "disk"
     (place / "stat").write_text("11 (a) b) S 1 2 3")
-    assert waits.standing_at(11, tmp_path) == "other"  # its system call may not be read
-    assert waits.standing_at(12, tmp_path) is None
+    assert waits.blocked_on(11, tmp_path) == "other"  # its system call may not be read
+    assert waits.blocked_on(12, tmp_path) is None
 
 
 def test_shares_need_looks_enough() -> None:

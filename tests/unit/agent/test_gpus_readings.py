@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwatch import wire
 from gpuwatch.window import MemoryTrend
 from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.trends import GpuTrends
+from gpuwatch_agent.gpus.readings import GpuTrends
 from gpuwatch_agent.runs import Run
 
 S = 1_000_000_000
@@ -27,11 +27,11 @@ def test_usual_power_is_that_of_seconds_with_steps() -> None:
     account = held(run)
     for second in range(40):
         step(run, second * S)
-        trends.look(account, 400.0, None, second * S)
+        trends.update(account, 400.0, None, second * S)
         if second == 20:
             assert trends.usual_watts("GPU-a") is None  # too early to call anything usual
     for second in range(46, 100):
-        trends.look(account, 100.0, None, second * S)  # it stands still
+        trends.update(account, 100.0, None, second * S)  # it stands still
     assert trends.usual_watts("GPU-a") == 400.0
 
 
@@ -39,7 +39,7 @@ def test_memory_is_looked_at_once_a_minute() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     account = held(run)
     for second in range(0, 601, 10):
-        trends.look(account, None, 1000 + second // 60 * 10, second * S)
+        trends.update(account, None, 1000 + second // 60 * 10, second * S)
     assert trends.memory("GPU-a", 2000) == MemoryTrend(600.0, 10, 0, 100, 2000)
     assert trends.memory("GPU-a", None) is None
 
@@ -48,9 +48,9 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
     trends, run = GpuTrends(), Run("run-a", 0, "boot")
     for second in range(0, 200, 10):
         step(run, second * S)
-        trends.look(held(run), 400.0, 1000 + second, second * S)
+        trends.update(held(run), 400.0, 1000 + second, second * S)
     assert trends.memory("GPU-a", 2000) is not None
-    trends.look(held(Run("run-b", 0, "boot")), None, 5000, 210 * S)
+    trends.update(held(Run("run-b", 0, "boot")), None, 5000, 210 * S)
     assert trends.memory("GPU-a", 2000) is None
     trends.keep_only([])
     assert trends._holders == {}
@@ -59,5 +59,5 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
 def test_a_gpu_that_no_run_holds_has_no_trend() -> None:
     trends = GpuTrends()
     for second in range(0, 600, 60):
-        trends.look(held(None), 400.0, second, second * S)
+        trends.update(held(None), 400.0, second, second * S)
     assert trends.memory("GPU-a", 2000) is None and trends.usual_watts("GPU-a") is None

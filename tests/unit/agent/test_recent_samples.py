@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.runs.node_memory import NodeMemory
+from gpuwatch_agent.runs.window import RecentSamples
 
 SECOND = 1_000_000_000
 
 
 def test_a_mean_counts_from_a_moment() -> None:
-    node = NodeMemory()
+    node = RecentSamples()
     for second, used in enumerate((0.0, 0.0, 0.0, 0.8, 1.0)):
         node.remember([Sample("gpuwatch_gpu_utilization_ratio", used, ("0", "GPU-a"))], second * SECOND)
     assert node.mean("gpuwatch_gpu_utilization_ratio", "0", "GPU-a") == 0.36

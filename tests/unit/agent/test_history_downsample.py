@@ -53,7 +53,7 @@ def write(history: History, seconds: int, ranks: int = 1) -> None:
 
 def condensed(history: History, full_until_s: float, turns: int = 100) -> None:
     for _ in range(turns):
-        history.condense(full_until_s + history._full_s)
+        history.downsample(full_until_s + history._full_s)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_minutes_take_the_place_of_seconds_and_steps(history: History) -> None:
 
 def test_a_turn_does_a_little_at_a_time(history: History) -> None:
     write(history, 240, ranks=3)
-    history.condense(BEGIN_S + 240 + 3600, groups=2)
+    history.downsample(BEGIN_S + 240 + 3600, groups=2)
     assert (rows(history, "tick_minute"), rows(history, "step_minute")) == (1, 2)
 
 
@@ -109,9 +109,9 @@ def test_spike_is_in_the_extremes_of_its_minute(history: History) -> None:
 
 def test_condensed_steps_over_both_have_every_step(history: History) -> None:
     write(history, 600)
-    whole = history.reader.condensed_steps("run-a", 0, 10)
+    whole = history.reader.downsampled_steps("run-a", 0, 10)
     condensed(history, BEGIN_S + 300)
-    both = history.reader.condensed_steps("run-a", 0, 10)
+    both = history.reader.downsampled_steps("run-a", 0, 10)
     assert None not in whole.bucket_s["p50"]
     assert [mark is None for mark in both.bucket_s["p95"]] == [True] * 5 + [False] * 5
     for found in (whole, both):
@@ -125,7 +125,7 @@ def test_condensed_steps_over_both_have_every_step(history: History) -> None:
         assert found.columns["input_wait_s"] is None  # never measured, and not 0
         assert found.step[0] == 0 and found.time_s == sorted(found.time_s)
     assert len(both.count) <= 11
-    recent = history.reader.condensed_steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
+    recent = history.reader.downsampled_steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
     assert recent.steps == 120 + 201  # the minute that began there, and the full records up to the end
     assert history.reader.steps("run-a", 0, 5000).first_step == 600  # each for itself, those that still are
 
@@ -137,7 +137,7 @@ def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
     history.trim(BEGIN_S + 600)
     ((_, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
     assert found[0][0] == BEGIN_S + 239
-    assert history.reader.condensed_steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
+    assert history.reader.downsampled_steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
     history.close()
 
 
@@ -196,6 +196,6 @@ def test_version_1_file_is_read_as_it_is(tmp_path: Path) -> None:
 
 def look(reader: HistoryReader) -> None:
     begin_s = 1_790_000_000.0
-    assert reader.condensed_steps("run-a", 0, 10).steps == 90
+    assert reader.downsampled_steps("run-a", 0, 10).steps == 90
     ((_, found),) = reader.series(STATES, {"state": "compute"}, begin_s, begin_s + 60, 300)
     assert found[-1] == (begin_s + 29, 7.25)

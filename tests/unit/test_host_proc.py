@@ -38,4 +38,4 @@ def test_time_without_a_core(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "schedstat").write_text("5000000000 1500000000 99\n")
     assert procfs.run_queue_s(7, tmp_path) == 1.5
-    assert procfs.worker_queue_s([7, 8], tmp_path) == {7: 1.5}
+    assert procfs.by_pid(procfs.run_queue_s, [7, 8], tmp_path) == {7: 1.5}

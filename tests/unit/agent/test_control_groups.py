@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch.window import MemoryKills
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.figures import PAGE_BYTES
-from gpuwatch_agent.processes.oom_watch import OomWatch
+from gpuwatch_agent.processes.control_groups import OomWatch
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
@@ -41,8 +41,8 @@ class Node:
         self.table = ProcessTable(root / "proc", root / "sys")
         self.watch = OomWatch(self.table, root / "proc", root / "sys")
         self.run.apply(self.hook.hello(), self.hook.at_ns, 0.0)
-        self.turn(0)
-        self.speak_and_turn()
+        self.tick(0)
+        self.send_and_tick()
 
     def write(self, directory: str, **files: str) -> None:
         path = self.root / directory
@@ -60,23 +60,23 @@ class Node:
         if node is not None:
             self.write("proc", vmstat=f"nr_free_pages 7\noom_kill {node}\nnuma_hit 1\n")
 
-    def speak_and_turn(self) -> None:
+    def send_and_tick(self) -> None:
         """The hook speaks, and half a second later it is looked at."""
         self.hook.spend("compute", 500 * MS)
         self.run.apply(self.hook.tell(), self.hook.at_ns, 0.0)
-        self.turn(500 * MS)
+        self.tick(500 * MS)
 
-    def turn(self, passed_ns: int) -> None:
+    def tick(self, passed_ns: int) -> None:
         self.hook.at_ns += passed_ns
-        self.table.begin_turn()
+        self.table.begin_tick()
         self.run.pass_time(self.hook.at_ns, 0.0, self.table.alive(self.run.hello))
-        self.watch.look([self.run], self.hook.at_ns)
+        self.watch.update([self.run], self.hook.at_ns)
 
     def die(self) -> MemoryKills | None:
         """Let the process be gone until it is lost; return what was noted."""
         (self.root / "proc/4711/stat").unlink(missing_ok=True)
         for _ in range(3):
-            self.turn(S)
+            self.tick(S)
         assert self.run.status == "lost"
         return self.run.oom
 
@@ -90,11 +90,11 @@ def test_version_2_own_group_with_the_limit_of_the_job_around_it(tmp_path: Path)
     node = Node(tmp_path)
     node.write(node.job, memory__current=f"{500 * MIB}\n", memory__peak=f"{500 * MIB}\n")
     node.write("proc/4711", statm="9 2000 1\n")
-    node.turn(S)
+    node.tick(S)
     node.write("proc/4711", statm="9 1 1\n")  # killed, and its memory taken back before it is gone
     node.write(node.job, memory__current=f"{2 * MIB}\n", memory__peak=f"{512 * MIB}\n")
     node.counts(own=4, job=6, node=10)
-    node.turn(S)
+    node.tick(S)
     assert node.die() == MemoryKills("group", 1, 512 * MIB, 500 * MIB, 512 * MIB, 2000 * PAGE_BYTES)
 
 
@@ -109,7 +109,7 @@ def test_a_kill_right_after_the_last_word_counts_though_a_look_came_between(tmp_
     node.hook.spend("compute", 200 * MS)
     node.run.apply(node.hook.tell(), node.hook.at_ns, 0.0)
     node.counts(own=4)
-    node.turn(300 * MS)  # still there: the kernel is at it
+    node.tick(300 * MS)  # still there: the kernel is at it
     found = node.die()
     assert found is not None and found.kills == 1
 
@@ -118,7 +118,7 @@ def test_kills_before_the_last_sign_of_life_are_none_of_its(tmp_path: Path) -> N
     node = Node(tmp_path)
     node.counts(own=4, job=6, node=10)
     for _ in range(3):
-        node.speak_and_turn()
+        node.send_and_tick()
     assert node.die() is None
 
 
@@ -155,10 +155,10 @@ def test_nothing_is_said_where_no_count_is_told(tmp_path: Path) -> None:
 
 def test_a_process_that_was_stopped_for_long_was_not_killed_back_then(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    node.turn(S)
+    node.tick(S)
     node.counts(own=4)
     for _ in range(40):
-        node.turn(S)
+        node.tick(S)
     assert node.die() is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.ranks import ranks_by_run
+from gpuwatch_agent.runs.window import ranks_by_run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 

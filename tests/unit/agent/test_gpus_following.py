@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpuwatch import wire
 from gpuwatch.ledger import RUN_STATES
-from gpuwatch_agent.gpus import GpuBook, GpuReading, GpuRecord
-from gpuwatch_agent.gpus.fusion import PRIORITY, fuse
+from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
+from gpuwatch_agent.gpus.following import PRIORITY, fuse
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
 from gpuwatch_agent.runs.timeline import Stretch, Trace, arrange, parts_of
@@ -119,11 +119,11 @@ class Site:
         self.hooks = [FakeHook(BEGIN_NS, run=f"run-{n}", sender=f"s-{n}", pid=n + 1) for n in range(hooks)]
         self.did: list[list[str]] = [[] for _ in range(hooks)]
         self.runs = {n + 1: Run(f"run-{n}", 0, BOOT) for n in range(hooks)}
-        self.book = GpuBook()
+        self.book = GpuLedgers()
         self.now_ns = BEGIN_NS
         for number in range(hooks):
             self.tell(number)
-        self.look()
+        self.update()
 
     def spend(self, number: int, state: str, ms: int) -> None:
         self.hooks[number].spend(state, ms * MS)
@@ -138,7 +138,7 @@ class Site:
         self.now_ns = max(self.now_ns, hook.at_ns)
         self.runs[number + 1].apply(hook.tell(), self.now_ns, wall_s(self.now_ns))
 
-    def look(self) -> None:
+    def update(self) -> None:
         pids = tuple(self.runs)
         self.book.advance([GpuReading("0", UUID, pids, 0.9)], self.runs, self.now_ns)
         ledger = self.book.accounts[UUID].ledger
@@ -151,7 +151,7 @@ class Site:
             record = msgspec.msgpack.decode(msgspec.msgpack.encode(run.record()), type=RunRecord)
             self.runs[pid] = Run.restore(record, BOOT, self.now_ns, wall_s(self.now_ns))
             self.runs[pid].status = "running"
-        self.book = GpuBook()
+        self.book = GpuLedgers()
         self.book.restore(kept, BOOT, self.now_ns)
 
     def meet(self) -> None:
@@ -160,7 +160,7 @@ class Site:
         for number, hook in enumerate(self.hooks):
             self.spend(number, "other", (last_ns - hook.at_ns) // MS)
             self.tell(number)
-        self.look()
+        self.update()
 
     def expected_ms(self) -> dict[str, int]:
         counted: dict[str, int] = {}
@@ -184,7 +184,7 @@ def test_every_millisecond_of_three_runs_has_the_state_that_comes_first(moves) -
     site = Site(3)
     for move in moves:
         if move == "look":
-            site.look()
+            site.update()
         elif move == "restart":
             site.meet()  # of time that is still open on the GPU, an agent that is killed takes the order with it
             site.restart()
@@ -207,13 +207,13 @@ def test_open_time_of_a_run_outlives_the_agent() -> None:
     site.tell(0)
     site.spend(1, "input_wait", 300)
     site.tell(1)
-    site.look()  # 600 ms of the first run wait for the second one
+    site.update()  # 600 ms of the first run wait for the second one
     site.restart()
     site.spend(1, "checkpoint", 1100)
     site.tell(1)
     site.spend(0, "eval", 500)
     site.tell(0)
-    site.look()
+    site.update()
     assert site.booked_ms() == {"compute": 900, "eval": 500}
 
 
@@ -223,10 +223,10 @@ def test_run_that_ends_counts_to_its_last_moment_beside_one_that_goes_on() -> No
     site.spend(1, "input_wait", 200)
     site.tell(1)
     site.runs[1].apply(site.hooks[0].bye(), site.now_ns, wall_s(site.now_ns))
-    site.look()
+    site.update()
     site.spend(1, "input_wait", 800)
     site.tell(1)
-    site.look()
+    site.update()
     assert site.booked_ms() == {"compute": 700, "input_wait": 300}
     assert site.book.accounts[UUID].owner == "run-1"
 
@@ -235,18 +235,18 @@ def test_run_that_joins_counts_from_its_own_begin() -> None:
     site = Site(1)
     site.spend(0, "input_wait", 500)
     site.tell(0)
-    site.look()
+    site.update()
     late = FakeHook(site.now_ns, run="run-late", sender="late", pid=9)
     site.runs[9] = Run("run-late", 0, BOOT)
     late.spend("startup", 300 * MS)
     site.spend(0, "input_wait", 400)
     site.tell(0)
     site.runs[9].apply(late.tell(), site.now_ns, wall_s(site.now_ns))
-    site.look()
+    site.update()
     assert site.booked_ms() == {"input_wait": 500, "startup": 300}
     late.spend("compute", 100 * MS)
     site.runs[9].apply(late.tell(), site.now_ns, wall_s(site.now_ns))
-    site.look()
+    site.update()
     assert site.booked_ms() == {"input_wait": 500, "startup": 300, "compute": 100}
 
 
@@ -254,9 +254,9 @@ def test_silent_run_does_not_hold_up_the_other_for_ever() -> None:
     site = Site(2)
     site.spend(0, "compute", 20_000)
     site.tell(0)
-    site.look()
+    site.update()
     assert site.booked_ms() == {}  # the other's time is still open
     for run in site.runs.values():
         run.pass_time(site.now_ns, wall_s(site.now_ns), True)
-    site.look()
+    site.update()
     assert site.booked_ms() == {"compute": 20_000}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis import Finding
-from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.evaluator import FindingTracker
+from gpuwatch_agent.exporter import finding_samples
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.samples import finding_samples
 from tests.unit.agent.hooks import BOOT, S
 
 FINDING = Finding(
@@ -21,7 +21,7 @@ FINDING = Finding(
 )
 
 
-def values(book: FindingBook, *runs: Run) -> dict[tuple[str, ...], float]:
+def values(book: FindingTracker, *runs: Run) -> dict[tuple[str, ...], float]:
     return {
         (sample.metric.removeprefix("gpuwatch_finding_"), *sample.labels): sample.value
         for sample in finding_samples(book, list(runs))
@@ -29,7 +29,7 @@ def values(book: FindingBook, *runs: Run) -> dict[tuple[str, ...], float]:
 
 
 def test_finding_begins_after_three_seconds_and_ends_after_ten() -> None:
-    book, run = FindingBook(), Run("run-a", 0, BOOT)
+    book, run = FindingTracker(), Run("run-a", 0, BOOT)
     for second in range(3):
         book.update("run-a", 0, [FINDING], second * S, 1000.0 + second)
     assert values(book, run) == {}
@@ -46,7 +46,7 @@ def test_finding_begins_after_three_seconds_and_ends_after_ten() -> None:
 
 
 def test_not_proven_does_not_linger_beside_what_is_proven_by_now() -> None:
-    book = FindingBook()
+    book = FindingTracker()
     proven = replace(FINDING, cause="artificial_limit")
     for second in range(5):
         book.update("run-a", 0, [FINDING], second * S, 1000.0 + second)
@@ -58,7 +58,7 @@ def test_not_proven_does_not_linger_beside_what_is_proven_by_now() -> None:
 
 
 def test_wall_clock_that_is_set_back_neither_holds_nor_delays_a_finding() -> None:
-    book = FindingBook()
+    book = FindingTracker()
     book.update("run-a", 0, [FINDING], 0, 10_000.0)
     book.update("run-a", 0, [FINDING], 4 * S, 6_404.0)
     assert len(book.active("run-a", 0)) == 1
@@ -67,14 +67,14 @@ def test_wall_clock_that_is_set_back_neither_holds_nor_delays_a_finding() -> Non
 
 
 def test_ranks_of_a_run_share_one_series() -> None:
-    book, runs = FindingBook(), [Run("run-a", rank, BOOT) for rank in (0, 1)]
+    book, runs = FindingTracker(), [Run("run-a", rank, BOOT) for rank in (0, 1)]
     for second in (0, 4):
         book.update("run-a", 1, [FINDING], second * S, 0.0)
     assert values(book, *runs)["active", "run-a", FINDING.cause] == 1.0
 
 
 def test_nothing_is_kept_of_runs_that_are_gone() -> None:
-    book = FindingBook()
+    book = FindingTracker()
     for run in ("", "run-a", "run-b"):
         for second in (0, 4):
             book.update(run, 0, [FINDING], second * S, 0.0)
@@ -84,7 +84,7 @@ def test_nothing_is_kept_of_runs_that_are_gone() -> None:
 
 
 def test_a_root_that_is_active_is_named_by_its_consequence_and_comes_first() -> None:
-    book = FindingBook()
+    book = FindingTracker()
     starved = replace(FINDING, cause="input_cpu", ratio=0.9)
     for second in range(5):
         found = [starved, replace(FINDING, cause="stalled", ratio=0.1)] if second > 2 else [starved]
