@@ -243,9 +243,7 @@ class AmdCollector:
         if not self._expected:
             raise NoData("amdsmi lists no GPU")
         samples = [sample for gpu in self._gpus for sample in self._samples(gpu)]
-        for call, cost in self._costs.calls.items():
-            samples.append(Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (call,)))
-            samples.append(Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (call,)))
+        samples += self._costs.samples()
         samples.append(Sample("gpuwatch_gpus_seen", len(self._gpus)))
         samples.append(Sample("gpuwatch_gpus_expected", self._expected))
         return samples

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
+from gpuwatch.metrics import Sample
+
 T = TypeVar("T")
 
 
@@ -137,6 +139,12 @@ class CallCosts:
         """Return whether this call is due. Every kind of call is known from the first time this is called."""
         cost = self.calls.setdefault(name, CallCost(planned_s))
         return self._clock() >= cost.due_s - _SLACK_S
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what each kind of call has cost so far, and how often it is made."""
+        for name, cost in list(self.calls.items()):
+            yield Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (name,))
+            yield Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (name,))
 
     def done(self, name: str, seconds: float) -> None:
         """Note what a round of this call took, and when the next one is due."""

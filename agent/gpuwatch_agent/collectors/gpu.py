@@ -94,11 +94,7 @@ class GpuCollector:
         self._slow.tick(self._gpus)
         for gpu in self._gpus:
             samples += _samples(gpu, self._slow.values(gpu))
-        for costs in (self._costs, self._slow.costs):
-            for call, cost in list(costs.calls.items()):
-                samples.append(Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (call,)))
-                samples.append(Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (call,)))
-        return samples
+        return [*samples, *self._costs.samples(), *self._slow.costs.samples()]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""

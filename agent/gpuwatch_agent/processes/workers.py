@@ -37,12 +37,12 @@ class WorkerWatch:
 
     def update(self, runs: list[Run], now_ns: int) -> None:
         """Read every known worker once and add to the runs' totals."""
-        pids = {pid for run in runs for pid in self._pids(run)}
+        pids = {pid for run in runs for pid in _worker_pids(run, self._table)}
         for gone in self._cpu_s.keys() - pids:
             del self._cpu_s[gone]
         self._private = {pid: seen for pid, seen in self._private.items() if pid in pids}
         for run in runs:
-            for pid in self._pids(run)[:1]:
+            for pid in _worker_pids(run, self._table)[:1]:
                 sampled_ns = self._private.get(pid, (None, None))[0]
                 if sampled_ns is None or now_ns - sampled_ns >= _MEMORY_EVERY_NS:
                     self._private[pid] = (now_ns, self._table.private_bytes(pid))
@@ -50,8 +50,8 @@ class WorkerWatch:
         for run in runs:
             if run.status == RUNNING:
                 known = run.worker_seen_s
-                run.worker_seen_s = {pid: known[pid] for pid in self._pids(run) if pid in known}
-            for pid in self._pids(run):
+                run.worker_seen_s = {pid: known[pid] for pid in _worker_pids(run, self._table) if pid in known}
+            for pid in _worker_pids(run, self._table):
                 cpu_s = self._table.cpu_s(pid)
                 if cpu_s is None:
                     self._cpu_s.pop(pid, None)
@@ -69,7 +69,7 @@ class WorkerWatch:
             for key in kept.keys() - running.keys():
                 del kept[key]
         for key, run in running.items():
-            pids = self._pids(run)[:_MOST_SAMPLED]
+            pids = _worker_pids(run, self._table)[:_MOST_SAMPLED]
             if not pids:
                 continue
             found = tuple(wait for pid in pids if (wait := self._table.blocked_on(pid)) is not None)
@@ -99,39 +99,31 @@ class WorkerWatch:
 
     def ratios(self, run: Run) -> tuple[float, ...] | None:
         """Return the CPU use of each live worker over the last 15 s, 1.0 = one core; None where it is not known."""
-        ratios = []
-        for pid in self._pids(run):
-            seen = self._cpu_s.get(pid)
-            if seen and seen[-1][0] > seen[0][0]:
-                ratios.append((seen[-1][1] - seen[0][1]) / ((seen[-1][0] - seen[0][0]) / 1e9))
-        return tuple(ratios) if ratios else None
+        return tuple(ratio for ratio, _ in self._use(run)) or None
 
     def busy_ratios(self, run: Run) -> tuple[float, ...] | None:
         """Return the same with the time in which a worker was ready to run and had no core; None where the kernel does not count it."""
-        ratios = []
-        for pid in self._pids(run):
+        ratios = [busy for _, busy in self._use(run)]
+        known = tuple(busy for busy in ratios if busy is not None)
+        return known if known and len(known) == len(ratios) else None
+
+    def _use(self, run: Run) -> Iterator[tuple[float, float | None]]:
+        """Yield (CPU use, the same with the wait for a core) of each live worker over the last 15 s."""
+        for pid in _worker_pids(run, self._table):
             seen = self._cpu_s.get(pid)
             if seen and seen[-1][0] > seen[0][0]:
                 (begin_ns, cpu_s, queue_s), (end_ns, cpu_end_s, queue_end_s) = seen[0], seen[-1]
-                if queue_s is None or queue_end_s is None:
-                    return None
-                ratios.append((cpu_end_s - cpu_s + queue_end_s - queue_s) / ((end_ns - begin_ns) / 1e9))
-        return tuple(ratios) if ratios else None
+                used_s, elapsed_s = cpu_end_s - cpu_s, (end_ns - begin_ns) / 1e9
+                waited_s = None if queue_s is None or queue_end_s is None else queue_end_s - queue_s
+                yield used_s / elapsed_s, None if waited_s is None else (used_s + waited_s) / elapsed_s
 
     def private_bytes(self, run: Run) -> int | None:
         """Return the memory that the run's first worker has of its own; None where it is not known."""
-        return next((self._private[pid][1] for pid in self._pids(run)[:1] if pid in self._private), None)
+        return next((self._private[pid][1] for pid in _worker_pids(run, self._table)[:1] if pid in self._private), None)
 
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""
-        return sum(pid in self._cpu_s for pid in self._pids(run))
-
-    def _pids(self, run: Run) -> tuple[int, ...]:
-        hello = run.hello
-        if run.status != RUNNING or hello is None or hello.loader is None:
-            return ()
-        # The workers' numbers are the container's own: they can be read only where they are this /proc's as well.
-        return hello.loader.worker_pids[:_MOST_WORKERS] if self._table.host_pid(hello) == hello.pid else ()
+        return sum(pid in self._cpu_s for pid in _worker_pids(run, self._table))
 
 
 EVERY_NS = 5_000_000_000
@@ -173,7 +165,7 @@ class RunProcesses:
             seen = self._seen.setdefault(key, _Seen(last=dict(run.worker_io_seen)))
             seen.process = usage(pid, self._procfs)
             seen.files = self._table.open_files(pid)
-            self._read_workers(run, pid, seen)
+            self._read_workers(run, seen)
 
     def samples(self, run: Run) -> Iterator[Sample]:
         """Yield the series of one run's processes."""
@@ -194,13 +186,9 @@ class RunProcesses:
         if totals.run_queue_s is not None:
             yield Sample("gpuwatch_loader_worker_run_queue_seconds_total", totals.run_queue_s, key)
 
-    def _read_workers(self, run: Run, pid: int, seen: _Seen) -> None:
+    def _read_workers(self, run: Run, seen: _Seen) -> None:
         """Add up what the workers did since they were seen last; one that ended keeps its part."""
-        hello = run.hello
-        loader = (
-            hello.loader if hello is not None and pid == hello.pid else None
-        )  # else the pids are another namespace's
-        pids = loader.worker_pids[:_MOST_WORKERS] if loader is not None else ()
+        pids = _worker_pids(run, self._table)
         found = {pid: figures for pid in pids if (figures := usage(pid, self._procfs)) is not None}
         seen.workers = len(found)
         seen.in_disk_wait = sum(figures.state == "D" for figures in found.values())
@@ -209,3 +197,11 @@ class RunProcesses:
             run.worker_io = run.worker_io.grown(io, seen.last.get(pid, WorkerIo()))
         seen.last = now
         run.worker_io_seen = dict(now)
+
+
+def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:
+    """Return the pids of a run's workers, as far as they can be read: they are the container's own, and may be another namespace's."""
+    hello = run.hello
+    if run.status != RUNNING or hello is None or hello.loader is None or table.host_pid(hello) != hello.pid:
+        return ()
+    return hello.loader.worker_pids[:_MOST_WORKERS]

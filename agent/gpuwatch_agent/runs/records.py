@@ -49,25 +49,20 @@ class Counts(msgspec.Struct):
         """Return these counts and a process's own."""
         if totals is None:
             return self
+        summed = {name: getattr(self, name) + getattr(totals, name) for name in SUMMED}
         return Counts(
-            steps=self.steps + totals.steps,
             samples=_sum_known(self.samples, totals.samples),
+            tokens=_sum_known(self.tokens, totals.tokens),
             phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
             histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
-            overhead_ns=self.overhead_ns + totals.overhead_ns,
-            hidden_ns=self.hidden_ns + totals.hidden_ns,
-            device_steps=self.device_steps + totals.device_steps,
-            tokens=_sum_known(self.tokens, totals.tokens),
-            comm_steps=self.comm_steps + totals.comm_steps,
-            drained_steps=self.drained_steps + totals.drained_steps,
-            kept_up_steps=self.kept_up_steps + totals.kept_up_steps,
-            read_back_steps=self.read_back_steps + totals.read_back_steps,
-            unverified_steps=self.unverified_steps + totals.unverified_steps,
-            fetches_sampled=self.fetches_sampled + totals.fetches_sampled,
-            worker_fetches=self.worker_fetches + totals.worker_fetches,
-            ready_batches=self.ready_batches + totals.ready_batches,
-            empty_fetches=self.empty_fetches + totals.empty_fetches,
+            **summed,
         )
+
+
+SUMMED = tuple(
+    name for name, kind in Counts.__annotations__.items() if kind == "int" and name not in ("samples", "tokens")
+)
+"""The plain counters, named as in `wire.Totals`."""
 
 
 class Speaker(msgspec.Struct):
@@ -138,18 +133,7 @@ def _sum_known(one: int, other: int) -> int:
 def went_back(new: wire.Totals, old: wire.Totals) -> bool:
     """Return whether totals, which only grow, are older than others of the same process (or not to be believed)."""
     return (
-        new.watermark_ns < old.watermark_ns
-        or new.steps < old.steps
-        or new.samples < old.samples
-        or new.overhead_ns < old.overhead_ns
-        or new.hidden_ns < old.hidden_ns
-        or new.device_steps < old.device_steps
-        or new.tokens < old.tokens
-        or new.comm_steps < old.comm_steps
-        or new.worker_fetches < old.worker_fetches
-        or new.drained_steps < old.drained_steps
-        or new.kept_up_steps < old.kept_up_steps
-        or new.read_back_steps < old.read_back_steps
+        any(getattr(new, name) < getattr(old, name) for name in ("watermark_ns", "samples", "tokens", *SUMMED))
         or any(map(lt, new.step_histogram, old.step_histogram))
         or (new.phases_ns != old.phases_ns and any(new.phases_ns.get(n, 0) < ns for n, ns in old.phases_ns.items()))
         or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())
