@@ -119,8 +119,11 @@ class Run(msgspec.Struct, frozen=True):
     loader: LoaderSettings | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}
-    instance: str | None = None
-    """Prometheus's name of the node's agent; None where an agent answers, which knows one node only."""
+
+    @property
+    def instance(self) -> str | None:
+        """Return Prometheus's name of the node's agent; None where an agent answers, which knows one node only."""
+        return None
 
 
 class Gpu(msgspec.Struct, frozen=True):

@@ -95,7 +95,7 @@ class MadeUpSteps:
             "device_transfer_s": [0.002] * len(steps) if self.device else nothing,
             "device_compute_s": [0.6 * wait + compute_s - 0.003 for wait in waits] if self.device else nothing,
             "samples": [64] * len(steps),
-            "epoch_start": [step % self.epoch_steps == 0 for step in steps],
+            "epoch_start": [int(step % self.epoch_steps == 0) for step in steps],
         }
 
     def _guess(self, after_s: float) -> int:

@@ -33,6 +33,12 @@ RunKey = tuple[str, str]
 """(run, rank)"""
 
 
+class ScrapedRun(Run, frozen=True):
+    """A run as its node's agent exported it."""
+
+    instance: str | None = None
+
+
 class PrometheusSource:
     """A Source: a Prometheus that scrapes agents. Findings have no evidence there, and steps only a histogram."""
 
@@ -85,7 +91,7 @@ class PrometheusSource:
             found = findings.get(labels.get("run", ""), ())
             whole = states.get(key, {})
             watermark_s = watermarks.get(key, self._now())
-            runs[key] = Run(
+            runs[key] = ScrapedRun(
                 run=key[0],
                 rank=int(key[1]) if key[1].isdigit() else 0,
                 name=labels.get("name") or key[0],
