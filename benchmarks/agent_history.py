@@ -33,7 +33,7 @@ def history_part(directory: Path) -> list[str]:
         assert history.commit(Tick(time_s, samples, [], [], steps(hooks, time_s), []))
     full = used_bytes(path) - empty
     while full_rows(path):
-        history.condense(_BEGIN_S + _SECONDS + 7200)
+        history.downsample(_BEGIN_S + _SECONDS + 7200)
     minutes = used_bytes(path) - empty
     history.close()
 

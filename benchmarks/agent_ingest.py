@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.agent_load import Rank
 from gpuwatch_agent.history import History, Tick
 from gpuwatch_agent.receiver import Receiver
-from gpuwatch_agent.run_book import RunBook
+from gpuwatch_agent.runs import RunRegistry
 from gpuwatch_agent.sampler import step_batches
 
 BATCHES = (1, 64, 200, 1024)
@@ -40,7 +40,7 @@ def frames(batch: int, count: int) -> list[bytes]:
 def stages(batch: int, count: int, directory: Path) -> tuple[float, float, float]:
     """Return the CPU seconds of each stage for `count` messages of `batch` steps. Raises: AssertionError for a step lost."""
     sent = frames(batch, count)
-    receiver, book = Receiver(NoSocket()), RunBook("boot")  # type: ignore[arg-type]
+    receiver, book = Receiver(NoSocket()), RunRegistry("boot")  # type: ignore[arg-type]
 
     def receive() -> None:
         for frame in sent:

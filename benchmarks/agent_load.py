@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwatch import wire
+from gpuwatch.host.proc import start_ticks
 from gpuwatch.identity import identify
 from gpuwatch.ledger import Ledger
-from gpuwatch.procfs import start_ticks
 from gpuwatch.transport import ZmqSender
 
 EVERY_S = 0.5

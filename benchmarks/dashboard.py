@@ -30,7 +30,7 @@ from benchmarks.dashboard_browser import a_fleet, a_hidden_tab, a_million_steps,
 from benchmarks.dashboard_viewers import WINDOWS, cpu_s, viewers
 from gpuwatch import wire
 from gpuwatch_agent.history import History, StepBatch, Tick
-from gpuwatch_agent.history_reader import HistoryReader
+from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import GROUPS
 from gpuwatch_dashboards.sources import PrometheusSource, fleet
@@ -52,7 +52,7 @@ class KeptSteps(MadeUpSteps):
 
     def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         assert self.reader is not None
-        return self.reader.condensed_steps("million", 0, int(query["points"]))
+        return self.reader.downsampled_steps("million", 0, int(query["points"]))
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
         times = []
         for _ in range(3):
             begin = time.process_time()
-            assert history.reader.condensed_steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
+            assert history.reader.downsampled_steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
             times.append(time.process_time() - begin)
         print(f"the agent condenses 1,000,000 steps in {statistics.median(times):.2f} s of CPU", flush=True)
         yield history.reader

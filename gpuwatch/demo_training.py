@@ -7,7 +7,6 @@ because of how the loop is written, as in a user's script.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpuwatch
 from gpuwatch.errors import ConfigError
+from gpuwatch.host.shm import shm_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -160,10 +160,9 @@ def train_eval(training: Training) -> None:
 
 def train_shm(training: Training) -> None:
     """Batches whose buffers fill a small /dev/shm."""
-    status = os.statvfs("/dev/shm")
-    shm_bytes = status.f_blocks * status.f_frsize
+    shm_size, _ = shm_bytes()
     # 2 workers × 8 batches fill 84% of it; beside them there is one in the training's hand and one on its way.
-    batch_size = max(1, int(0.84 * shm_bytes / 16 / (3 * 64 * 64 * 4)))
+    batch_size = max(1, int(0.84 * shm_size / 16 / (3 * 64 * 64 * 4)))
     images = Images(10_000_000, 64, decode=False)
     loader = _loader(images, batch_size=batch_size, num_workers=2, prefetch_factor=8)
     for batch, labels in gpuwatch.watch(loader):
@@ -190,8 +189,7 @@ def small_shm_command(command: list[str]) -> list[str]:
     A process may have a mount namespace of its own: as root, or through a user namespace. Raises: ConfigError where neither
     is allowed and /dev/shm is large.
     """
-    status = os.statvfs("/dev/shm")
-    if status.f_blocks * status.f_frsize <= 4 * _SMALL_SHM_BYTES:
+    if shm_bytes()[0] <= 4 * _SMALL_SHM_BYTES:
         return command
     unshare = shutil.which("unshare")
     for options in (["-m"], ["-r", "-m"]):

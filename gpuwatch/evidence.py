@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpuwatch import control_group, node_io, waits
-from gpuwatch import procfs as proc
 from gpuwatch.errors import NoData
+from gpuwatch.host import blocked, cgroup, proc
+from gpuwatch.host.shm import shm_bytes
 from gpuwatch.window import HostFacts
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ class HostSample:
     worker_queue_s: dict[int, float]
     """Time that each worker was ready to run and had no core."""
     worker_waits: tuple[str, ...] = ()
-    """What each worker stood at."""
-    quota: control_group.Quota | None = None
+    """What each worker was blocked on."""
+    quota: cgroup.Quota | None = None
     received_bytes: int | None = None
     disks: dict[str, tuple[int, float]] | None = None
     """(bytes read, seconds with work) since boot by disk."""
@@ -51,7 +51,7 @@ def usable_cores() -> int | None:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
-    return control_group.within_quota(cores)
+    return cgroup.within_quota(cores)
 
 
 class HostWatcher:
@@ -84,15 +84,15 @@ class HostWatcher:
             cpu_total_s=busy_total[1] if busy_total else None,
             cpu_pressure_s=_optional(lambda: proc.pressure_s("cpu", self._procfs)),
             io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
-            shm=_optional(lambda: proc.shm_bytes(self._shm)),
-            worker_cpu_s=proc.worker_cpu_s(worker_pids, self._procfs),
-            worker_queue_s=proc.worker_queue_s(worker_pids, self._procfs),
+            shm=_optional(lambda: shm_bytes(self._shm)),
+            worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, self._procfs),
+            worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, self._procfs),
             worker_waits=tuple(
-                w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := waits.standing_at(pid, self._procfs))
+                w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := blocked.blocked_on(pid, self._procfs))
             ),
-            quota=control_group.quota(self._procfs, self._sysfs),
-            received_bytes=_optional(lambda: node_io.received_bytes(self._procfs / "self")),
-            disks=_optional(lambda: node_io.disks(self._procfs)),
+            quota=cgroup.quota(self._procfs, self._sysfs),
+            received_bytes=_optional(lambda: proc.received_bytes(self._procfs / "self")),
+            disks=_optional(lambda: proc.disks(self._procfs)),
         )
         if self._looks % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
             self._look_at_memory(worker_pids)
@@ -102,7 +102,7 @@ class HostWatcher:
 
     def _look_at_memory(self, worker_pids: Sequence[int]) -> None:
         available = _optional(lambda: proc.memory_available_bytes(self._procfs))
-        self._memory_available = control_group.within_limit(available, self._procfs, self._sysfs)
+        self._memory_available = cgroup.within_limit(available, self._procfs, self._sysfs)
         if worker_pids:
             found = _optional(lambda: proc.private_bytes(worker_pids[0], self._procfs))
             self.worker_private_bytes = self.worker_private_bytes if found is None else found
@@ -120,7 +120,7 @@ class HostWatcher:
             cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
             cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
             cpu_quota_cores=last.quota.cores if last.quota else None,
-            cpu_throttled_ratio=control_group.throttled_ratio(first.quota, last.quota),
+            cpu_throttled_ratio=cgroup.throttled_ratio(first.quota, last.quota),
             io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
             disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
             disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),
@@ -160,8 +160,8 @@ class HostWatcher:
         return tuple(ratios) if ratios else None
 
     def worker_waits(self) -> dict[str, float] | None:
-        """Return in which share of the looks workers were found at each of `waits.WAITS`; None with too few looks."""
-        return waits.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
+        """Return in which share of the samples workers were blocked on each of `blocked.WAITS`; None with too few samples."""
+        return blocked.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
 
 
 def _busiest(

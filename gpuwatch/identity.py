@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import start_ticks as read_start_ticks
+
 MAX_NAME = 128
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -115,8 +118,8 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
     try:
-        return int(_text(procfs / process / "stat").rpartition(")")[2].split()[19])
-    except (IndexError, ValueError):
+        return read_start_ticks(process, procfs)
+    except NoData:
         return 0
 
 

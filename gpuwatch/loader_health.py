@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuwatch.accounts import Accounts
+from gpuwatch.host.shm import largest_tensor_bytes
 from gpuwatch.shm_need import larger_shm, prefetch_of, queues_bytes
-from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.units import size
 from gpuwatch.wire import WorkerDeath

@@ -6,14 +6,13 @@ What decides and what is advised is the rule `shm_exhaustion`'s, as in a diagnos
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpuwatch import procfs as proc
 from gpuwatch.batches import tensors
 from gpuwatch.errors import NoData
+from gpuwatch.host.shm import shm_bytes
 from gpuwatch.units import size as text_of
 from gpuwatch.wire import Loader
 
@@ -33,14 +32,10 @@ def bytes_ahead_of(loader: Any) -> int | None:
     return int(batch_size * sum(sizes)) if sizes else None
 
 
-def _dev_shm() -> tuple[int, int]:
-    return proc.shm_bytes(Path("/dev/shm"))
-
-
 class ShmWarning:
     """Looks once for each setting of the loader."""
 
-    def __init__(self, read: Callable[[], tuple[int, int]] = _dev_shm) -> None:
+    def __init__(self, read: Callable[[], tuple[int, int]] = shm_bytes) -> None:
         self._read = read
         self.said = False
         self._looked_at: set[tuple[int | None, int | None, int]] = set()

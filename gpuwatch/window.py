@@ -164,7 +164,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     worker_busy_ratios: tuple[float, ...] | None = None
     """Share of time in which each loader worker was on a CPU or in the queue for one: on a full node, more than its CPU use."""
     worker_waits: Mapping[str, float] | None = None
-    """Share of the looks at the workers in which they were found at each of `gpuwatch.waits.WAITS`: their sum is 1."""
+    """Share of the looks at the workers in which they were found at each of `gpuwatch.host.blocked.WAITS`: their sum is 1."""
     worker_private_bytes: int | None = None
     """Memory that a loader worker has of its own, what it shares with the training process left out."""
     host: HostFacts | None = None

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.control_group import memory_room, oom_kills
 from gpuwatch.errors import NoData
-from gpuwatch.procfs import oom_kills_on_node, shm_bytes
+from gpuwatch.host.cgroup import memory_room, oom_kills
+from gpuwatch.host.proc import oom_kills_on_node
+from gpuwatch.host.shm import shm_bytes
 from gpuwatch.wire import WorkerDeath
 
 _DEADLY = frozenset(

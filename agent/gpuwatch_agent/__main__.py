@@ -1,4 +1,4 @@
-"""The agent in a fresh interpreter: `gpuwatch agent` reads its options and goes on as this, in the same process.
+"""The agent in a fresh interpreter: `gpuwatch agent` reads its options and continues as this, in the same process.
 
 What reads options (typer, pydantic, every command) would stay in memory for as long as the agent runs: a dozen MB of the 70 that it may take.
 """
@@ -37,7 +37,7 @@ def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
 
 
 def serve(options: Options, chosen: Thresholds) -> None:
-    """Run the agent until it is told to end. Raises: ConfigError."""
+    """Run the agent until a signal ends it. Raises: ConfigError."""
     thresholds.use(chosen)
     from gpuwatch_agent.main import run_agent
 

@@ -16,13 +16,13 @@ from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
 from gpuwatch.stacks.spy import find_py_spy
 from gpuwatch.transport import ZmqReceiver
-from gpuwatch_agent.api import make_app
 from gpuwatch_agent.history import History
+from gpuwatch_agent.http import make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.options import Options, default_history
+from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
-from gpuwatch_agent.stack_watch import StackWatch
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
 
 
 def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:
-    """Return the thread that tells people; what it has told is kept beside the history."""
+    """Return the thread that notifies people; its state is kept in the history's folder."""
     path = history.with_name(history.name + ".notify.json")
     return Notifier(lambda: sampler.snapshot, options.notify, options.alerts, socket.gethostname(), path)
 
 
 def _stack_watch(settings: StackSettings, history: Path) -> StackWatch:
-    """Return what looks at stacks; flame graphs lie beside the history unless told. Raises: MissingExtra without py-spy."""
+    """Return what takes stacks; flame graphs go to the history's folder by default. Raises: MissingExtra without py-spy."""
     find_py_spy()
     return StackWatch(settings, Path(settings.folder) if settings.folder else history.with_name("stacks"))
 

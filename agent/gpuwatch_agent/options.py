@@ -52,7 +52,7 @@ class Options:
 
 
 def default_history() -> Path:
-    """Return where the history is kept unless told: below XDG_STATE_HOME, for root /var/lib/gpuwatch."""
+    """Return where the history is kept by default: below XDG_STATE_HOME, for root /var/lib/gpuwatch."""
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "gpuwatch" / "history.db"
     if os.getuid() == 0:

@@ -61,7 +61,7 @@ class Receiver:
                 self.take(frame)
 
     def take(self, frame: bytes) -> None:
-        """Take one frame, or reject it: counted by reason, and each reason said once."""
+        """Take one frame, or reject it: counted by reason, and each reason logged once."""
         try:
             message = wire.decode(frame)
             check_times(message)

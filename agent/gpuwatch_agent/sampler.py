@@ -1,4 +1,4 @@
-"""The agent's heart: once a second, take what came, look at the node, book, diagnose, commit, publish."""
+"""The agent's main loop: once a second, apply what arrived, sample the node, book, diagnose, commit, publish."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ import msgspec
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collecting import Collecting
 from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
-from gpuwatch_agent.detail import standard
-from gpuwatch_agent.exporter import Page
-from gpuwatch_agent.gpu_ledger import GpuBook
-from gpuwatch_agent.gpus import gpu_readings, gpu_view, note_gpus
+from gpuwatch_agent.collectors.base import CollectorRunner
+from gpuwatch_agent.evaluator import Evaluator
+from gpuwatch_agent.exporter import (
+    AnySample,
+    Page,
+    Snapshot,
+    finding_samples,
+    gpu_samples,
+    percentile_samples,
+    run_samples,
+    shm_samples,
+    standard,
+)
+from gpuwatch_agent.gpus import GpuLedgers
+from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
-from gpuwatch_agent.judging import Judge
-from gpuwatch_agent.node_memory import NodeMemory
-from gpuwatch_agent.oom_watch import OomWatch
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
+from gpuwatch_agent.processes.stacks import StackWatch
+from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.run_book import RunBook
-from gpuwatch_agent.run_cgroups import group_samples
-from gpuwatch_agent.run_processes import RunProcesses
-from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, percentile_samples, run_samples, shm_samples
-from gpuwatch_agent.snapshot import Snapshot
-from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_view
-from gpuwatch_agent.workers import WorkerWatch
+from gpuwatch_agent.runs import RUNNING, Run, RunRegistry
+from gpuwatch_agent.runs.views import finding_view
+from gpuwatch_agent.runs.window import RecentSamples
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
 _FINDINGS_EVERY = 5
-"""Turns between two notes that a finding is still there."""
+"""Ticks between two records that a finding is still there."""
 
 
 class Sampler:
-    """Owns the books; everything in them is touched by this thread alone."""
+    """Owns the agent's state: only this thread changes it."""
 
     def __init__(
         self, receiver: Receiver, history: History, roots: Roots, boot_id: str, choice: Choice = STANDARD
@@ -55,16 +59,16 @@ class Sampler:
         self._choice = choice
         collectors = build(roots, choice)
         self._gpu_collector = gpu_source(collectors)
-        self._collecting = Collecting(collectors)
-        self._runs = RunBook(boot_id)
-        self._gpus = GpuBook()
+        self._collectors = CollectorRunner(collectors)
+        self._runs = RunRegistry(boot_id)
+        self._gpus = GpuLedgers()
         self._table = ProcessTable(roots.procfs, roots.sysfs)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
-        self._node = NodeMemory()
-        self._judge = Judge(self._node, self._workers, self._table)
-        self._turns = 0
+        self._node = RecentSamples()
+        self._evaluator = Evaluator(self._node, self._workers, self._table)
+        self._ticks_done = 0
         self._kept_findings: Collection[tuple[str, int, str, str]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -73,7 +77,7 @@ class Sampler:
         """More of the agent's own series (the notifier's counters)."""
         self.prices = Prices()
         self.stacks: StackWatch | None = None
-        """Looks at stacks when a finding begins; None: not asked for."""
+        """Takes stacks when a finding begins; None: not opted in."""
 
     def start(self) -> None:
         """Take up what a former agent kept, and begin."""
@@ -83,7 +87,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the turn under way and one last one, so that what has arrived is booked."""
+        """End after the tick in progress and one last one, so that what has arrived is booked."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 
@@ -92,21 +96,21 @@ class Sampler:
         while True:
             last = self._stop.is_set()
             try:
-                self._turn()
-                self._history.condense(time.time())
-                if self._turns % _TRIM_EVERY == 0:
+                self._tick()
+                self._history.downsample(time.time())
+                if self._ticks_done % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
             except Exception:
-                logger.exception("a turn of the sampler failed; the next one is taken as usual")
+                logger.exception("a tick of the sampler failed; the next one goes ahead")
             if last:
                 return
-            self._turns += 1
-            due = max(due + INTERVAL_S, time.monotonic())  # a late turn is not made up for
+            self._ticks_done += 1
+            due = max(due + INTERVAL_S, time.monotonic())  # a late tick is not made up for
             self._stop.wait(max(0.0, due - time.monotonic()))
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         self._runs.excuse_pause(time.monotonic_ns())
-        self._table.begin_turn()
+        self._table.begin_tick()
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
         with_steps = [
@@ -117,18 +121,18 @@ class Sampler:
         for run in runs:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
-        self._oom.look(runs, now_ns)
-        node_samples = self._collecting.turn()
+        self._oom.update(runs, now_ns)
+        node_samples = self._collectors.tick()
         self._node.remember(node_samples, now_ns)
-        self._workers.look(runs, now_ns)
-        self._processes.look(runs, now_ns)
+        self._workers.update(runs, now_ns)
+        self._processes.update(runs, now_ns)
         readings = gpu_readings(self._gpu_collector, self._node, self._table)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
         accounts = list(self._gpus.accounts.values())
         note_gpus(runs, accounts, self._gpu_collector)
-        self._judge.look(runs, accounts, now_ns, now_s, self.prices)
+        self._evaluator.evaluate(runs, accounts, now_ns, now_s, self.prices)
         if self.stacks is not None:
-            self.stacks.turn(runs, self._judge.findings, self._table, now_ns, now_s)
+            self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
         samples = [*self._samples(runs, now_ns, now_s), *node_samples]
         if not self._choice.full:
             samples = list(standard(samples))
@@ -154,12 +158,12 @@ class Sampler:
             pid = self._table.host_pid(run.hello) if run.hello is not None else None
             shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
             samples += shm_samples(run, self._table, shares)
-        for view in self._judge.views.values():
+        for view in self._evaluator.views.values():
             samples += percentile_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
-        samples += finding_samples(self._judge.findings, list(runs))
+        samples += finding_samples(self._evaluator.findings, list(runs))
         samples += [
             Sample("gpuwatch_build_info", 1, (__version__,)),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
@@ -180,8 +184,8 @@ class Sampler:
         self, samples: Sequence[AnySample], runs: Sequence[Run], arrivals: Sequence[Arrival], now_s: float
     ) -> None:
         changed = [run for run in runs if run.changed]
-        active = {key: entry for key, entry in self._judge.findings.entries.items() if entry.active}
-        again = self._turns % _FINDINGS_EVERY == 0
+        active = {key: entry for key, entry in self._evaluator.findings.entries.items() if entry.active}
+        again = self._ticks_done % _FINDINGS_EVERY == 0
         found = {key: entry for key, entry in active.items() if again or key not in self._kept_findings}
         tick = Tick(
             time_s=now_s,
@@ -200,13 +204,13 @@ class Sampler:
                 run.changed = False
 
     def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
-        views = sorted(self._judge.views.values(), key=lambda view: -view.last_message_s)
+        views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
         found = [
             msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
             for view in views
             for finding in view.findings
         ]
-        found += map(finding_view, self._judge.findings.active("", 0))
+        found += map(finding_view, self._evaluator.findings.active("", 0))
         self.snapshot = Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,
@@ -217,7 +221,7 @@ class Sampler:
                 gpu_view(account, self._gpu_collector, self._node, self._table)
                 for account in self._gpus.accounts.values()
             ],
-            collectors=self._collecting.outcomes,
+            collectors=self._collectors.outcomes,
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwatch import procfs
-from gpuwatch.control_group import quota
 from gpuwatch.doctor.outcome import Outcome, ok, warning
 from gpuwatch.doctor.surroundings import Surroundings
 from gpuwatch.errors import NoData
+from gpuwatch.host import proc
+from gpuwatch.host.cgroup import quota
 
 
 def cores(around: Surroundings) -> Outcome:
@@ -27,7 +27,7 @@ def pressure(around: Surroundings) -> Outcome:
     missing = []
     for what in ("cpu", "io", "memory"):
         try:
-            procfs.pressure_s(what, around.procfs)
+            proc.pressure_s(what, around.procfs)
         except (NoData, ValueError):
             missing.append(what)
     if missing:

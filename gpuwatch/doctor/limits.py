@@ -5,9 +5,11 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from gpuwatch.control_group import folders
 from gpuwatch.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.doctor.surroundings import Surroundings
+from gpuwatch.errors import NoData
+from gpuwatch.host.cgroup import folders
+from gpuwatch.host.proc import memory_bytes
 from gpuwatch.thresholds import THRESHOLDS
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -84,11 +86,10 @@ def tasks(around: Surroundings) -> Outcome:
 
 
 def _recommended_gib(procfs: Path) -> int:
-    """Return half of the memory, as the kernel itself would, and at most 16 GiB. Source: MemTotal of /proc/meminfo."""
+    """Return half of the memory, as the kernel itself would, and at most 16 GiB."""
     try:
-        fields = dict(line.split(":", 1) for line in (procfs / "meminfo").read_text().splitlines() if ":" in line)
-        return max(1, min(16, int(fields["MemTotal"].split()[0]) // (2 << 20)))
-    except (OSError, KeyError, ValueError):
+        return max(1, min(16, memory_bytes(procfs)["MemTotal"] // (2 << 30)))
+    except (NoData, KeyError, ValueError):
         return 8
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.host.blocked import LOCK
 from gpuwatch.rules.input_wait import wait_evidence, waits_at
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent
-from gpuwatch.waits import LOCK
 from gpuwatch.window import Window
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.host.blocked import NETWORK
 from gpuwatch.rules.input_wait import (
     expectation,
     limited,
@@ -13,7 +14,6 @@ from gpuwatch.rules.input_wait import (
 )
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import percent, size
-from gpuwatch.waits import NETWORK
 from gpuwatch.window import Window
 
 

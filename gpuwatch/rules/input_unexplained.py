@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.finding import Evidence, Finding
+from gpuwatch.host.blocked import QUEUE
 from gpuwatch.rules.input_wait import (
     expectation,
     limited,
@@ -13,7 +14,6 @@ from gpuwatch.rules.input_wait import (
     waits_at,
 )
 from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch.waits import QUEUE
 from gpuwatch.window import Window
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwatch.control_group import memory_room
 from gpuwatch.errors import NoData
-from gpuwatch.procfs import shm_bytes
+from gpuwatch.host.cgroup import memory_room
+from gpuwatch.host.proc import by_pid, io_bytes, mapped_bytes, memory_bytes
+from gpuwatch.host.shm import shm_bytes
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class Room:
 
 def room(cores: int, shm: Path = Path("/dev/shm"), procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Room:
     """Return what is free now, the memory limit of the container or the job heeded."""
-    available, total = _meminfo(procfs)
+    try:
+        memory = memory_bytes(procfs)
+    except (NoData, ValueError):
+        memory = {}
+    available, total = memory.get("MemAvailable"), memory.get("MemTotal")
     limit = memory_room(procfs, sysfs)
     if limit is not None and (available is None or limit.available_bytes < available):
         available, total = limit.available_bytes, limit.limit_bytes
@@ -34,15 +39,6 @@ def room(cores: int, shm: Path = Path("/dev/shm"), procfs: Path = Path("/proc"),
     except NoData:
         return Room(cores, available, total)
     return Room(cores, available, total, shm_size - shm_used, shm_size)
-
-
-def _meminfo(procfs: Path) -> tuple[int | None, int | None]:
-    """Return (available, total). Source: /proc/meminfo, proc(5)."""
-    try:
-        fields = dict(line.split(":", 1) for line in (procfs / "meminfo").read_text().splitlines() if ":" in line)
-        return int(fields["MemAvailable"].split()[0]) * 1024, int(fields["MemTotal"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None, None
 
 
 def descendants(pid: int, procfs: Path = Path("/proc")) -> list[int]:
@@ -66,36 +62,18 @@ def descendants(pid: int, procfs: Path = Path("/proc")) -> list[int]:
 
 
 def memory_of(pid: int, procfs: Path = Path("/proc")) -> tuple[int, int] | None:
-    """Return (resident, private) bytes of a process; None if it is gone or not ours. Source: /proc/PID/smaps_rollup."""
+    """Return (resident, private) bytes of a process; None if it is gone or not ours."""
     try:
-        lines = (procfs / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+        sizes = mapped_bytes(pid, procfs)
         return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes.get("Swap", 0)
-    except (OSError, KeyError, ValueError, IndexError):
+    except (NoData, KeyError, ValueError):
         return None
 
 
-def core_wait_s(pids: Iterable[int], procfs: Path = Path("/proc")) -> dict[int, float]:
-    """Return for how long each process's main thread has waited for a core, in seconds. Source: /proc/PID/schedstat."""
-    found = {}
-    for pid in pids:
-        try:
-            found[pid] = int((procfs / str(pid) / "schedstat").read_text().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            continue
-    return found
-
-
 def read_bytes(pids: Iterable[int], procfs: Path = Path("/proc")) -> int | None:
-    """Return the bytes that these processes have had read from storage; None where none can be read. Source: /proc/PID/io."""
-    total: int | None = None
-    for pid in pids:
-        try:
-            text = (procfs / str(pid) / "io").read_text()
-            total = (total or 0) + int(text.partition("\nread_bytes:")[2].split()[0])
-        except (OSError, ValueError, IndexError):
-            continue
-    return total
+    """Return the bytes that these processes have had read from storage; None where none can be read."""
+    found = by_pid(lambda pid, procfs: io_bytes(pid, procfs)[0], pids, procfs)
+    return sum(found.values()) if found else None
 
 
 def give_cores(count: int) -> None:

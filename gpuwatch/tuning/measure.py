@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpuwatch.errors import ConfigError, NoData
-from gpuwatch.procfs import shm_bytes
+from gpuwatch.host.proc import stat_fields
+from gpuwatch.host.shm import shm_bytes
 from gpuwatch.tuning.host import Room, descendants, give_cores, memory_of, room
 from gpuwatch.tuning.rows import Failed, FailureKind, Measured, Setting, Usage
 from gpuwatch.tuning.target import Target
@@ -237,6 +238,6 @@ def _end(process: multiprocessing.process.BaseProcess, at_once: bool) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
+        return stat_fields(Path(f"/proc/{pid}"))[0] not in "ZX"
+    except (NoData, IndexError):
         return False

@@ -12,8 +12,8 @@ from typing import Any
 
 from gpuwatch import batches
 from gpuwatch.errors import ConfigError
-from gpuwatch.procfs import cpu_times_s, worker_cpu_s
-from gpuwatch.tuning.host import core_wait_s, descendants, read_bytes
+from gpuwatch.host.proc import by_pid, cpu_times_s, process_cpu_s, run_queue_s
+from gpuwatch.tuning.host import descendants, read_bytes
 from gpuwatch.tuning.rows import Measured, Setting
 from gpuwatch.tuning.steady import Pace, cycles_s, pace, precise, warm_up, whole_passes
 from gpuwatch.tuning.target import Target
@@ -48,9 +48,9 @@ class _Counters:
     workers: list[int] = field(default_factory=lambda: descendants(os.getpid()))
 
     def __post_init__(self) -> None:
-        self.worker_s = worker_cpu_s(self.workers)
+        self.worker_s = by_pid(process_cpu_s, self.workers)
         self.read = read_bytes([os.getpid(), *self.workers])
-        self.wait_s = core_wait_s([os.getpid(), *self.workers])
+        self.wait_s = by_pid(run_queue_s, [os.getpid(), *self.workers])
         self.node_busy_s = cpu_times_s()[0]
 
 

@@ -15,7 +15,7 @@ import pytest
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample, check
 from gpuwatch_agent.collectors import GpuCollector, GpuDevice, GpuProcess
-from gpuwatch_agent.detail import standard
+from gpuwatch_agent.exporter import standard
 from tests.nvml.fake import MIB, FakeGpu, FakeNvml, patch_library, recorded
 
 FIRST = FakeGpu(uuid="GPU-aaaa", energy_mj=7_200_250, processes=((4711, 2 << 30), (4712, None)))

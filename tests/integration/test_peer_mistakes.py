@@ -19,15 +19,15 @@ import gpuwatch  # noqa: E402
 from gpuwatch import metrics, wire  # noqa: E402
 from gpuwatch.hook import Watch  # noqa: E402
 from gpuwatch.testing import FakeDevice, FakeEvent  # noqa: E402
+from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402
+from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402
 from gpuwatch_agent.runs import Run  # noqa: E402
-from gpuwatch_agent.samples import run_samples  # noqa: E402
-from gpuwatch_agent.workers import WorkerWatch  # noqa: E402
 from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
 
 pytestmark = pytest.mark.alone
 
-NOBODY = "ipc:///nobody/listens/here.sock"
+NO_OWNER = "ipc:///nobody/listens/here.sock"
 
 
 class Spent:
@@ -69,7 +69,7 @@ def spent() -> Spent:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    with Watch(quiet=True, endpoint=NOBODY) as watch:
+    with Watch(quiet=True, endpoint=NO_OWNER) as watch:
         yield watch
 
 
@@ -331,7 +331,7 @@ class Guarded(FakeDevice):
 
 def test_events_are_never_touched_from_another_thread() -> None:
     device = Guarded()
-    with Watch(quiet=True, endpoint=NOBODY) as watch:
+    with Watch(quiet=True, endpoint=NO_OWNER) as watch:
         watch._taps.attach(device)
         reports: list[gpuwatch.Report] = []
         for number, _ in enumerate(watch.steps(range(60))):
@@ -374,7 +374,7 @@ def test_nothing_synchronises_and_no_collective_runs_in_a_step(monkeypatch: pyte
         for name in ("all_gather_object", "all_gather", "all_reduce", "barrier", "broadcast", "gather_object"):
             monkeypatch.setattr(distributed, name, forbidden)
     device = FakeDevice()
-    with Watch(quiet=True, endpoint=NOBODY) as watch:
+    with Watch(quiet=True, endpoint=NO_OWNER) as watch:
         watch._taps.attach(device)
         for _ in watch.steps(range(50)):
             device.launch(0.05)  # far behind: whoever waits for it is caught
@@ -394,7 +394,7 @@ def test_the_hugging_face_trainer_s_own_order_is_understood(
 ) -> None:
     """It fetches before `on_step_begin`, takes N micro-batches a step, skips batches inside the first step after a resume."""
     pytest.importorskip("transformers")
-    monkeypatch.setenv("GPUWATCH_ENDPOINT", NOBODY)
+    monkeypatch.setenv("GPUWATCH_ENDPOINT", NO_OWNER)
     from gpuwatch.integrations.transformers import GpuWatchCallback
     from tests.integration.integrations import workload as w
     from tests.integration.integrations.loops import hf_trainer

@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.doctor.nvml import read_nvml
 from gpuwatch.metrics import Sample, check
 from gpuwatch_agent.collectors import GpuCollector, GpuProcess
-from gpuwatch_agent.detail import standard
+from gpuwatch_agent.exporter import standard
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import MIB, Clock, FakeNvml, recorded, recording, recordings
 from tests.servers import wait_for

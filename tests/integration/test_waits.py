@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuwatch import waits
+from gpuwatch.host import blocked as waits
 from tests.servers import wait_for
 
 _POLL = """
@@ -26,8 +26,8 @@ def test_a_poll_of_pipes_is_a_queue_s_and_one_of_a_socket_the_network_s(polled: 
     """Found by the diagnosis benchmark: loader workers with nothing to do were taken for workers that wait for the network."""
     with subprocess.Popen([sys.executable, "-c", _POLL, polled]) as process:
         try:
-            wait_for(f"it stands at: {what}", lambda: waits.standing_at(process.pid) == what, 30, 0.02)
+            wait_for(f"it stands at: {what}", lambda: waits.blocked_on(process.pid) == what, 30, 0.02)
             for _ in range(50):
-                assert waits.standing_at(process.pid) == what
+                assert waits.blocked_on(process.pid) == what
         finally:
             process.kill()

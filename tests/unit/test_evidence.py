@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import procfs
 from gpuwatch.evidence import HostWatcher
 from gpuwatch.facts import loader_facts
+from gpuwatch.host import proc as procfs
 
 
 class Node:

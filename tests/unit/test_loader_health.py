@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpuwatch.accounts import Accounts
+from gpuwatch.host.shm import largest_tensor_bytes
 from gpuwatch.loader_health import LoaderHealth
 from gpuwatch.recorder import Recorder
-from gpuwatch.shm_segments import largest_tensor_bytes
 from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.wire import Loader, WorkerDeath
 from gpuwatch.worker_deaths import OomKills, deaths

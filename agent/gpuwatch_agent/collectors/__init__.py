@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
 from gpuwatch_agent.collectors.amd import AmdCollector
-from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, Roots
+from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, GpuDevice, GpuProcess, GpuSource, Roots
 from gpuwatch_agent.collectors.cpu import CpuCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.disk import DiskCollector
 from gpuwatch_agent.collectors.gpu import GpuCollector
-from gpuwatch_agent.collectors.gpu_source import GpuSource
 from gpuwatch_agent.collectors.infiniband import InfinibandCollector
 from gpuwatch_agent.collectors.load import LoadCollector
 from gpuwatch_agent.collectors.memory import MemoryCollector
 from gpuwatch_agent.collectors.network import NetworkCollector
-from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
 from gpuwatch_agent.collectors.pressure import PressureCollector
 from gpuwatch_agent.collectors.shm import ShmCollector
 

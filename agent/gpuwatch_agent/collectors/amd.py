@@ -1,7 +1,9 @@
-"""AMD GPUs through `amdsmi`, ROCm's own Python package: gpuwatch_gpu_*, GPUs seen and expected, and who holds which.
+"""AMD GPUs through `amdsmi`, ROCm's own Python package: gpuwatch_gpu_*, GPUs seen and expected, and which process holds which.
 
-The same small interface as NVML's (`gpu_source.py`). All calls are made in one thread that is given up on when the driver hangs.
+The same interface as NVML's (`GpuSource`). All calls are made in one thread that is given up on when the driver hangs.
+The readings take the `amdsmi` module and a processor handle, and raise its `AmdSmiException`; "N/A" is its text for "not measured".
 *Tested against a module with amdsmi's function names; never run on real hardware yet.* Metrics that have NVML in their name count amdsmi's calls here.
+Source: https://rocm.docs.amd.com/projects/amdsmi, Python API; the names are those of amdsmi 7.0.
 """
 
 from __future__ import annotations
@@ -17,10 +19,133 @@ from typing import Any
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.amd_readings import READINGS, AmdReading, describe, driver_version, processes
-from gpuwatch_agent.collectors.call_costs import CallCosts
-from gpuwatch_agent.collectors.deadline import DeadlineThread
-from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
+
+_MIB = float(1 << 20)
+Smi = Any
+Handle = Any
+
+
+@dataclass(frozen=True)
+class AmdReading:
+    """Something that is read of every GPU, and how often."""
+
+    name: str
+    read: Callable[[Smi, Handle], list[Value]]
+    interval_s: float
+
+
+def describe(smi: Smi, handle: Handle, index: int) -> GpuDevice:
+    """Return what a GPU is."""
+    bdf = str(smi.amdsmi_get_gpu_device_bdf(handle))
+    domain, _, rest = bdf.partition(":")
+    return GpuDevice(
+        index=index,
+        uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
+        name=str(_known(smi.amdsmi_get_gpu_asic_info(handle).get("market_name")) or ""),
+        pci_bus_id=f"{domain:0>8}:{rest}".upper(),
+        minor=None,
+    )
+
+
+def driver_version(smi: Smi, handle: Handle) -> str:
+    """Return the kernel driver's version, empty where it is not known."""
+    return str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or "")
+
+
+def activity(smi: Smi, handle: Handle) -> list[Value]:
+    """Return the share of time in which the graphics engine, which runs kernels, was busy. amdsmi's unit is percent."""
+    return _scaled("gpuwatch_gpu_utilization_ratio", smi.amdsmi_get_gpu_activity(handle).get("gfx_activity"), 0.01)
+
+
+def memory(smi: Smi, handle: Handle) -> list[Value]:
+    """Return memory in use and in all. amdsmi's unit is MiB."""
+    usage = smi.amdsmi_get_gpu_vram_usage(handle)
+    used = _scaled("gpuwatch_gpu_memory_used_bytes", usage.get("vram_used"), _MIB)
+    return used + _scaled("gpuwatch_gpu_memory_total_bytes", usage.get("vram_total"), _MIB)
+
+
+def power(smi: Smi, handle: Handle) -> list[Value]:
+    """Return the power draw of the socket: MI300 and later give the current one, earlier ones an average."""
+    info = smi.amdsmi_get_power_info(handle)
+    names = ("current_socket_power", "average_socket_power", "socket_power")
+    watts = next((value for name in names if (value := _known(info.get(name)))), None)
+    return _scaled("gpuwatch_gpu_power_watts", watts, 1.0)
+
+
+def energy(smi: Smi, handle: Handle) -> list[Value]:
+    """Return the energy since the driver was loaded: a counter, and what one of it is, in µJ."""
+    info = smi.amdsmi_get_energy_count(handle)
+    return _scaled("gpuwatch_gpu_energy_joules_total", info["energy_accumulator"] * info["counter_resolution"], 1e-6)
+
+
+def temperature(smi: Smi, handle: Handle) -> list[Value]:
+    """Return the temperature of the hottest spot, else of the edge (not on every GPU)."""
+    for sensor in (smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureType.EDGE):
+        try:
+            celsius = smi.amdsmi_get_temp_metric(handle, sensor, smi.AmdSmiTemperatureMetric.CURRENT)
+        except smi.AmdSmiLibraryException:
+            if sensor == smi.AmdSmiTemperatureType.EDGE:
+                raise
+        else:
+            return _scaled("gpuwatch_gpu_temperature_celsius", celsius, 1.0)
+    return []
+
+
+def clocks(smi: Smi, handle: Handle) -> list[Value]:
+    """Return the clocks of compute units and memory. amdsmi's unit is MHz."""
+    graphics = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX).get("clk")
+    memory_clock = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.MEM).get("clk")
+    found = _scaled("gpuwatch_gpu_sm_clock_hertz", graphics, 1e6)
+    return found + _scaled("gpuwatch_gpu_memory_clock_hertz", memory_clock, 1e6)
+
+
+def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
+    """Return memory errors since the driver was loaded."""
+    info = smi.amdsmi_get_gpu_total_ecc_count(handle)
+    kinds = {"corrected": "correctable_count", "uncorrected": "uncorrectable_count"}
+    return [
+        v for kind, name in kinds.items() for v in _scaled("gpuwatch_gpu_ecc_errors_total", info.get(name), 1, kind)
+    ]
+
+
+def pcie(smi: Smi, handle: Handle) -> list[Value]:
+    """Return lanes of the link now, its generation, and how many packets were sent again."""
+    info = smi.amdsmi_get_pcie_info(handle)
+    lanes = _scaled("gpuwatch_gpu_pcie_lanes", info["pcie_metric"].get("pcie_width"), 1)
+    generation = _scaled("gpuwatch_gpu_pcie_generation", info["pcie_static"].get("pcie_interface_version"), 1)
+    replays = _scaled("gpuwatch_gpu_pcie_replays_total", info["pcie_metric"].get("pcie_replay_count"), 1)
+    return lanes + generation + replays
+
+
+def processes(smi: Smi, handle: Handle) -> tuple[GpuProcess, ...]:
+    """Return the processes that the driver lists for a GPU, by pid."""
+    listed = smi.amdsmi_get_gpu_process_list(handle)
+    used = {int(each["pid"]): _known(each.get("memory_usage", {}).get("vram_mem")) for each in listed}
+    return tuple(GpuProcess(pid, None if bytes_ is None else int(bytes_)) for pid, bytes_ in sorted(used.items()))
+
+
+def _reading(function: Callable[[Smi, Handle], list[Value]], interval_s: float) -> AmdReading:
+    return AmdReading(function.__name__, function, interval_s)
+
+
+READINGS = (
+    *(_reading(function, 1.0) for function in (activity, memory, power, energy, temperature, clocks)),
+    *(_reading(function, 10.0) for function in (ecc_errors, pcie)),
+)
+"""What is read of every GPU. Throttling is left out: `amdsmi_get_violation_status` takes a tenth of a second per GPU."""
+
+
+def _known(value: Any) -> Any:
+    """Return a value, None for "N/A"."""
+    return None if value is None or value == "N/A" else value
+
+
+def _scaled(metric: str, value: Any, factor: float, *labels: str) -> list[Value]:
+    known = _known(value)
+    return [] if known is None else [(metric, float(known) * factor, labels)]
+
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +153,7 @@ _RETRY_S = 10.0
 _GOOD_FOR_INTERVALS = 3
 _LOST = {12, 14, 18, 31, 32, 34, 52, 54}
 """IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of amdsmi_status_t: nothing
-can be had of this GPU until the devices are listed anew."""
+can be had of this GPU until the devices are listed again."""
 
 
 def load_amdsmi() -> Any:
@@ -51,7 +176,7 @@ class _Gpu:
 
 
 class AmdCollector:
-    """Samples of all AMD GPUs, once a turn; process lists every `process_interval_s`."""
+    """Samples of all AMD GPUs, once a tick; process lists every `process_interval_s`."""
 
     name = "gpu"
 
@@ -83,13 +208,13 @@ class AmdCollector:
         Raises: NoData without ROCm's library or a GPU; TimeoutError while amdsmi does not answer; GpuwatchError for one that fails.
         """
         try:
-            return self._thread.call(self._turn)
+            return self._thread.call(self._tick)
         except TimeoutError as error:
             self._processes = {}  # who held a GPU before the driver hung is not known to hold it still
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last turn that came back, by index."""
+        """Return the GPUs that answered in the last tick that came back, by index."""
         return tuple(gpu.device for gpu in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -104,7 +229,7 @@ class AmdCollector:
         known = self._processes.get(uuid)
         return 0.0 if known is None else max(0.0, self._clock() - known[0])
 
-    def _turn(self) -> list[Sample]:
+    def _tick(self) -> list[Sample]:
         if len(self._gpus) < max(1, self._expected) and self._clock() >= self._retry_due_s:
             self._retry_due_s = self._clock() + _RETRY_S
             self._enumerate()
@@ -118,20 +243,18 @@ class AmdCollector:
         if not self._expected:
             raise NoData("amdsmi lists no GPU")
         samples = [sample for gpu in self._gpus for sample in self._samples(gpu)]
-        for call, cost in self._costs.calls.items():
-            samples.append(Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (call,)))
-            samples.append(Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (call,)))
+        samples += self._costs.samples()
         samples.append(Sample("gpuwatch_gpus_seen", len(self._gpus)))
         samples.append(Sample("gpuwatch_gpus_expected", self._expected))
         return samples
 
     def _enumerate(self) -> None:
-        """Start amdsmi anew and list the GPUs."""
+        """Start amdsmi again and list the GPUs."""
         if self._smi is None:
             self._smi = self._load()
         smi = self._smi
         self._gpus, self._processes = (), {}
-        self._costs.forget_dues()
+        self._costs.forget_due_times()
         with contextlib.suppress(smi.AmdSmiException):
             smi.amdsmi_shut_down()
         try:
@@ -165,7 +288,7 @@ class AmdCollector:
                 try:
                     gpu.values[reading.name] = reading.read(self._smi, gpu.handle)
                 except self._smi.AmdSmiException as error:
-                    gpu.values.pop(reading.name, None)  # not told: absent
+                    gpu.values.pop(reading.name, None)  # not measured: absent
                     if getattr(error, "err_code", None) in _LOST:
                         self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}) is lost: {error}")
                         return False

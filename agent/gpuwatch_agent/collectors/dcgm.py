@@ -1,28 +1,146 @@
 """GPUs through a dcgm-exporter that runs on this node already, so that the driver is not asked twice for the same.
 
 Which processes hold a GPU is not on its page: that alone is asked of NVML, every ten seconds, where there is one.
+Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h for the units. *Tested on
+pages that real exporters printed; never together with one that runs.*
 """
 
 from __future__ import annotations
 
+import math
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.http import fetch
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.dcgm_page import DcgmGpu, parse_page
-from gpuwatch_agent.collectors.deadline import DeadlineThread
+from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.driver_calls import DeadlineThread
 from gpuwatch_agent.collectors.gpu import GpuCollector
-from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.nvml import throttle_values
+
+_MIB = float(1 << 20)
+FIELDS: Mapping[str, tuple[str, float, tuple[str, ...]]] = {
+    "DCGM_FI_DEV_GPU_UTIL": ("gpuwatch_gpu_utilization_ratio", 0.01, ()),
+    "DCGM_FI_DEV_FB_USED": ("gpuwatch_gpu_memory_used_bytes", _MIB, ()),
+    "DCGM_FI_DEV_FB_TOTAL": ("gpuwatch_gpu_memory_total_bytes", _MIB, ()),
+    "DCGM_FI_DEV_POWER_USAGE": ("gpuwatch_gpu_power_watts", 1.0, ()),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("gpuwatch_gpu_energy_joules_total", 1e-3, ()),
+    "DCGM_FI_DEV_GPU_TEMP": ("gpuwatch_gpu_temperature_celsius", 1.0, ()),
+    "DCGM_FI_DEV_SM_CLOCK": ("gpuwatch_gpu_sm_clock_hertz", 1e6, ()),
+    "DCGM_FI_DEV_MEM_CLOCK": ("gpuwatch_gpu_memory_clock_hertz", 1e6, ()),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("gpuwatch_gpu_pcie_replays_total", 1.0, ()),
+    "DCGM_FI_DEV_PCIE_LINK_GEN": ("gpuwatch_gpu_pcie_generation", 1.0, ()),
+    "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("gpuwatch_gpu_pcie_lanes", 1.0, ()),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("gpuwatch_gpu_ecc_errors_total", 1.0, ("corrected",)),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("gpuwatch_gpu_ecc_errors_total", 1.0, ("uncorrected",)),
+    "DCGM_FI_PROF_SM_ACTIVE": ("gpuwatch_gpu_sm_active_ratio", 1.0, ()),
+    "DCGM_FI_PROF_SM_OCCUPANCY": ("gpuwatch_gpu_sm_occupancy_ratio", 1.0, ()),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gpuwatch_gpu_tensor_active_ratio", 1.0, ()),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("gpuwatch_gpu_dram_bandwidth_ratio", 1.0, ()),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": ("gpuwatch_gpu_pcie_transmit_bytes_per_second", 1.0, ()),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": ("gpuwatch_gpu_pcie_receive_bytes_per_second", 1.0, ()),
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": ("gpuwatch_gpu_nvlink_transmit_bytes_per_second", 1.0, ()),
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": ("gpuwatch_gpu_nvlink_receive_bytes_per_second", 1.0, ()),
+}
+"""Our metric, what turns DCGM's unit into ours (percent, MiB, MHz, mJ), and its further labels."""
+_MIG_FIELDS: Mapping[str, tuple[str, float]] = {
+    "DCGM_FI_DEV_FB_USED": ("gpuwatch_gpu_mig_memory_used_bytes", _MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ("gpuwatch_gpu_mig_memory_total_bytes", _MIB),
+    "DCGM_FI_PROF_SM_ACTIVE": ("gpuwatch_gpu_mig_sm_active_ratio", 1.0),
+}
+_REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+_MEMORY_PARTS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")
+_BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
+"""DCGM's numbers for "blank", "not supported" and "no permission" lie at and above these."""
+
+
+@dataclass
+class DcgmGpu:
+    """What a page says of one GPU."""
+
+    device: GpuDevice
+    driver: str
+    fields: dict[str, float] = field(default_factory=dict)
+    instances: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """By (GPU_I_ID, GPU_I_PROFILE) of its MIG instances. What is the whole GPU's (power, clocks) the exporter repeats for each: it is in `fields`."""
+
+    def values(self) -> list[Value]:
+        """Return the values in our names; what the exporter does not have is absent."""
+        found: list[Value] = [
+            (metric, self.fields[name] * factor, labels)
+            for name, (metric, factor, labels) in FIELDS.items()
+            if name in self.fields
+        ]
+        if (
+            "DCGM_FI_DEV_FB_TOTAL" not in self.fields
+            and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= self.fields.keys()
+        ):
+            total = sum(self.fields.get(name, 0.0) for name in _MEMORY_PARTS)
+            found.append(("gpuwatch_gpu_memory_total_bytes", total * _MIB, ()))
+        reasons = next((self.fields[name] for name in _REASONS if name in self.fields), None)
+        if reasons is not None:
+            found += throttle_values(int(reasons))
+        if self.fields.get("DCGM_FI_DEV_XID_ERRORS"):  # the number of the last one, 0 before the first
+            found.append(("gpuwatch_gpu_last_xid", self.fields["DCGM_FI_DEV_XID_ERRORS"], ()))
+        for (number, profile), fields in self.instances.items():
+            found.append(("gpuwatch_gpu_mig_info", 1, (number, profile)))
+            found += [
+                (metric, fields[name] * factor, (number,))
+                for name, (metric, factor) in _MIG_FIELDS.items()
+                if name in fields
+            ]
+        return found
+
+
+def parse_page(text: str) -> dict[str, DcgmGpu]:
+    """Return what a dcgm-exporter says of each GPU, by UUID. Raises: ValueError for a page that is no exposition."""
+    gpus: dict[str, DcgmGpu] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            uuid = labels.get("UUID", "")
+            if not sample.name.startswith("DCGM_FI_") or not uuid or not labels.get("gpu", "").isdigit():
+                continue
+            gpu = gpus.get(uuid)
+            if gpu is None:
+                gpu = gpus[uuid] = DcgmGpu(_device(uuid, labels), labels.get("DCGM_FI_DRIVER_VERSION", ""))
+            if _is_blank(sample.value):
+                continue
+            number = labels.get("GPU_I_ID", "")
+            name, fields = sample.name.removesuffix("_total"), gpu.fields
+            if number:
+                instance = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {})
+                fields = instance if name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_") else fields
+            fields[name] = sample.value
+    return gpus
+
+
+def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
+    minor = labels.get("device", "").removeprefix("nvidia")
+    return GpuDevice(
+        index=int(labels["gpu"]),
+        uuid=uuid,
+        name=labels.get("modelName", ""),
+        pci_bus_id=labels.get("pci_bus_id", ""),
+        minor=int(minor) if minor.isdigit() else None,
+    )
+
+
+def _is_blank(value: float) -> bool:
+    return not math.isfinite(value) or value >= _BLANK or _BLANK_INT32 <= value <= 0x7FFFFFFF
+
 
 _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info")
-"""Told from the page, though NVML may tell them as well."""
+"""Taken from the page, though NVML may give them as well."""
 
 
 def page_url(url: str) -> str:
-    """Return the address of the exporter's page, /metrics unless told. Raises: ConfigError."""
+    """Return the address of the exporter's page, by default /metrics. Raises: ConfigError."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--dcgm {url}: give the dcgm-exporter's address, e.g. http://127.0.0.1:9400")
@@ -94,7 +212,7 @@ class DcgmCollector:
         return tuple(sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID; not known where NVML does not tell."""
+        """Return the compute processes on each GPU by UUID; not known without NVML."""
         return self._nvml.processes()
 
     def process_list_age_s(self, uuid: str) -> float:

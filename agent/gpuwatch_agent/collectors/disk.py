@@ -36,13 +36,13 @@ class DiskCollector:
     def collect(self) -> Iterable[Sample]:
         """Return the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
         with psutil_at(self._procfs):
-            if not (self._procfs / "diskstats").exists():  # psutil would look into the /sys of its own
+            if not (self._procfs / "diskstats").exists():  # psutil would read the container's own /sys
                 raise NoData(f"{self._procfs / 'diskstats'} does not exist here")
             counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
         try:
             whole = {entry.name for entry in self._block.iterdir()}  # partitions are not listed at this level
         except FileNotFoundError:
-            raise NoData(f"{self._block} does not exist here: disks cannot be told from partitions") from None
+            raise NoData(f"{self._block} does not exist here: disks cannot be distinguished from partitions") from None
         # a slash in a device's name is a "!" in sysfs (cciss/c0d0)
         disks = {name: c for name, c in counters.items() if name.replace("/", "!") in whole and is_disk(name)}
         if not disks:

@@ -1,6 +1,6 @@
 """GPUs through NVML: gpuwatch_gpu_*, gpus seen and expected, and who holds which GPU.
 
-The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every turn,
+The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every tick,
 one for the slow tier. GPUs are known by their UUID, enumerated again when one is lost or missing, and each is read apart from the others.
 """
 
@@ -16,14 +16,21 @@ import pynvml
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.call_costs import CallCosts
-from gpuwatch_agent.collectors.deadline import DeadlineThread
-from gpuwatch_agent.collectors.nvml import READINGS, Gpu, GpuDevice, GpuProcess, Reading, Value, describe
-from gpuwatch_agent.collectors.nvml_errors import ABSENT, DOUBTFUL, LOST, NO_DRIVER, why
-from gpuwatch_agent.collectors.nvml_events import XidWatch
-from gpuwatch_agent.collectors.nvml_gpm import Gpm
-from gpuwatch_agent.collectors.nvml_links import LINK_READINGS
-from gpuwatch_agent.collectors.nvml_slow import SlowTier
+from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
+from gpuwatch_agent.collectors.nvml import (
+    ABSENT,
+    DOUBTFUL,
+    LINK_READINGS,
+    LOST,
+    NO_DRIVER,
+    READINGS,
+    Gpu,
+    Reading,
+    describe,
+    why,
+)
+from gpuwatch_agent.collectors.nvml_readers import Gpm, SlowTier, XidWatch
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +40,9 @@ _RETRY_MOST_S = 60.0
 
 
 class GpuCollector:
-    """Samples of all GPUs, once a turn; what costs a thousand times more (process lists), every `process_interval_s`.
+    """Samples of all GPUs, once a tick; what costs a thousand times more (process lists), every `process_interval_s`.
 
-    `deadline_s` is how long a turn may take before it is given up on; for the slow tier a turn waits `slow_wait_s`, and
+    `deadline_s` is how long a tick may take before it is given up on; for the slow tier a tick waits `slow_wait_s`, and
     takes what it finds later. `readings` and `links` are what either tier reads. Only GPUs that the agent may use are expected; their number never goes down while it runs.
     """
 
@@ -79,22 +86,18 @@ class GpuCollector:
         driver that refuses to work.
         """
         try:
-            samples = self._thread.call(self._turn)
+            samples = self._thread.call(self._tick)
         except TimeoutError as error:
             # who held a GPU before the driver hung is not known to hold it still
             self._slow.forget()
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
-        self._slow.turn(self._gpus)
+        self._slow.tick(self._gpus)
         for gpu in self._gpus:
             samples += _samples(gpu, self._slow.values(gpu))
-        for costs in (self._costs, self._slow.costs):
-            for call, cost in list(costs.calls.items()):
-                samples.append(Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (call,)))
-                samples.append(Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (call,)))
-        return samples
+        return [*samples, *self._costs.samples(), *self._slow.costs.samples()]
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last turn that came back, by index. Empty before the first."""
+        """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
         return tuple(gpu.device for gpu in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
@@ -110,7 +113,7 @@ class GpuCollector:
         known = next((self._slow.processes(gpu) for gpu in self._gpus if gpu.device.uuid == uuid), None)
         return 0.0 if known is None else max(0.0, self._clock() - known[0])
 
-    def _turn(self) -> list[Sample]:
+    def _tick(self) -> list[Sample]:
         now_s = self._clock()
         samples, healthy = self._poll()
         if not healthy and now_s >= self._retry_due_s and self._slow.driver.acquire(blocking=False):
@@ -139,12 +142,12 @@ class GpuCollector:
         return GpuwatchError(f"NVML does not start: {why(self._failure)}")
 
     def _enumerate(self) -> None:
-        """Start NVML anew and list the GPUs: handles from before a loss or a reload of the driver are no good."""
+        """Start NVML again and list the GPUs: handles from before a loss or a reload of the driver are no good."""
         before = len(self._gpus)
         self._gpus, self._failure, self._values = (), None, {}
         self._slow.forget()
         self._gpm.reset()
-        self._costs.forget_dues()
+        self._costs.forget_due_times()
         if self._initialised:
             self._initialised = False
             self._xids.close()
@@ -174,7 +177,7 @@ class GpuCollector:
         self._xids.register(gpus)
         if len(gpus) > before:
             log.info("NVML lists %s GPUs, driver %s", len(gpus), self._driver)
-            self._warned.clear()  # what befalls them from now on is news
+            self._warned.clear()  # later failures are logged again
         for message in silent:
             self._warn(message)
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import psutil
-
 from gpuwatch.errors import NoData
+from gpuwatch.host.proc import memory_bytes
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import Roots, psutil_at
+from gpuwatch_agent.collectors.base import Roots
 
 
 class MemoryCollector:
-    """gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes.
-
-    Available is the kernel's own estimate of what can be had without swapping, and psutil's where an old kernel makes none.
-    """
+    """gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes: the kernel's own estimate of what can be had without swapping."""
 
     name = "memory"
 
@@ -24,12 +20,8 @@ class MemoryCollector:
 
     def collect(self) -> Iterable[Sample]:
         """Return total and available memory. Raises: NoData without /proc/meminfo or with too little in it."""
-        with psutil_at(self._procfs):
-            try:
-                memory = psutil.virtual_memory()
-            except KeyError as missing:
-                raise NoData(f"{self._procfs / 'meminfo'} has no entry {missing}") from None
-        return [
-            Sample("gpuwatch_memory_total_bytes", memory.total),
-            Sample("gpuwatch_memory_available_bytes", memory.available),
-        ]
+        memory = memory_bytes(self._procfs)
+        names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
+        if missing := names.keys() - memory.keys():
+            raise NoData(f"{self._procfs / 'meminfo'} has no entry {', '.join(sorted(missing))}")
+        return [Sample(metric, memory[name]) for name, metric in names.items()]

@@ -1,6 +1,6 @@
-"""What NVML says of one GPU: thin, typed and in base units. State and failures are `gpu.py`'s affair.
+"""NVML's answers about one GPU: thin, typed and in base units. State and failures are `gpu.py`'s affair.
 
-Every function takes a device handle of `pynvml` and raises its `NVMLError`.
+Every function takes a device handle of `pynvml` and raises its `NVMLError`. *Those of links, memory errors and MIG have never run on real hardware yet.*
 Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pynvml
 
+from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+
 Handle = Any
-Value = tuple[str, float, tuple[str, ...]]
-"""A metric, its value, and the labels it has beyond gpu and UUID."""
 
 _THROTTLE_BITS = {
     "power": pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
@@ -39,30 +39,6 @@ _EACH_REASON = {
     "idle": pynvml.nvmlClocksEventReasonGpuIdle,
 }
 """The driver's own reasons, each for itself: `--series full`."""
-
-
-@dataclass(frozen=True)
-class GpuDevice:
-    """A GPU as the driver lists it."""
-
-    index: int
-    """NVML's, in PCI order: neither CUDA's nor the minor number, and another one once a GPU before it is lost."""
-    uuid: str
-    name: str
-    pci_bus_id: str
-    """With a domain of eight digits, as in "00000000:3B:00.0"."""
-    minor: int | None
-    """The N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs)."""
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process with a compute context on a GPU."""
-
-    pid: int
-    """In the node's pid namespace."""
-    used_memory_bytes: int | None
-    """Over all of the GPU's MIG instances. None where the driver does not tell."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +139,12 @@ def clocks(handle: Handle) -> list[Value]:
     ]
 
 
-def _every_turn(function: Callable[[Handle], list[Value]]) -> Reading:
+def _every_tick(function: Callable[[Handle], list[Value]]) -> Reading:
     return Reading(function.__name__, lambda gpu: function(gpu.handle), 1.0)
 
 
-READINGS = tuple(map(_every_turn, (utilization, memory, power, energy, temperature, throttled, clocks)))
-"""What is read of every GPU in every turn. Each is microseconds; anything slower belongs in a slower tier."""
+READINGS = tuple(map(_every_tick, (utilization, memory, power, energy, temperature, throttled, clocks)))
+"""What is read of every GPU in every tick. Each is microseconds; anything slower belongs in a slower tier."""
 
 
 def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
@@ -190,3 +166,151 @@ def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+INTERVAL_S = 10.0
+_ALL_LINKS = 0xFFFFFFFF
+"""As a field's scope: the sum over a GPU's NVLinks."""
+_LINK_ERRORS = (
+    pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
+    pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+    pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+    pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
+)
+_KIB = 1024
+
+
+def pcie_link(handle: Handle) -> list[Value]:
+    """Return generation and lanes of the link as it is now: both are lower while the GPU saves power."""
+    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
+    lanes = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
+    return [("gpuwatch_gpu_pcie_generation", generation, ()), ("gpuwatch_gpu_pcie_lanes", lanes, ())]
+
+
+def pcie_replays(handle: Handle) -> list[Value]:
+    """Return how many packets were sent again: a riser, a slot or a cable that does not hold its speed."""
+    return [("gpuwatch_gpu_pcie_replays_total", pynvml.nvmlDeviceGetPcieReplayCounter(handle), ())]
+
+
+def ecc_errors(handle: Handle) -> list[Value]:
+    """Return memory errors since the driver was loaded. Not supported where ECC is off."""
+    kinds = {
+        "corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+        "uncorrected": pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+    }
+    return [
+        (
+            "gpuwatch_gpu_ecc_errors_total",
+            pynvml.nvmlDeviceGetTotalEccErrors(handle, code, pynvml.NVML_VOLATILE_ECC),
+            (kind,),
+        )
+        for kind, code in kinds.items()
+    ]
+
+
+def nvlinks(handle: Handle) -> list[Value]:
+    """Return how many NVLinks are up, and the errors of those. A GPU without any: not supported."""
+    up, errors, counted = 0, 0, False
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            if link == 0:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) from None
+            break  # there are no more
+        if not active:
+            continue
+        up += 1
+        for counter in _LINK_ERRORS:
+            try:
+                errors += pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
+                counted = True
+            except pynvml.NVMLError_NotSupported:
+                continue
+    values: list[Value] = [("gpuwatch_gpu_nvlink_links", up, ())]
+    return [*values, ("gpuwatch_gpu_nvlink_errors_total", errors, ())] if counted else values
+
+
+def nvlink_bytes(handle: Handle) -> list[Value]:
+    """Return the data over all NVLinks since the driver was loaded. NVML's unit is KiB."""
+    fields = {
+        "gpuwatch_gpu_nvlink_transmit_bytes_total": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        "gpuwatch_gpu_nvlink_receive_bytes_total": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    }
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(field, _ALL_LINKS) for field in fields.values()])
+    return [
+        (metric, answer.value.ullVal * _KIB, ())
+        for metric, answer in zip(fields, answers, strict=True)
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS
+    ]
+
+
+def mig_instances(handle: Handle) -> list[Value]:
+    """Return a GPU's MIG instances and their memory; nothing where MIG is off."""
+    if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return []
+    values: list[Value] = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            continue  # no instance has this index now
+        number = str(pynvml.nvmlDeviceGetGpuInstanceId(instance))
+        name = pynvml.nvmlDeviceGetName(instance)
+        profile = (name.decode(errors="replace") if isinstance(name, bytes) else name).rpartition(" MIG ")[2]
+        profile = profile.rpartition("c.")[2]  # "1c.3g.71gb": one of several compute instances of a 3g.71gb
+        memory = pynvml.nvmlDeviceGetMemoryInfo(instance)
+        values += [
+            ("gpuwatch_gpu_mig_info", 1, (number, profile)),
+            ("gpuwatch_gpu_mig_memory_used_bytes", memory.used, (number,)),
+            ("gpuwatch_gpu_mig_memory_total_bytes", memory.total, (number,)),
+        ]
+    seen = {value[:1] + value[2:]: value for value in values}  # two compute instances of one GPU instance are one here
+    return list(seen.values())
+
+
+def _seldom(function: Callable[[Handle], list[Value]]) -> Reading:
+    return Reading(function.__name__, lambda gpu: function(gpu.handle), INTERVAL_S)
+
+
+LINK_READINGS = tuple(map(_seldom, (pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)))
+
+
+ABSENT = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_DATA,
+    pynvml.NVML_ERROR_NOT_READY,
+}
+"""This GPU has no such value: leave it out."""
+
+LOST = {
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+}
+"""Nothing can be had of this GPU until the devices are enumerated again."""
+
+DOUBTFUL = {
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # the handle may be of an earlier enumeration
+}
+"""This value is left out, and a new enumeration may mend it."""
+
+NO_DRIVER = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"
+    " or this container was started without its GPU runtime",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+}
+"""What makes a node one without GPUs, in words."""
+
+
+def why(error: pynvml.NVMLError) -> str:
+    """Return an NVML error in words, with the remedy for the one that only people can mend."""
+    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
+    return str(error)

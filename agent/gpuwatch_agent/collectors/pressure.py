@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpuwatch.errors import NoData
+from gpuwatch.host.proc import parse_pressure
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.base import Roots, read_text
 
@@ -21,21 +22,6 @@ METRICS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The metric of each line ("some" task waited, all tasks were stalled in "full") of each file."""
-
-
-def parse_pressure(text: str) -> dict[str, float]:
-    """Return the total of each line in seconds since boot, as in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12".
-
-    Source: Documentation/accounting/psi.rst; `total` is in microseconds. Raises: ValueError for odd text.
-    """
-    totals = {}
-    for line in text.splitlines():
-        label, *pairs = line.split()
-        values = dict(pair.split("=", 1) for pair in pairs)
-        if "total" not in values:
-            raise ValueError(f"pressure: no total in {line!r}")
-        totals[label] = int(values["total"]) / 1e6
-    return totals
 
 
 class PressureCollector:

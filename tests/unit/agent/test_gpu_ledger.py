@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading, GpuRecord
+from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
@@ -17,16 +17,16 @@ class Node:
     """One GPU and a clock of whole seconds."""
 
     def __init__(self) -> None:
-        self.book = GpuBook()
+        self.book = GpuLedgers()
         self.now_ns = 1000 * S
         self.runs: dict[int, Run] = {}
 
     def second(self, pids: tuple[int, ...] | None = (), busy: float | None = 0.0, seconds: int = 1) -> None:
         for _ in range(seconds):
             self.now_ns += S
-            self.turn(pids, busy)
+            self.tick(pids, busy)
 
-    def turn(self, pids: tuple[int, ...] | None, busy: float | None) -> None:
+    def tick(self, pids: tuple[int, ...] | None, busy: float | None) -> None:
         self.book.advance([GpuReading("0", UUID, pids, busy)], self.runs, self.now_ns)
         self.check()
 
@@ -47,7 +47,7 @@ class Node:
     def restart_agent(self) -> None:
         records = [account.record(BOOT) for account in self.book.accounts.values()]
         kept = [msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=GpuRecord) for record in records]
-        self.book = GpuBook()
+        self.book = GpuLedgers()
         self.book.restore(kept, BOOT, self.now_ns)
 
     @property
@@ -60,12 +60,12 @@ def train(node: Node, hook: FakeHook, seconds: int, state: str = "compute", busy
         hook.spend(state, S)
         node.now_ns = hook.at_ns
         node.hear(hook)
-        node.turn((hook.pid,), busy)
+        node.tick((hook.pid,), busy)
 
 
 def test_free_gpu_is_unallocated_once_no_process_can_have_been_missed() -> None:
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second(seconds=30)
     assert node.seconds == {"unallocated": 19.0}
     assert node.book.accounts[UUID].state == "unallocated"
@@ -73,7 +73,7 @@ def test_free_gpu_is_unallocated_once_no_process_can_have_been_missed() -> None:
 
 def test_held_gpu_is_idle_or_busy_by_its_utilisation() -> None:
     node = Node()
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=5)
     node.second((9,), 0.6, seconds=3)
     node.second((9,), None, seconds=2)
@@ -82,7 +82,7 @@ def test_held_gpu_is_idle_or_busy_by_its_utilisation() -> None:
 
 def test_idle_since_is_told_while_it_lasts() -> None:
     node = Node()
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=5)
     assert node.book.accounts[UUID].idle_since_ns == 1000 * S
     node.second((9,), 0.5)
@@ -92,21 +92,21 @@ def test_idle_since_is_told_while_it_lasts() -> None:
 def test_process_that_the_list_named_late_is_booked_from_its_own_start() -> None:
     """The driver is asked for processes every 10 s: what the hook knows of the time before is not lost to "free"."""
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=20)
     hook = FakeHook(node.now_ns)
     for second in range(8):  # it trains, and the list is from before
         hook.spend("startup" if second < 3 else "compute", S)
         node.now_ns = hook.at_ns
         node.hear(hook)
-        node.turn((), 0.0 if second < 3 else 0.9)
+        node.tick((), 0.0 if second < 3 else 0.9)
     train(node, hook, 2)
     assert node.seconds == {"unallocated": 20.0, "startup": 3.0, "compute": 7.0}
 
 
 def test_run_to_its_last_nanosecond_and_then_nobody() -> None:
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=20)
     hook = FakeHook(node.now_ns)
     train(node, hook, 5)
@@ -120,7 +120,7 @@ def test_run_to_its_last_nanosecond_and_then_nobody() -> None:
 
 def test_process_without_a_hook_after_one_with_it() -> None:
     node = Node()
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=3)
     hook = FakeHook(node.now_ns)
     train(node, hook, 4)
@@ -132,7 +132,7 @@ def test_process_without_a_hook_after_one_with_it() -> None:
 def test_busy_gpu_whose_process_is_never_listed_is_nobodys() -> None:
     """A container without `pid: host`: the driver lists nothing, and says that something runs."""
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=5)
     node.second((), 0.8, seconds=20)
     assert node.seconds == {"unallocated": 5.0, "busy_unattributed": 9.0}
@@ -143,13 +143,13 @@ def test_busy_gpu_whose_process_is_never_listed_is_nobodys() -> None:
 def test_two_runs_on_one_gpu_have_one_owner_called_shared() -> None:
     node = Node()
     one, two = FakeHook(node.now_ns, pid=1), FakeHook(node.now_ns, run="run-b", sender="b", pid=2)
-    node.turn((1, 2), 0.9)
+    node.tick((1, 2), 0.9)
     for _ in range(5):
         for hook in (one, two):
             hook.spend("compute", S)
             node.now_ns = hook.at_ns
             node.hear(hook)
-        node.turn((1, 2), 0.9)
+        node.tick((1, 2), 0.9)
     assert node.book.accounts[UUID].owner == "shared"
     assert node.seconds == {"compute": 5.0}  # by both at once, and counted once
     node.runs[2].apply(two.bye(), node.now_ns, 0.0)
@@ -182,20 +182,20 @@ def test_one_run_on_two_gpus_gives_both_its_states() -> None:
 def test_time_in_which_nobody_looked_is_unknown_without_a_hook() -> None:
     """A stopped agent, a paused machine: 50 s later nobody knows what the GPU did."""
     node = Node()
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=3)
     node.now_ns += 50 * S
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0, seconds=2)
     assert node.seconds == {"held_idle": 5.0, "unknown": 50.0}
 
 
 def test_free_gpu_after_a_pause_is_free_up_to_it() -> None:
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=15)
     node.now_ns += 50 * S
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     assert node.seconds == {"unallocated": 15.0, "unknown": 50.0}
 
 
@@ -222,7 +222,7 @@ def test_utilisation_that_is_not_told_contradicts_nothing() -> None:
         hook.spend("compute", S)
         node.now_ns = hook.at_ns
         node.hear(hook)
-        node.turn((hook.pid,), None)
+        node.tick((hook.pid,), None)
     assert node.seconds == {"compute": 29.0}
 
 
@@ -238,7 +238,7 @@ def test_set_wall_clock_leaves_every_second_where_it_was() -> None:
         run.apply(hook.tell(), node.now_ns, now_s)
         run.pass_time(node.now_ns, now_s, True)
         assert run.status == "running"
-        node.turn((hook.pid,), 0.9)
+        node.tick((hook.pid,), 0.9)
     assert node.seconds == {"compute": 11.0}
 
 
@@ -272,7 +272,7 @@ def test_restarted_agent_that_finds_nobody_has_an_unknown_absence() -> None:
     node.now_ns += 30 * S
     node.restart_agent()
     del node.runs[hook.pid]
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=12)
     assert node.seconds == {"compute": 4.0, "unknown": 30.0, "unallocated": 1.0}
 
@@ -290,19 +290,19 @@ def test_restarted_agent_without_a_driver_waits_ten_seconds_and_gives_up() -> No
 
 def test_free_gpu_stays_free_up_to_the_restart() -> None:
     node = Node()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     node.second((), 0.0, seconds=15)
     node.now_ns += 4 * S
     node.restart_agent()
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     assert node.seconds == {"unallocated": 15.0, "unknown": 4.0}
 
 
 def test_ledger_of_another_boot_is_not_taken_up() -> None:
     node = Node()
-    node.turn((9,), 0.0)
+    node.tick((9,), 0.0)
     node.second((9,), 0.0)
-    book = GpuBook()
+    book = GpuLedgers()
     book.restore([node.book.accounts[UUID].record("boot-z")], BOOT, node.now_ns)
     assert book.accounts == {}
 
@@ -320,7 +320,7 @@ def test_sum_is_time_and_nothing_goes_back(seconds) -> None:
     node = Node()
     hooks = [FakeHook(node.now_ns, pid=1), FakeHook(node.now_ns, run="run-b", sender="b", pid=2)]
     floor: dict[str, int] = {}
-    node.turn((), 0.0)
+    node.tick((), 0.0)
     for kind, busy, count in seconds:
         for _ in range(count):
             node.now_ns += S

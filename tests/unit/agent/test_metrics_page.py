@@ -16,15 +16,14 @@ from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Choice, Collector, Roots, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.exporter import Page, content_type
-from gpuwatch_agent.findings import FindingBook
-from gpuwatch_agent.gpu_ledger import GpuBook, GpuReading
+from gpuwatch_agent.evaluator import FindingTracker
+from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
+from gpuwatch_agent.gpus import GpuLedgers, GpuReading
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, run_samples
-from gpuwatch_agent.workers import WorkerWatch
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
-from tests.unit.agent.test_findings_book import FINDING
+from tests.unit.agent.test_finding_tracker import FINDING
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -54,7 +53,7 @@ def samples(tmp_path: Path) -> list[AnySample]:
     run = Run("run-a", 0, BOOT)
     run.user, run.worker_cpu_s = "alice", 12.5
     hook.spend("startup", 1500 * MS)
-    gpus = GpuBook()
+    gpus = GpuLedgers()
     for _ in range(9):
         hook.step()
     hook.step(data_ns=400 * MS, compute_ns=100 * MS)
@@ -65,7 +64,7 @@ def samples(tmp_path: Path) -> list[AnySample]:
     hook.spend("eval", 250 * MS)
     run.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
     gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, hook.at_ns)
-    findings = FindingBook()
+    findings = FindingTracker()
     for at_ns in (0, 4 * S):
         findings.update("run-a", 0, [FINDING], at_ns, 0.0)
     found: list[AnySample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.cgroups import Group, cgroup_paths, parse_cgroup
-from gpuwatch_agent.owners import ENVIRONMENT, NOBODY, Owner, OwnerBook, allowed, combine, together
+from gpuwatch_agent.processes.owners import (
+    ENVIRONMENT,
+    NO_OWNER,
+    Group,
+    Owner,
+    OwnerCache,
+    allowed,
+    combine,
+    parse_cgroup,
+    together,
+)
 
 ID = "3f1d2c4b5a69788796a5b4c3d2e1f00112233445566778899aabbccddeeff001"
 OTHER_ID = ID[::-1]
@@ -53,14 +62,6 @@ STATIC_UID = UID.replace("-", "")
 )
 def test_control_group(text: str, group: Group) -> None:
     assert parse_cgroup(text) == group
-
-
-def test_paths_of_both_versions() -> None:
-    assert cgroup_paths("5:memory:/a\n3:cpu,cpuacct:/b\n0::/c\n") == (
-        "/c",
-        {"memory": "/a", "cpu": "/b", "cpuacct": "/b"},
-    )
-    assert cgroup_paths("1:name=systemd:/x\nrubbish") == (None, {"name=systemd": "/x"})
 
 
 def test_only_allowed_names_are_read() -> None:
@@ -112,8 +113,8 @@ def test_hostname_is_the_pods_name_in_a_pod_alone() -> None:
 def test_several_processes_share_what_they_agree_on() -> None:
     one, two = Owner(user="alice", job="1", pod="p"), Owner(user="alice", job="2")
     assert together([one, two]) == Owner(user="alice", job="shared", pod="p")
-    assert together([one, NOBODY]) == one
-    assert together([]) == NOBODY
+    assert together([one, NO_OWNER]) == one
+    assert together([]) == NO_OWNER
 
 
 class Node:
@@ -122,7 +123,7 @@ class Node:
     def __init__(self, procfs: Path) -> None:
         self.procfs = procfs
         self.now_s = 0.0
-        self.book = OwnerBook(procfs, lambda: self.now_s)
+        self.book = OwnerCache(procfs, lambda: self.now_s)
 
     def put(self, pid: int, cgroup: str = "0::/", environ: bytes = b"") -> None:
         directory = self.procfs / str(pid)
@@ -149,21 +150,21 @@ def test_number_that_is_given_again_is_looked_up_again(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.put(7, "0::/system.slice/slurmstepd.scope/job_1/step_0")
     assert node.book.owner(7).job == "1"
-    node.book.begin_turn()
+    node.book.begin_tick()
     node.put(7, "0::/system.slice/slurmstepd.scope/job_2/step_0")
-    node.book.begin_turn()  # a turn in which nobody asked for it
+    node.book.begin_tick()  # a turn in which nobody asked for it
     assert node.book.owner(7).job == "2"
 
 
 def test_process_that_is_gone_or_not_to_be_seen_is_nobodys(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    assert node.book.owner(7) == NOBODY
+    assert node.book.owner(7) == NO_OWNER
     (tmp_path / "8").mkdir()
     assert node.book.owner(8) == Owner(user=node.book.owner(8).user)
 
 
 def test_own_environment_through_the_kernels_own_file() -> None:
     """This process's /proc: no error, its user, and no more of its environment than is allowed."""
-    owner = OwnerBook(Path("/proc")).owner(os.getpid())
+    owner = OwnerCache(Path("/proc")).owner(os.getpid())
     assert owner.user != ""
     assert os.environ["PATH"] not in repr(owner)

@@ -8,7 +8,7 @@ import msgspec
 
 from gpuwatch.api import Recent, Run
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.samples import percentile_samples
+from gpuwatch_agent.exporter import percentile_samples
 
 METRIC = "gpuwatch_step_percentile_seconds"
 

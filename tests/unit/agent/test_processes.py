@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuwatch.procfs import TICKS_PER_S
+from gpuwatch.host.proc import TICKS_PER_S
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.workers import WorkerWatch
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 
@@ -35,11 +35,11 @@ def table(tmp_path: Path) -> ProcessTable:
 def test_process_is_alive_until_it_is_gone(table: ProcessTable, tmp_path: Path) -> None:
     hello = FakeHook().hello()
     assert table.alive(hello) is False
-    table.begin_turn()
+    table.begin_tick()
     put(tmp_path, 4711)
     assert table.alive(hello) is True
     remove(tmp_path, 4711)
-    table.begin_turn()
+    table.begin_tick()
     assert table.alive(hello) is False
 
 
@@ -66,7 +66,7 @@ def test_container_process_is_searched_for_once_in_five_turns(
     monkeypatch.setattr(table, "_search", searches.append)
     hello = msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)
     for _ in range(20):
-        table.begin_turn()
+        table.begin_tick()
         for _ in range(6):
             assert table.host_pid(hello) is None
     assert len(searches) == 4
@@ -96,14 +96,14 @@ def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: Pro
     run = workers_run(tmp_path, (21, 22))
     put(tmp_path, 21, cpu_s=10.0)
     put(tmp_path, 22, cpu_s=5.0)
-    WorkerWatch(table).look([run], S)
+    WorkerWatch(table).update([run], S)
     assert run.worker_cpu_s == 15.0
     record = run.record()
     assert record is not None
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
     run = Run.restore(kept, BOOT, 2 * S, 0.0)
     put(tmp_path, 21, cpu_s=13.0)
-    WorkerWatch(table).look([run], 3 * S)
+    WorkerWatch(table).update([run], 3 * S)
     assert run.worker_cpu_s == 18.0
 
 
@@ -112,10 +112,10 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
     put(tmp_path, 21, cpu_s=10.0)
     put(tmp_path, 22, cpu_s=5.0)
     watch = WorkerWatch(table)
-    watch.look([run], S)
+    watch.update([run], S)
     remove(tmp_path, 21)
     put(tmp_path, 22, cpu_s=6.0)
-    watch.look([run], 2 * S)
+    watch.update([run], 2 * S)
     assert run.worker_cpu_s == 16.0
     assert watch.count(run) == 1
     assert watch.ratios(run) == (1.0,)
@@ -125,7 +125,7 @@ def test_workers_that_a_sender_makes_up_cost_little(table: ProcessTable, tmp_pat
     run = workers_run(tmp_path, tuple(range(100_000, 200_000)))
     asked = []
     table.cpu_s = asked.append  # type: ignore[method-assign, assignment]
-    WorkerWatch(table).look([run], S)
+    WorkerWatch(table).update([run], S)
     assert len(asked) == 256
 
 

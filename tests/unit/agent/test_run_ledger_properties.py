@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
-from gpuwatch_agent.run_book import RunBook
-from gpuwatch_agent.run_records import RunRecord
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, NOW_S, FakeHook, S, wall_s
 
 KEY = ("run-a", 0)
@@ -38,7 +37,7 @@ class World:
     boot_id: str = BOOT
     skew_ns: int = 0
     wall_jump_s: float = 0.0
-    book: RunBook = field(default_factory=lambda: RunBook(BOOT))
+    book: RunRegistry = field(default_factory=lambda: RunRegistry(BOOT))
     hooks: list[FakeHook] = field(default_factory=list)
     said: list[wire.Message] = field(default_factory=list)
     late: list[wire.Message] = field(default_factory=list)
@@ -118,7 +117,7 @@ class World:
     def restart(self) -> None:
         records = [record for run in self.book.runs.values() if (record := run.record()) is not None]
         kept = [msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord) for record in records]
-        self.book = RunBook(BOOT)
+        self.book = RunRegistry(BOOT)
         self.book.restore(kept, self.now_ns, wall_s(self.now_ns) + self.wall_jump_s)
 
     def check(self) -> None:
@@ -189,7 +188,7 @@ def test_without_unknown_time_the_ledger_is_the_hooks_to_the_nanosecond(events, 
 
 def test_two_processes_that_share_a_name_are_each_counted_once() -> None:
     """GPUWATCH_RUN set for a whole shell: both send for the same run and rank, turn by turn."""
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     one, two = FakeHook(sender="one"), FakeHook(sender="two")
     for _ in range(50):
         for hook in (one, two):
@@ -203,7 +202,7 @@ def test_two_processes_that_share_a_name_are_each_counted_once() -> None:
 
 
 def test_more_processes_than_are_remembered_still_add_up_when_they_come_one_after_another() -> None:
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     at_ns = 100 * S
     for number in range(40):
         hook = FakeHook(at_ns, sender=f"sender-{number}").step()

@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
 from gpuwatch.metrics import check
-from gpuwatch_agent.process_figures import PAGE_BYTES, parse_io, parse_schedstat, parse_stat
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.run_cgroups import group_samples
-from gpuwatch_agent.run_processes import RunProcesses
-from gpuwatch_agent.run_records import RunRecord
+from gpuwatch_agent.processes.control_groups import group_samples
+from gpuwatch_agent.processes.workers import RunProcesses
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 Values = dict[tuple[str, ...], float]
@@ -54,14 +55,14 @@ class Node:
         for name, text in files.items():
             (path / name.replace("__", ".")).write_text(text)
 
-    def look(self, run: Run, seconds: float = 5) -> Values:
+    def update(self, run: Run, seconds: float = 5) -> Values:
         self.now_ns += int(seconds * S)
-        self.table.begin_turn()
-        self.processes.look([run], self.now_ns)
+        self.table.begin_tick()
+        self.processes.update([run], self.now_ns)
         return {(s.metric, *s.labels[2:]): s.value for s in check(self.processes.samples(run))}
 
     def groups(self, *runs: Run) -> Values:
-        self.table.begin_turn()
+        self.table.begin_tick()
         samples = check(group_samples(runs, self.table, self.procfs, self.sysfs))
         return {(s.metric.removeprefix("gpuwatch_run_"), *s.labels): s.value for s in samples}
 
@@ -81,7 +82,7 @@ def a_run(*workers: int, pid: int = 4711, rank: int = 0, name: str = "run-a") ->
 
 def test_training_process(node: Node) -> None:
     node.put(4711, threads=33, pages=1000, files=12)
-    found = node.look(a_run())
+    found = node.update(a_run())
     assert found == {
         ("gpuwatch_run_resident_memory_bytes",): 1000 * PAGE_BYTES,
         ("gpuwatch_run_threads",): 33,
@@ -93,14 +94,14 @@ def test_workers_are_summed_and_one_that_ended_keeps_its_part(node: Node) -> Non
     run = a_run(21, 22)
     node.put(21, read=1000, wait_s=1.5)
     node.put(22, read=200, wait_s=0.5, state="D")
-    found = node.look(run)
+    found = node.update(run)
     assert found["gpuwatch_loader_worker_read_bytes_total",] == 1200
     assert found["gpuwatch_loader_worker_written_bytes_total",] == 8
     assert found["gpuwatch_loader_worker_run_queue_seconds_total",] == 2.0
     assert found["gpuwatch_loader_workers_in_disk_wait",] == 1
     node.gone(21)
     node.put(22, read=700, wait_s=0.75)
-    found = node.look(run)
+    found = node.update(run)
     assert found["gpuwatch_loader_worker_read_bytes_total",] == 1700
     assert found["gpuwatch_loader_worker_run_queue_seconds_total",] == 2.25
     assert found["gpuwatch_loader_workers_in_disk_wait",] == 0
@@ -109,22 +110,22 @@ def test_workers_are_summed_and_one_that_ended_keeps_its_part(node: Node) -> Non
 def test_processes_are_looked_at_every_five_seconds(node: Node) -> None:
     run = a_run()
     node.put(4711, threads=1)
-    node.look(run)
+    node.update(run)
     node.put(4711, threads=2)
-    assert node.look(run, 4)["gpuwatch_run_threads",] == 1
-    assert node.look(run, 1)["gpuwatch_run_threads",] == 2
+    assert node.update(run, 4)["gpuwatch_run_threads",] == 1
+    assert node.update(run, 1)["gpuwatch_run_threads",] == 2
 
 
 def test_workers_bytes_are_counted_once_over_a_restart_of_the_agent(node: Node) -> None:
     run = a_run(21)
     node.put(21, read=1000)
-    node.look(run)
+    node.update(run)
     record = msgspec.msgpack.decode(msgspec.msgpack.encode(run.record()), type=RunRecord)
     again = Run.restore(record, BOOT, 0, 0.0)
     again.status = "running"
     node.put(21, read=1600)
     fresh = RunProcesses(node.procfs, node.table)
-    fresh.look([again], 0)
+    fresh.update([again], 0)
     values = {s.metric: s.value for s in fresh.samples(again)}
     assert values["gpuwatch_loader_worker_read_bytes_total"] == 1600
 
@@ -136,7 +137,7 @@ def test_what_another_users_process_hides_is_absent(node: Node) -> None:
     node.put(21)
     (node.procfs / "21" / "io").unlink()
     (node.procfs / "4711" / "fd").rmdir()
-    found = node.look(run)
+    found = node.update(run)
     assert {key[0] for key in found} == {
         "gpuwatch_run_resident_memory_bytes",
         "gpuwatch_run_threads",
@@ -148,9 +149,9 @@ def test_what_another_users_process_hides_is_absent(node: Node) -> None:
 def test_ended_run_keeps_its_totals_and_has_no_process(node: Node) -> None:
     run = a_run(21)
     node.put(21, read=1000)
-    node.look(run)
+    node.update(run)
     run.status = "ended"
-    assert {key[0] for key in node.look(run)} == {
+    assert {key[0] for key in node.update(run)} == {
         "gpuwatch_loader_worker_read_bytes_total",
         "gpuwatch_loader_worker_written_bytes_total",
         "gpuwatch_loader_worker_run_queue_seconds_total",
@@ -214,10 +215,12 @@ def test_group_that_ranks_share_is_told_once(node: Node) -> None:
     }
 
 
-def test_parsers_refuse_what_is_none_of_theirs() -> None:
-    assert parse_stat(STAT.format(state="R", threads=3, pages=9)) == ("R", 3, 9)
-    assert parse_io("read_bytes: 5\nwrite_bytes: 3\n") == (5, 3)
-    assert parse_schedstat("1 2500000000 3\n") == 2.5
-    for parser in (parse_stat, parse_io, parse_schedstat):
-        with pytest.raises(ValueError):
-            parser("x")
+def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) -> None:
+    node.put(7, state="R", threads=3, pages=9, read=5, wait_s=2.5)
+    assert usage(7, node.procfs) == ProcessUsage("R", 3, 9 * PAGE_BYTES, 5, 4, 2.5)
+    for name in ("io", "schedstat", "stat"):
+        (node.procfs / "7" / name).write_text("x")
+    for read in (io_bytes, run_queue_s):
+        with pytest.raises(NoData):
+            read(7, node.procfs)
+    assert usage(7, node.procfs) is None

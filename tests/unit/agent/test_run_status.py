@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
-from gpuwatch_agent.run_book import RunBook
-from gpuwatch_agent.run_records import RunRecord
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 
@@ -75,7 +74,7 @@ def test_lost_run_that_speaks_again_is_running_and_is_kept_by_the_next_agent() -
     assert (run.status, run.ended_s) == ("running", None)
     record = run.record()
     assert record is not None
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     book.restore([record], hook.at_ns, wall_s(hook.at_ns) + 5000)
     assert list(book.runs) == [("run-a", 0)]
 
@@ -105,7 +104,7 @@ def test_totals_before_hello_are_booked_and_the_name_comes_later() -> None:
 
 def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> None:
     hook = FakeHook().step()
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     now = hook.at_ns
     book.apply(hook.tell(), now, 0.0)
     book.excuse_pause(now)
@@ -124,7 +123,7 @@ def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> No
 
 def test_real_silence_is_found_although_turns_go_on() -> None:
     hook = FakeHook().step()
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     book.apply(hook.tell(), hook.at_ns, 0.0)
     for seconds in range(12):
         book.excuse_pause(hook.at_ns + seconds * S)
@@ -219,7 +218,7 @@ def test_totals_that_shrink_are_not_believed() -> None:
 
 
 def test_ten_thousand_names_are_refused_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     for number in range(10_000):
         hook = FakeHook(run=f"run-{number}")
         book.apply(hook.tell(), hook.at_ns, 0.0)
@@ -229,14 +228,14 @@ def test_ten_thousand_names_are_refused_and_counted(caplog: pytest.LogCaptureFix
 
 
 def test_refused_run_has_no_step_records_to_keep() -> None:
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     book.MAX_RUNS = 1
     assert book.apply(FakeHook().step().tell(), 200 * S, 0.0) is True
     assert book.apply(FakeHook(run="run-b").step().tell(), 200 * S, 0.0) is False
 
 
 def test_ended_run_makes_room_for_a_new_one() -> None:
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     book.MAX_RUNS = 2
     for name in ("first", "second"):
         hook = FakeHook(run=name)
@@ -249,7 +248,7 @@ def test_ended_run_makes_room_for_a_new_one() -> None:
 
 def test_ended_run_is_forgotten_after_a_quarter_of_an_hour() -> None:
     hook = FakeHook()
-    book = RunBook(BOOT)
+    book = RunRegistry(BOOT)
     book.apply(hook.bye(), hook.at_ns, 1000.0)
     book.forget_ended(1899.0)
     assert len(book.runs) == 1

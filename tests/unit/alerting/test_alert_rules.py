@@ -18,7 +18,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.ledger import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.rules import CAUSES
-from gpuwatch_agent.notify_conditions import alert_of
+from gpuwatch_agent.notify.conditions import alert_of
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

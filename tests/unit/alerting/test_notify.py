@@ -16,11 +16,10 @@ from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError
 from gpuwatch.finding import Evidence
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.exporter import Page
+from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import Notifier, apprise_senders
-from gpuwatch_agent.notify_book import GIVE_UP_S
-from gpuwatch_agent.notify_conditions import conditions
-from gpuwatch_agent.snapshot import Snapshot
+from gpuwatch_agent.notify.conditions import conditions
+from gpuwatch_agent.notify.notification_state import GIVE_UP_S
 
 START_S = 1_790_000_000.0
 THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900
@@ -69,7 +68,7 @@ class Post:
         self.now_s = START_S + after_s
         if findings is not None:
             self.findings = list(findings)
-        self.notifier.turn(self.now_s)
+        self.notifier.tick(self.now_s)
         return [title for title, _ in self.got]
 
     @property
@@ -224,7 +223,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
     url = "slack://secret-token"
     page = Page([])
     snapshot = Snapshot(START_S, 0.0, page, [], [finding(since_s=START_S - 500)])
-    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).turn(START_S)
+    Notifier(lambda: snapshot, NotifySettings((url,)), THRESHOLDS, "n1", path, {url: send}).tick(START_S)
     assert len(sent) == 1
     assert len(json.loads(path.read_text())["letters"]) == 1
     assert "secret" not in path.read_text()

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch_agent.collectors.agent_process import AgentProcessCollector, parse_statm
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import resident_bytes
+from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
 
 
 def test_values(node, values):
@@ -18,6 +20,8 @@ def test_memory_is_absent_where_proc_does_not_have_the_agent(bare, values):
     }
 
 
-def test_odd_text():
-    with pytest.raises(ValueError, match="statm"):
-        parse_statm("91245\n", 4096)
+def test_odd_text(tmp_path):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("91245\n")
+    with pytest.raises(NoData, match="statm"):
+        resident_bytes("self", tmp_path)

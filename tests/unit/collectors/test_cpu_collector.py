@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.cpu import CpuCollector, never_back, parse_stat
+from gpuwatch.host.proc import parse_cpu_times
+from gpuwatch_agent.collectors.cpu import CpuCollector, never_back
 
 
 def test_values(node, values):
@@ -31,12 +32,12 @@ def test_each_core_is_told_where_it_is_asked_for(node, values):
 
 def test_guest_time_is_counted_once():
     """100 ticks, all of them spent in a guest: user has them already."""
-    times = parse_stat("cpu  100 0 0 0 0 0 0 0 100 0\n", ticks_per_s=100)
+    times = parse_cpu_times("cpu  100 0 0 0 0 0 0 0 100 0\n", ticks_per_s=100)
     assert sum(times.seconds.values()) == 1.0
 
 
 def test_modes_that_an_old_kernel_lacks_are_absent():
-    assert parse_stat("cpu  10 0 20 70\n", ticks_per_s=100).seconds == {
+    assert parse_cpu_times("cpu  10 0 20 70\n", ticks_per_s=100).seconds == {
         "user": 0.1,
         "nice": 0.0,
         "system": 0.2,
@@ -71,6 +72,6 @@ def test_no_file(bare, values):
 
 def test_odd_text():
     with pytest.raises(NoData, match="no line of all CPUs"):
-        parse_stat("intr 1 2 3\n", ticks_per_s=100)
+        parse_cpu_times("intr 1 2 3\n", ticks_per_s=100)
     with pytest.raises(ValueError, match="invalid literal"):
-        parse_stat("cpu  1 x 3\n", ticks_per_s=100)
+        parse_cpu_times("cpu  1 x 3\n", ticks_per_s=100)

@@ -55,7 +55,7 @@ def test_odd_text(bare, values):
 def test_no_file(bare, node, values):
     with pytest.raises(NoData, match="diskstats does not exist"):
         values(DiskCollector(bare))
-    with pytest.raises(NoData, match="cannot be told from partitions"):
+    with pytest.raises(NoData, match="cannot be distinguished from partitions"):
         values(DiskCollector(dataclasses.replace(node, sysfs=bare.sysfs)))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.pressure import PressureCollector, parse_pressure
+from gpuwatch.host.proc import parse_pressure
+from gpuwatch_agent.collectors.pressure import PressureCollector
 
 
 def test_values(node, values):

@@ -14,11 +14,11 @@ from gpuwatch.diagnosis import Finding
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch.stacks.spy import Target
-from gpuwatch_agent.findings import FindingBook
+from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_view
+from gpuwatch_agent.runs.views import finding_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 SLOW = Finding("input_cpu", "warning", "too few workers", 0.6, (), "more workers")
@@ -71,7 +71,7 @@ def ranks(*numbers: int) -> list[Run]:
     return runs
 
 
-def found(book: FindingBook, finding: Finding, *ranks: int, begin_s: int = 0) -> FindingBook:
+def found(book: FindingTracker, finding: Finding, *ranks: int, begin_s: int = 0) -> FindingTracker:
     for second in (begin_s, begin_s + 4):
         for rank in ranks:
             book.update("run-a", rank, [finding], second * S, float(second))
@@ -80,9 +80,9 @@ def found(book: FindingBook, finding: Finding, *ranks: int, begin_s: int = 0) ->
 
 def test_a_finding_is_looked_at_once_and_says_what_was_seen(tmp_path: Path) -> None:
     spy = Spy()
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), SLOW, 0), ranks(0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), SLOW, 0), ranks(0)
     for second in (4, 5, 700):  # ten minutes later it is the same finding still
-        watch.turn(runs, book, Table(), second * S, float(second))
+        watch.tick(runs, book, Table(), second * S, float(second))
     assert spy.asked == [[100]]
     (entry,) = book.active("run-a", 0)
     view = finding_view(entry)
@@ -95,20 +95,20 @@ def test_a_finding_is_looked_at_once_and_says_what_was_seen(tmp_path: Path) -> N
 def test_a_run_is_looked_at_once_in_ten_minutes(tmp_path: Path) -> None:
     spy = Spy()
     watch, runs = world(tmp_path, spy), ranks(0)
-    watch.turn(runs, found(FindingBook(), SLOW, 0), Table(), 4 * S, 4.0)
-    again = found(FindingBook(), SLOW, 0, begin_s=100)
-    watch.turn(runs, again, Table(), 104 * S, 104.0)
-    watch.turn(runs, again, Table(), 603 * S, 603.0)
+    watch.tick(runs, found(FindingTracker(), SLOW, 0), Table(), 4 * S, 4.0)
+    again = found(FindingTracker(), SLOW, 0, begin_s=100)
+    watch.tick(runs, again, Table(), 104 * S, 104.0)
+    watch.tick(runs, again, Table(), 603 * S, 603.0)
     assert len(spy.asked) == 1
-    watch.turn(runs, again, Table(), 605 * S, 605.0)
+    watch.tick(runs, again, Table(), 605 * S, 605.0)
     assert len(spy.asked) == 2
 
 
 def test_of_a_hung_run_all_ranks_are_looked_at_together(tmp_path: Path) -> None:
     spy = Spy()
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), HUNG, 0, 1), ranks(0, 1)
-    watch.turn(runs, book, Table(), 4 * S, 4.0)
-    watch.turn(runs, book, Table(), 5 * S, 5.0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), HUNG, 0, 1), ranks(0, 1)
+    watch.tick(runs, book, Table(), 4 * S, 4.0)
+    watch.tick(runs, book, Table(), 5 * S, 5.0)
     assert spy.asked == [[100, 200]]
     for rank in (0, 1):
         (entry,) = book.active("run-a", rank)
@@ -117,19 +117,19 @@ def test_of_a_hung_run_all_ranks_are_looked_at_together(tmp_path: Path) -> None:
 
 def test_a_hang_is_looked_at_though_its_loader_was_a_minute_before(tmp_path: Path) -> None:
     spy = Spy()
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), SLOW, 0), ranks(0, 1)
-    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), SLOW, 0), ranks(0, 1)
+    watch.tick(runs, book, Table(), 4 * S, 4.0)
     found(book, HUNG, 0, 1, begin_s=60)
-    watch.turn(runs, book, Table(), 64 * S, 64.0)
+    watch.tick(runs, book, Table(), 64 * S, 64.0)
     assert spy.asked == [[100], [100, 200]]
 
 
 def test_findings_about_the_same_processes_share_a_look(tmp_path: Path) -> None:
     spy = Spy()
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), BURST, 0), ranks(0, 1)
-    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), BURST, 0), ranks(0, 1)
+    watch.tick(runs, book, Table(), 4 * S, 4.0)
     found(book, SLOW, 0, 1, begin_s=8)  # proven a little later, and the root of the other one
-    watch.turn(runs, book, Table(), 12 * S, 12.0)
+    watch.tick(runs, book, Table(), 12 * S, 12.0)
     first, second = (finding_view(entry) for entry in book.active("run-a", 0))
     assert (first.cause, second.cause) == ("input_cpu", "burst_every_n")
     assert first.stacks == second.stacks is not None
@@ -139,10 +139,10 @@ def test_findings_about_the_same_processes_share_a_look(tmp_path: Path) -> None:
 
 def test_a_finding_of_minutes_later_is_not_told_by_an_old_look(tmp_path: Path) -> None:
     spy = Spy()
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), BURST, 0), ranks(0)
-    watch.turn(runs, book, Table(), 4 * S, 4.0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), BURST, 0), ranks(0)
+    watch.tick(runs, book, Table(), 4 * S, 4.0)
     found(book, SLOW, 0, begin_s=66)
-    watch.turn(runs, book, Table(), 70 * S, 70.0)
+    watch.tick(runs, book, Table(), 70 * S, 70.0)
     assert book.active("run-a", 0)[0].stacks is None and spy.asked == [[100]]
 
 
@@ -150,28 +150,28 @@ def test_a_finding_of_minutes_later_is_not_told_by_an_old_look(tmp_path: Path) -
 def test_nothing_is_looked_at_unasked_or_for_what_stacks_do_not_explain(tmp_path: Path, finding: Finding) -> None:
     spy = Spy()
     watch = world(tmp_path, spy, automatic=finding is GOOD)
-    watch.turn(ranks(0), found(FindingBook(), finding, 0), Table(), 4 * S, 4.0)
+    watch.tick(ranks(0), found(FindingTracker(), finding, 0), Table(), 4 * S, 4.0)
     assert spy.asked == []
 
 
 def test_the_sampler_does_not_wait_for_a_look(tmp_path: Path) -> None:
     spy = Spy()
     waiting: list[Callable[[], None]] = []
-    watch, book, runs = world(tmp_path, spy, start=waiting.append), found(FindingBook(), SLOW, 0), ranks(0)
+    watch, book, runs = world(tmp_path, spy, start=waiting.append), found(FindingTracker(), SLOW, 0), ranks(0)
     for second in (4, 5):
-        watch.turn(runs, book, Table(), second * S, float(second))
+        watch.tick(runs, book, Table(), second * S, float(second))
     assert len(waiting) == 1 and spy.asked == []
     assert finding_view(book.active("run-a", 0)[0]).stacks is None
     waiting[0]()
-    watch.turn(runs, book, Table(), 6 * S, 6.0)
+    watch.tick(runs, book, Table(), 6 * S, 6.0)
     assert finding_view(book.active("run-a", 0)[0]).stacks is not None
 
 
 def test_a_look_that_fails_is_said_once_and_not_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spy = Spy(GpuwatchError("the memory of pid 100 may not be read; run it as root (sudo)"))
-    watch, book, runs = world(tmp_path, spy), found(FindingBook(), SLOW, 0), ranks(0)
+    watch, book, runs = world(tmp_path, spy), found(FindingTracker(), SLOW, 0), ranks(0)
     for second in (4, 5, 700):
-        watch.turn(runs, book, Table(), second * S, float(second))
+        watch.tick(runs, book, Table(), second * S, float(second))
     assert len(spy.asked) == 1
     assert [record.message for record in caplog.records] == [
         "no stacks for input_cpu of run run-a: the memory of pid 100 may not be read; run it as root (sudo)"
@@ -184,7 +184,7 @@ def test_only_the_newest_flame_graphs_are_kept(tmp_path: Path) -> None:
         (tmp_path / f"{age}.speedscope.json").write_text("")
         os.utime(tmp_path / f"{age}.speedscope.json", (1000 - age, 1000 - age))
     (tmp_path / "notes.txt").write_text("")
-    watch.turn(ranks(0), found(FindingBook(), SLOW, 0), Table(), 4 * S, 4.0)
+    watch.tick(ranks(0), found(FindingTracker(), SLOW, 0), Table(), 4 * S, 4.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *(f"{n}.speedscope.json" for n in range(3)),
         "notes.txt",

@@ -1,0 +1,184 @@
+"""Every run and GPU of the node evaluated: its window diagnosed, its findings followed over time, its verdict and its view for the API made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from gpuwatch import api
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.diagnosis import Finding, diagnose, in_order, is_explained
+from gpuwatch.rules import ENDINGS
+from gpuwatch.verdict import give_verdict
+from gpuwatch.window import GpuFacts, HostFacts, RankFacts
+from gpuwatch_agent.gpus import GpuAccount
+from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text, update_trends
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.views import ActiveFinding, Evaluation, finding_view, recent_view, run_view
+from gpuwatch_agent.runs.window import (
+    RecentSamples,
+    host_facts,
+    node_window,
+    ranks_by_run,
+    run_window,
+)
+
+BEGIN_AFTER_NS = 3_000_000_000
+END_AFTER_NS = 10_000_000_000
+
+
+@dataclass
+class FindingTracker:
+    """Findings of all runs and GPUs, by (run, rank, cause, gpu). `run` is empty for the node's own."""
+
+    entries: dict[tuple[str, int, str, str], ActiveFinding] = field(default_factory=dict)
+    causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """Causes that were ever active, so that their series can say 0 when they have gone."""
+
+    def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
+        """Update one run's findings with those of now."""
+        for finding in findings:
+            key = (run, rank, finding.cause, finding.gpu or "")
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self.entries[key] = ActiveFinding(finding, now_s, now_s, now_ns, now_ns)
+            entry.finding, entry.seen_s, entry.seen_ns = finding, now_s, now_ns
+            if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
+                entry.active = True
+                self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        for key, entry in list(self.entries.items()):
+            gone_ns = now_ns - entry.seen_ns
+            if key[:2] == (run, rank) and gone_ns > (END_AFTER_NS if entry.active else BEGIN_AFTER_NS):
+                del self.entries[key]
+
+    def end_run(self, run: str, rank: int) -> None:
+        """Drop the findings of a run that has ended."""
+        for key in [key for key in self.entries if key[:2] == (run, rank)]:
+            del self.entries[key]
+
+    def end_with(
+        self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float
+    ) -> list[ActiveFinding]:
+        """A run has ended for this reason: its findings are active at once, until the next `end_run`; earlier ones are over."""
+        self.end_run(run, rank)
+        for finding in findings:
+            entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
+            self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
+            self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
+        return self.active(run, rank)
+
+    def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+        """Forget every run but these, and but the node itself."""
+        for run, rank in {key[:2] for key in self.entries} | self.causes_seen.keys():
+            if run and (run, rank) not in runs:
+                self.end_run(run, rank)
+                self.causes_seen.pop((run, rank), None)
+
+    def active(self, run: str, rank: int) -> list[ActiveFinding]:
+        """Return the run's active findings in the diagnosis's order of the last moment."""
+        found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
+        causes = {entry.finding.cause for entry in found}
+        # An unproven finding stays for some seconds after its cause is known.
+        found = [entry for entry in found if not is_explained(entry.finding, causes)]
+        by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
+        ordered = []
+        for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet does not count
+            entry = by_key[finding.cause, finding.gpu]
+            entry.finding = finding
+            ordered.append(entry)
+        return ordered
+
+
+EVERY_TICKS = 2
+"""A running run is diagnosed every second tick, half of the runs in each, and so are the GPUs. Counters are updated in every tick."""
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A run as it was when it was evaluated last."""
+
+    status: str
+    last_message_s: float
+    evaluation: Evaluation
+
+
+class Evaluator:
+    """Findings about the node's runs and GPUs, and the runs' views."""
+
+    def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable) -> None:
+        self._node = node
+        self._workers = workers
+        self._table = table
+        self._trends = GpuTrends()
+        self._seen: dict[_Key, _Seen] = {}
+        self._ranks: dict[str, tuple[RankFacts, ...]] = {}
+        self._tick = 0
+        self.findings = FindingTracker()
+        self.views: dict[_Key, api.Run] = {}
+
+    def evaluate(
+        self, runs: Sequence[Run], accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
+    ) -> None:
+        """Evaluator what is due of the runs, and all GPUs."""
+        self._tick += 1
+        self.findings.keep_only([(run.run, run.rank) for run in runs])
+        update_trends(self._trends, accounts, self._node, now_ns)
+        due = {(run.run, run.rank) for number, run in enumerate(runs) if self._is_due(run, number)}
+        everything = self._tick % EVERY_TICKS == 1
+        if everything:
+            self._ranks = ranks_by_run(runs)
+        host = host_facts(self._node)
+        gpus = {
+            account.uuid: gpu_facts(account, self._node, now_ns, self._trends)
+            for account in accounts
+            if everything or (account.run is not None and (account.run.run, account.run.rank) in due)
+        }
+        seen = {}
+        for run in runs:
+            key = (run.run, run.rank)
+            if key in due:
+                held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
+                seen[key] = _Seen(run.status, run.last_message_s, self._evaluate(run, host, held, now_ns, now_s))
+            else:
+                seen[key] = self._seen[key]
+                if run.status != RUNNING:
+                    self.findings.end_run(*key)
+        self._seen = seen
+        offset_ns = int(now_s * 1e9) - now_ns
+        self.views = {
+            key: self._view(key, run, key in due, offset_ns, prices) for key, run in zip(seen, runs, strict=True)
+        }
+        if everything:
+            owners = {account.uuid: owner_text(account, self._table) for account in accounts}
+            found = diagnose(node_window(gpus, owners)) if accounts else []
+            self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
+
+    def _evaluate(self, run: Run, host: HostFacts, gpus: tuple[GpuFacts, ...], now_ns: int, now_s: float) -> Evaluation:
+        key = (run.run, run.rank)
+        window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
+        if run.status == RUNNING:
+            self.findings.update(*key, diagnose(window), now_ns, now_s)
+        active = self.findings.active(*key)
+        verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
+        if run.status != RUNNING:
+            why = next((found for rule in ENDINGS if (found := rule(window)) is not None), None)
+            active = self.findings.end_with(*key, [] if why is None else [why], now_ns, now_s)
+        return Evaluation(recent_view(run, window), verdict, tuple(map(finding_view, active)))
+
+    def _is_due(self, run: Run, number: int) -> bool:
+        seen = self._seen.get((run.run, run.rank))
+        if seen is None or seen.status != run.status:
+            return True
+        if run.status != RUNNING:  # it has ended, and stays as it was
+            return seen.last_message_s != run.last_message_s
+        return (self._tick + number) % EVERY_TICKS == 0
+
+    def _view(self, key: _Key, run: Run, evaluated: bool, offset_ns: int, prices: Prices) -> api.Run:
+        if run.status != RUNNING and not evaluated and key in self.views:
+            return self.views[key]
+        pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
+        return run_view(run, self._seen[key].evaluation, offset_ns, pid, prices)

@@ -1,0 +1,191 @@
+"""Where each GPU's wall clock goes: fused from the runs' ledgers, the driver's process lists and utilisation.
+
+No I/O and no clock. Times in ns of the agent's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuwatch.ledger import (
+    BUSY_UNATTRIBUTED,
+    COMPUTE,
+    GPU_STATES,
+    HELD_IDLE,
+    UNALLOCATED,
+    UNKNOWN,
+    Ledger,
+)
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch_agent.gpus.following import GpuReading, GpuRecord, RunsOnGpu
+from gpuwatch_agent.processes.owners import SHARED
+from gpuwatch_agent.runs import RUNNING, Run
+
+__all__ = ["GpuAccount", "GpuLedgers", "GpuReading", "GpuRecord"]
+
+PROCESS_LIST_AGE_NS = 11_000_000_000
+"""The driver is asked for the processes on its GPUs every 10 s: a new one can have been missed for so long."""
+AWAIT_NS = 10_000_000_000
+"""A restarted agent waits so long for the driver's first process list before it takes the time without it for unknown."""
+LATE_NS = 5_000_000_000
+"""A longer time between two ticks was not observed: a stopped agent, a paused machine."""
+CONTRADICTED_NS = 10_000_000_000
+"""A hook that says `compute` of a GPU on which the driver sees no kernel at all is believed for so long."""
+
+
+class GpuAccount:
+    """One GPU's ledger and who holds it."""
+
+    def __init__(self, gpu: str, uuid: str, now_ns: int) -> None:
+        self.gpu = gpu
+        self.uuid = uuid
+        self.ledger = Ledger(now_ns, GPU_STATES)
+        self.run: Run | None = None
+        """The one run that holds the GPU."""
+        self.owner = ""
+        """Its id, "shared" for several runs, empty without a hook."""
+        self.pids: tuple[int, ...] = ()
+        self.state = UNKNOWN
+        self.idle_since_ns: int | None = None
+        self.following = RunsOnGpu(self.ledger)
+        self._free_ns: int | None = None
+        """Up to when the GPU was seen to be free and idle. Time without a listed process is booked late: when one can no
+        longer have been missed, or by the run that turns out to have held it."""
+        self._await_until_ns: int | None = None
+        """Set by `restore`, until the runs that held the GPU are seen again."""
+        self._sampled_ns: int | None = None
+        self._contradicted_since_ns: int | None = None
+
+    def advance(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
+        """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
+        running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
+        self.run = running[0] if len(running) == 1 else None
+        self.gpu = reading.gpu if reading is not None else self.gpu
+        self.pids = (reading.pids or ()) if reading is not None else ()
+        self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
+        missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
+        self._sampled_ns = now_ns
+        if self._await_until_ns is not None:
+            unseen = reading is None or reading.pids is None
+            if unseen and now_ns < self._await_until_ns:
+                return
+            self._await_until_ns = None
+            if not self.following.resume_awaited(running):
+                self.ledger.book(UNKNOWN, now_ns)
+        if running and not self.following:
+            self._open(running)
+        doubted = self._doubt(reading, now_ns)
+        booked = self.following.advance(running, doubted)
+        if booked:
+            self.state = max(booked, key=lambda state: booked[state])
+        if not self.following:
+            self._go_on_without_hook(reading, now_ns, missed)
+        self._note_idle(reading, now_ns)
+
+    def _open(self, running: Sequence[Run]) -> None:
+        """Book the time before the first run's hook was there."""
+        begin_ns = min(run.process_start_ns for run in running)
+        if self._free_ns is not None and begin_ns >= self.ledger.watermark_ns:  # all of its time is still open
+            self.ledger.book(UNALLOCATED, min(self._free_ns, begin_ns))
+            self.ledger.book(BUSY_UNATTRIBUTED, begin_ns)
+        else:
+            self.ledger.book(UNALLOCATED, self._free_ns or 0)
+        self._free_ns = None
+
+    def _doubt(self, reading: GpuReading | None, now_ns: int) -> tuple[str, ...]:
+        """Return the states that the driver contradicts: `compute`, for ten seconds without one kernel seen."""
+        idle = reading is not None and reading.utilization_ratio == 0
+        if not idle or not self.following or self.state not in (COMPUTE, UNKNOWN):
+            self._contradicted_since_ns = None
+        elif self._contradicted_since_ns is None:
+            self._contradicted_since_ns = now_ns
+        since_ns = self._contradicted_since_ns
+        return (COMPUTE,) if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS else ()
+
+    def _go_on_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
+        before, self.state = self.state, self._state_without_hook(reading)
+        if missed:
+            self.ledger.book(UNALLOCATED, self._free_ns or 0)
+            self.ledger.book(UNKNOWN, now_ns)
+            self._free_ns = None
+        unlisted = reading is not None and reading.pids == ()
+        if not unlisted or (before == BUSY_UNATTRIBUTED and self.state != before):
+            self.ledger.book(UNALLOCATED, self._free_ns or 0)
+            self.ledger.book(before if unlisted else self.state, now_ns)
+            self._free_ns = None
+        if unlisted:
+            if self.state == UNALLOCATED:
+                self._free_ns = now_ns
+            age_ns = reading.list_age_ns + 1_000_000_000 if reading is not None else 0
+            sure_ns = now_ns - max(PROCESS_LIST_AGE_NS, age_ns)
+            self.ledger.book(UNALLOCATED, min(sure_ns, self._free_ns or 0))
+            self.ledger.book(self.state, sure_ns)
+
+    def _state_without_hook(self, reading: GpuReading | None) -> str:
+        if reading is None:
+            return UNKNOWN
+        busy = reading.utilization_ratio is not None and reading.utilization_ratio > THRESHOLDS.gpu_idle_utilization
+        if busy:  # by a process that the list is too old to name, or that the agent may not see, too
+            return BUSY_UNATTRIBUTED
+        if reading.pids is not None and not reading.pids:
+            return UNALLOCATED
+        return HELD_IDLE if reading.pids and reading.utilization_ratio is not None else UNKNOWN
+
+    def _note_idle(self, reading: GpuReading | None, now_ns: int) -> None:
+        if self.state != HELD_IDLE or reading is None:
+            self.idle_since_ns = None
+        elif self.idle_since_ns is None:
+            self.idle_since_ns = now_ns
+
+    def record(self, boot_id: str) -> GpuRecord:
+        """Return what must outlive the agent."""
+        return GpuRecord(
+            uuid=self.uuid,
+            gpu=self.gpu,
+            boot_id=boot_id,
+            start_ns=self.ledger.start_ns,
+            watermark_ns=self.ledger.watermark_ns,
+            states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
+            owners=self.following.records(),
+            free_ns=self._free_ns,
+        )
+
+    @classmethod
+    def restore(cls, record: GpuRecord, now_ns: int) -> GpuAccount:
+        """Return the ledger as a former agent left it: what passed since is the owning runs' to explain, else unknown."""
+        account = cls(record.gpu, record.uuid, record.start_ns)
+        account.ledger.watermark_ns = record.watermark_ns
+        account.ledger.totals_ns.update(record.states_ns)
+        owners = record.all_owners()
+        if owners:
+            account.following.await_owners(owners)
+            account._await_until_ns = now_ns + AWAIT_NS
+        else:
+            account.ledger.book(UNALLOCATED, record.free_ns or 0)
+            account.ledger.book(UNKNOWN, now_ns)
+        return account
+
+
+class GpuLedgers:
+    """The ledgers of all GPUs that were ever seen by this agent."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, GpuAccount] = {}
+
+    def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
+        """Book all GPUs up to now. One that the driver no longer lists goes on as `unknown`."""
+        by_uuid = {reading.uuid: reading for reading in readings}
+        for uuid, reading in by_uuid.items():
+            if uuid not in self.accounts:
+                self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns)
+        for uuid, account in self.accounts.items():
+            found = by_uuid.get(uuid)
+            pids = found.pids if found is not None and found.pids else ()
+            runs = {id(runs_by_pid[pid]): runs_by_pid[pid] for pid in pids if pid in runs_by_pid}
+            account.advance(found, list(runs.values()), now_ns)
+
+    def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int) -> None:
+        """Take up the ledgers that a former agent of this boot kept."""
+        for record in records:
+            if record.boot_id == boot_id:
+                self.accounts[record.uuid] = GpuAccount.restore(record, now_ns)

@@ -1,0 +1,172 @@
+"""The node's GPUs: what the collector read, joined with the processes behind it; and each GPU's usual power and memory over longer than the window.
+
+Times in ns of the agent's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from gpuwatch import api
+from gpuwatch.thresholds import THRESHOLDS
+from gpuwatch.window import GpuFacts, MemoryTrend
+from gpuwatch_agent.collectors import GpuSource
+from gpuwatch_agent.gpus import GpuAccount, GpuReading
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.window import RecentSamples
+
+
+def gpu_readings(collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> list[GpuReading]:
+    """Return what the driver says of each GPU now, processes that have ended since it was asked left out."""
+    if collector is None:
+        return []
+    held = {uuid: tuple(process.pid for process in processes) for uuid, processes in collector.processes().items()}
+    ended = table.ended({pid for pids in held.values() for pid in pids})
+    readings = []
+    for device in collector.devices():
+        pids = held.get(device.uuid)
+        if pids is not None:
+            pids = tuple(pid for pid in pids if pid not in ended)
+        utilization = node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
+        age_ns = int(collector.process_list_age_s(device.uuid) * 1e9)
+        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns))
+    return readings
+
+
+def owner_text(account: GpuAccount, table: ProcessTable) -> str:
+    """Return the processes on a GPU for people: "alice, pid 4711 (python)"; empty without any."""
+    return "; ".join(f"{table.user(pid) or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3])
+
+
+def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: GpuSource | None) -> None:
+    """Let each run remember the GPUs that it holds now, alone; one that holds none any more keeps its last ones."""
+    names = {device.uuid: device.name for device in collector.devices()} if collector is not None else {}
+    held: dict[tuple[str, int], dict[str, str]] = {}
+    for account in accounts:
+        if account.run is not None:
+            held.setdefault((account.run.run, account.run.rank), {})[account.uuid] = names.get(account.uuid, "")
+    for run in runs:
+        now = held.get((run.run, run.rank))
+        if now is not None and now != run.gpus:
+            run.gpus, run.changed = now, True
+
+
+def gpu_view(account: GpuAccount, collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> api.Gpu:
+    """Return one entry of `gpus` in /api/v1/status."""
+    devices = collector.devices() if collector is not None else ()
+
+    def latest(metric: str) -> float | None:
+        return node.latest(metric, account.gpu, account.uuid)
+
+    return api.Gpu(
+        gpu=account.gpu,
+        uuid=account.uuid,
+        name=next((device.name for device in devices if device.uuid == account.uuid), ""),
+        state=account.state,
+        utilization_ratio=latest("gpuwatch_gpu_utilization_ratio"),
+        memory_used_bytes=latest("gpuwatch_gpu_memory_used_bytes"),
+        memory_total_bytes=latest("gpuwatch_gpu_memory_total_bytes"),
+        power_watts=latest("gpuwatch_gpu_power_watts"),
+        run=account.owner or None,
+        owner=owner_text(account, table) or None,
+    )
+
+
+_STEPPING_NS = 5_000_000_000
+"""A run makes steps when its last one ended so recently."""
+_POWERS = 300
+_LEAST_POWERS = 30
+_MEMORY_SAMPLES = 10
+"""Samples of a GPU's memory in the time over which it must grow to be called creeping."""
+_MEMORIES = 60
+
+
+class GpuTrends:
+    """Follows every GPU; what belongs to a run is forgotten with the run's hold of the GPU."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, tuple[str, int] | None] = {}
+        self._powers: dict[str, deque[float]] = {}
+        self._memories: dict[str, deque[tuple[int, int]]] = {}
+
+    def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
+        """Take this second's readings of one GPU."""
+        run = account.run
+        holder = None if run is None else (run.run, run.rank)
+        if self._holders.get(account.uuid) != holder:
+            self._holders[account.uuid] = holder
+            self._powers.pop(account.uuid, None)
+            self._memories.pop(account.uuid, None)
+        if run is None or run.status != RUNNING:
+            return
+        last_ns = run.steps.last_end_ns
+        stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
+        if stepping and power_watts is not None:
+            self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
+        if memory_bytes is not None:
+            kept = self._memories.setdefault(account.uuid, deque(maxlen=_MEMORIES))
+            if not kept or now_ns - kept[-1][0] >= THRESHOLDS.memory_creep_s * 1e9 / _MEMORY_SAMPLES:
+                kept.append((now_ns, memory_bytes))
+
+    def keep_only(self, uuids: Sequence[str]) -> None:
+        """Forget every GPU but these."""
+        for gone in self._holders.keys() - set(uuids):
+            for book in (self._holders, self._powers, self._memories):
+                book.pop(gone, None)
+
+    def usual_watts(self, uuid: str) -> float | None:
+        """Return the median power while the run made steps; None with less than half a minute of it."""
+        powers = self._powers.get(uuid, ())
+        return median(powers) if len(powers) >= _LEAST_POWERS else None
+
+    def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
+        """Return how used memory went since the run took the GPU, an hour at most; None with fewer than two samples."""
+        kept = list(self._memories.get(uuid, ()))
+        if len(kept) < 2 or not total_bytes:
+            return None
+        changes = [after[1] - before[1] for before, after in pairwise(kept)]
+        return MemoryTrend(
+            span_s=(kept[-1][0] - kept[0][0]) / 1e9,
+            rises=sum(change > 0 for change in changes),
+            falls=sum(change < 0 for change in changes),
+            growth_bytes=kept[-1][1] - kept[0][1],
+            total_bytes=total_bytes,
+        )
+
+
+def update_trends(trends: GpuTrends, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
+    """Take this second's readings of all GPUs into their trends."""
+    trends.keep_only([account.uuid for account in gpus])
+    for account in gpus:
+        memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
+        power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
+        trends.update(account, power, None if memory is None else int(memory), now_ns)
+
+
+def _begin_ns(run: Run | None) -> int:
+    """Return when a run began that holds a GPU: what the GPU did before says nothing of it."""
+    return 0 if run is None or run.ledger is None else run.ledger.start_ns
+
+
+def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:
+    """Return one GPU as it was over the last quarter of a minute."""
+    total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
+    memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
+    return GpuFacts(
+        gpu=account.gpu,
+        uuid=account.uuid,
+        utilization_ratio=node.mean(
+            "gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=_begin_ns(account.run)
+        ),
+        memory_used_bytes=None if memory is None else int(memory),
+        process_count=len(account.pids),
+        idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
+        throttled=node.throttled(account.gpu, account.uuid),
+        power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
+        power_usual_watts=trends.usual_watts(account.uuid),
+        memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
+    )

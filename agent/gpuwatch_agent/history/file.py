@@ -1,0 +1,146 @@
+"""The history file itself: its schema, how it is opened, checked, and set aside when it is damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+from gpuwatch.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
+_SCHEMA = """
+CREATE TABLE layout (id INTEGER PRIMARY KEY AUTOINCREMENT, series TEXT NOT NULL UNIQUE);
+CREATE TABLE tick (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL);
+CREATE TABLE steps (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, rank INTEGER NOT NULL, first_step INTEGER NOT NULL,
+  count INTEGER NOT NULL, time_ms INTEGER NOT NULL, offset_ns INTEGER NOT NULL, columns BLOB NOT NULL);
+CREATE INDEX steps_by_run ON steps (run, rank, first_step);
+CREATE INDEX steps_by_time ON steps (time_ms);
+CREATE TABLE run (run TEXT NOT NULL, rank INTEGER NOT NULL, time_ms INTEGER NOT NULL, record BLOB NOT NULL,
+  PRIMARY KEY (run, rank));
+CREATE TABLE gpu (uuid TEXT PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE finding (run TEXT NOT NULL, rank INTEGER NOT NULL, cause TEXT NOT NULL, gpu TEXT NOT NULL,
+  since_ms INTEGER NOT NULL, seen_ms INTEGER NOT NULL, record TEXT NOT NULL,
+  PRIMARY KEY (run, rank, cause, gpu, since_ms));
+"""
+MINUTES = """
+CREATE TABLE tick_minute (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL, low BLOB NOT NULL,
+  high BLOB NOT NULL);
+CREATE TABLE step_minute (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, rank INTEGER NOT NULL, first_step INTEGER NOT NULL,
+  count INTEGER NOT NULL, time_ms INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
+CREATE INDEX step_minute_by_time ON step_minute (time_ms);
+"""
+"""What version 2 adds: old samples and steps by the minute."""
+_MIGRATIONS = {1: MINUTES}
+"""By the version that a file has: what makes it one of the next version."""
+_DAMAGED = (11, 26)
+"""SQLITE_CORRUPT and SQLITE_NOTADB, which the module names from Python 3.11 on."""
+
+
+def lock_history(path: Path) -> IO[str]:
+    """Return an open file whose lock says that this agent writes the history. Raises: ConfigError."""
+    if path.is_dir():
+        raise ConfigError(f"--history {path} is a folder; name a file in it, e.g. {path / 'history.db'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.with_name(f"{path.name}.lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"--history {path}: {error.strerror}; choose a file that you may write to") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise ConfigError(
+            f"--history {path}: another agent writes it; stop that one, or give this one a file of its own"
+        ) from error
+    return handle
+
+
+def open_history(path: Path) -> sqlite3.Connection:
+    """Open the file, creating it if need be; a damaged one is set aside with a warning, and a new one created.
+
+    Raises: ConfigError where it cannot be written, or is not one of gpuwatch's that this version knows.
+    """
+    try:
+        try:
+            return _open(path)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            set_aside(path, error)
+            return _open(path)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"--history {path}: {error}; choose a file that you may write to") from error
+
+
+def check_readable(path: Path) -> None:
+    """Raise ConfigError unless this is a history file that this version can read; nothing is written."""
+    if not path.is_file():
+        raise ConfigError(f"--history {path}: there is no such file; an agent says its own at /api/v1/status")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
+    if not 0 < version <= SCHEMA_VERSION or not {"tick", "run", "steps", "finding"} <= tables:
+        raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether the file's content is at fault, rather than the disk or the rights."""
+    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
+    if code is not None:
+        return code & 0xFF in _DAMAGED
+    return isinstance(error, sqlite3.DatabaseError) and any(
+        sign in str(error) for sign in ("malformed", "not a database", "corrupt")
+    )
+
+
+def set_aside(path: Path, error: Exception) -> None:
+    """Give a damaged file another name. Raises: OSError."""
+    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        log = path.with_name(path.name + suffix)
+        if log.exists():
+            log.rename(aside.with_name(aside.name + suffix))
+    logger.warning("history %s is damaged (%s): set aside as %s, a new one is begun", path, error, aside.name)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
+    try:
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("PRAGMA synchronous=NORMAL")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"--history {path} was written by a newer gpuwatch (schema {version}, this one knows {SCHEMA_VERSION}): "
+                "update gpuwatch, or choose another file"
+            )
+        if version == 0:
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise ConfigError(f"--history {path} is another program's database; choose another file")
+            connection.executescript(f"BEGIN; {_SCHEMA} {MINUTES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        for old in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+            logger.info("history %s: brought from schema %s to %s", path, old, old + 1)
+            connection.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[old]} PRAGMA user_version={old + 1}; COMMIT;")
+        for table in ("layout", "run", "gpu"):  # small, and needed whole: damage in them shows here
+            connection.execute(f"SELECT * FROM {table}").fetchall()
+        connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first second, where it cannot be written
+        connection.execute("ROLLBACK")
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,193 @@
+"""The training processes in /proc: whether they live, whose they are, what they use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from gpuwatch import wire
+from gpuwatch.errors import NoData
+from gpuwatch.host import blocked, cgroup, proc
+from gpuwatch.host.shm import shm_bytes
+from gpuwatch_agent.processes.owners import Owner, OwnerCache
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_SEARCH_EVERY_TICKS = 5
+_MOST_KNOWN = 4096
+
+
+def pid_namespace(procfs: Path) -> int:
+    """Return the inode of the pid namespace whose pids `procfs` shows; 0 where not known."""
+    for process in ("1", "self"):
+        try:
+            return (procfs / process / "ns" / "pid").stat().st_ino
+        except OSError:
+            continue
+    return 0
+
+
+class ProcessTable:
+    """Reads one node's /proc. A process of another pid namespace cannot be read by its own pid."""
+
+    def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
+        self._procfs = procfs
+        self._sysfs = sysfs
+        self._namespace = pid_namespace(procfs)
+        self._host_pids: dict[tuple[int, int, int], int] = {}
+        self._looked_up: dict[tuple[int, int, int], int | None] = {}
+        """What `host_pid` found in this tick."""
+        self._unfound: dict[tuple[int, int, int], int] = {}
+        """Ticks to go before a container's process is searched for again."""
+        self._seen: set[int] = set()
+        self._owners = OwnerCache(procfs)
+
+    def begin_tick(self) -> None:
+        """Start a new tick: what was found is valid for one."""
+        self._looked_up.clear()
+        self._owners.begin_tick()
+        self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
+        if len(self._host_pids) > _MOST_KNOWN:
+            self._host_pids.clear()
+
+    def host_pid(self, hello: wire.Hello) -> int | None:
+        """Return the training process's pid as this /proc numbers it; None where it cannot be found or has ended."""
+        key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
+        if key not in self._looked_up:
+            self._looked_up[key] = self._look_up(key, hello)
+        return self._looked_up[key]
+
+    def _look_up(self, key: tuple[int, int, int], hello: wire.Hello) -> int | None:
+        pid = self._host_pids.get(key)
+        if pid is None and hello.pid_namespace in (0, self._namespace):
+            pid = hello.pid
+        elif pid is None and key not in self._unfound:
+            pid = self._search(hello)
+            if pid is None:
+                self._unfound[key] = _SEARCH_EVERY_TICKS
+            else:
+                self._host_pids[key] = pid
+        return pid if pid is not None and self._is(pid, hello) else None
+
+    def alive(self, hello: wire.Hello | None) -> bool | None:
+        """Return whether the training process lives; None where that cannot be seen."""
+        if hello is None or not hello.process_start_ticks:
+            return None
+        if self.host_pid(hello) is not None:
+            return True
+        known = hello.pid_namespace in (0, self._namespace)
+        known = known or (hello.pid_namespace, hello.pid, hello.process_start_ticks) in self._host_pids
+        return False if known else None
+
+    def owner(self, pid: int) -> Owner:
+        """Return whose process it is, every part empty where not known."""
+        return self._owners.owner(pid)
+
+    def user(self, pid: int) -> str:
+        """Return the name (or number) of the user whose process it is, empty where not known."""
+        return self._owners.owner(pid).user
+
+    def name(self, pid: int) -> str:
+        """Return the process's command name, empty where not known."""
+        try:
+            return (self._procfs / str(pid) / "comm").read_text().strip()
+        except OSError:
+            return ""
+
+    def cpu_s(self, pid: int) -> float | None:
+        return _or_none(proc.process_cpu_s, pid, self._procfs)
+
+    def run_queue_s(self, pid: int) -> float | None:
+        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not count it."""
+        return _or_none(proc.run_queue_s, pid, self._procfs)
+
+    def allowed_cores(self, pid: int) -> int | None:
+        """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
+        cores = _or_none(proc.allowed_cores, pid, self._procfs)
+        return None if cores is None else cgroup.within_quota(cores, self._procfs, self._sysfs, pid)
+
+    def quota(self, pid: int) -> cgroup.Quota | None:
+        """Return the CPU quota over a process; None where it has none, or none that is readable."""
+        return cgroup.quota(self._procfs, self._sysfs, pid)
+
+    def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
+        """Return what of the node's available memory a process can have within its container's or its job's limit."""
+        return cgroup.within_limit(on_node, self._procfs, self._sysfs, pid)
+
+    def private_bytes(self, pid: int) -> int | None:
+        """Return the memory that is a process's own; None where it is not readable."""
+        return _or_none(proc.private_bytes, pid, self._procfs)
+
+    def resident_bytes(self, pid: int) -> int | None:
+        """Return the memory of a process that is in RAM; None where it is not readable."""
+        return _or_none(proc.resident_bytes, pid, self._procfs)
+
+    def open_files(self, pid: int) -> int | None:
+        """Return how many file descriptors a process has open; None where that is not readable."""
+        try:
+            return len(os.listdir(self._procfs / str(pid) / "fd"))  # noqa: PTH208 - names only, thousands of them
+        except OSError:
+            return None
+
+    def blocked_on(self, pid: int) -> str | None:
+        """Return what a process is blocked on now, one of `gpuwatch.host.blocked.WAITS`; None when it is gone."""
+        return blocked.blocked_on(pid, self._procfs)
+
+    def received_bytes(self, pid: int) -> int | None:
+        """Return the bytes received in the process's network namespace; None where they are not readable."""
+        return _or_none(proc.received_bytes, self._procfs / str(pid))
+
+    def shm_bytes(self, pid: int) -> tuple[int, int] | None:
+        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it is not readable."""
+        return _or_none(shm_bytes, self._procfs / str(pid) / "root" / "dev" / "shm")
+
+    def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
+        """Return whether the process sees the node's own /dev/shm."""
+        try:
+            seen = (self._procfs / str(pid) / "root" / "dev" / "shm").stat().st_dev
+            return seen == host_shm.stat().st_dev
+        except OSError:
+            return True
+
+    def ended(self, pids: set[int]) -> set[int]:
+        """Return those that have ended since they were first asked for: a GPU's process list is up to 10 s old.
+
+        One that was never to be seen (of another pid namespace, without `pid: host`) is not among them.
+        """
+        alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
+        self._seen = (self._seen & pids) | alive
+        return self._seen - alive
+
+    def _is(self, pid: int, hello: wire.Hello) -> bool:
+        """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""
+        fields = self._fields(pid)
+        return len(fields) > 19 and fields[19] == str(hello.process_start_ticks) and fields[0] not in ("Z", "X")
+
+    def _fields(self, pid: int) -> list[str]:
+        """Return /proc/PID/stat from the state on, [] for a process that is gone."""
+        return _or_none(proc.stat_fields, self._procfs / str(pid)) or []
+
+    def _search(self, hello: wire.Hello) -> int | None:
+        """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
+        for entry in self._procfs.iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if (entry / "ns" / "pid").stat().st_ino != hello.pid_namespace:
+                    continue
+                status = (entry / "status").read_text()
+            except OSError:
+                continue
+            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+            if numbers and int(numbers[-1]) == hello.pid:
+                return int(entry.name)
+        return None
+
+
+def _or_none(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    try:
+        return read(*args, **kwargs)
+    except (NoData, ValueError):
+        return None

@@ -1,0 +1,193 @@
+"""Whose a process is: user, container, pod, job. From /proc/PID, its control group, and an allow-list of environment names.
+
+Nothing else of an environment is kept, and a command line is never read.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+_ID = r"[0-9a-f]{64}"
+_CONTAINER = re.compile(rf"(?:^|[-/:])({_ID})(?:\.scope)?(?=/|$)")
+"""Docker: /docker/ID, docker-ID.scope; containerd: cri-containerd-ID.scope or /kubepods/…/ID; CRI-O: crio-ID.scope; podman:
+libpod-ID.scope. crio-conmon-ID is the container's monitor process, and never one that trains."""
+_POD = re.compile(r"[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)")
+"""kubelet: /kubepods/burstable/podUID (cgroupfs) or kubepods-burstable-podUID.slice, its dashes as underscores (systemd).
+A static pod's UID is 32 digits."""
+_JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
+"""Slurm: /slurm/uid_UID/job_ID/step_ID/task_N (v1), …slurmstepd.scope/job_ID/step_ID/user/task_N (v2)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The owner as named by the control group; empty: not known."""
+
+    container_id: str = ""
+    """64 hexadecimal digits."""
+    pod_uid: str = ""
+    """With dashes, as `kubectl` shows it."""
+    job: str = ""
+    """Slurm's job id."""
+    step: str = ""
+    """Slurm's step: a number, "batch", "extern" or "interactive"."""
+
+
+def parse_cgroup(text: str) -> Group:
+    """Return what the paths in /proc/PID/cgroup say, the innermost first (a pod of a cluster in a container).
+
+    Source: cgroups(7): lines of `hierarchy:controllers:path`, one a controller in v1, `0::path` in v2.
+    """
+    container = pod = job = step = ""
+    for line in text.splitlines():
+        path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
+        container = container or _last(_CONTAINER, path)
+        pod = pod or _last(_POD, path)
+        if "slurm" in path and not job:
+            found = _JOB.search(path)
+            job, step = (found.group(1), found.group(2) or "") if found else ("", "")
+    return Group(container, pod.replace("_", "-"), job, step)
+
+
+def _last(pattern: re.Pattern[str], path: str) -> str:
+    found = pattern.findall(path)
+    return found[-1] if found else ""
+
+
+SHARED = "shared"
+
+ENVIRONMENT = {
+    "job": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+    "step": ("SLURM_STEP_ID",),
+    "namespace": ("POD_NAMESPACE",),
+    "pod": ("POD_NAME",),
+    "container": ("CONTAINER_NAME",),
+}
+"""The names that are read from a process's environment, the first that is set counts. The control group's name of a
+job goes first: a process can set its environment, and not its group. POD_* and CONTAINER_NAME are for a pod's own use of the downward API."""
+POD_HOSTNAME = "HOSTNAME"
+"""In a pod, and only there: the kubelet sets it to the pod's name."""
+_NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
+_MOST_ENVIRONMENT = 1 << 20
+_MOST_TEXT = 128
+_GOOD_FOR_S = 30.0
+_USER_GOOD_FOR_S = 600.0
+_MOST_KNOWN = 4096
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who a process belongs to; empty: not known."""
+
+    user: str = ""
+    job: str = ""
+    step: str = ""
+    container_id: str = ""
+    pod_uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+NO_OWNER = Owner()
+
+
+def allowed(environ: bytes) -> dict[str, str]:
+    """Return the allow-listed variables of an environment as the kernel shows it. Source: /proc/PID/environ, proc(5)."""
+    found: dict[str, str] = {}
+    for entry in environ.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        text = name.decode("ascii", "replace")
+        if text in _NAMES and value:
+            found[text] = "".join(c for c in value.decode("utf-8", "replace")[:_MOST_TEXT] if c.isprintable())
+    return found
+
+
+def combine(user: str, group: Group, variables: dict[str, str]) -> Owner:
+    """Return the owner that a process's user, control group and allowed variables name together."""
+
+    def first(field: str) -> str:
+        return next((variables[name] for name in ENVIRONMENT[field] if variables.get(name)), "")
+
+    pod = first("pod") or (variables.get(POD_HOSTNAME, "") if group.pod_uid else "")
+    return Owner(
+        user=user,
+        job=group.job or first("job"),
+        step=group.step if group.job else first("step"),
+        container_id=group.container_id,
+        pod_uid=group.pod_uid,
+        namespace=first("namespace"),
+        pod=pod,
+        container=first("container"),
+    )
+
+
+def together(owners: Iterable[Owner]) -> Owner:
+    """Return the owner of several processes: what they agree on, "shared" where they differ."""
+    several = list(owners)
+    if len(several) == 1:
+        return several[0]
+    values = {name: sorted({getattr(owner, name) for owner in several} - {""}) for name in Owner.__struct_fields__}
+    return Owner(**{name: found[0] if len(found) == 1 else (SHARED if found else "") for name, found in values.items()})
+
+
+class OwnerCache:
+    """Owners of processes by pid, each read at most every 30 s."""
+
+    def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._procfs = procfs
+        self._clock = clock
+        self._known: dict[int, tuple[int, float, Owner]] = {}
+        """(uid, when it was read, owner)."""
+        self._asked: set[int] = set()
+        self._users: dict[int, tuple[float, str]] = {}
+
+    def owner(self, pid: int) -> Owner:
+        """Return whose a process is; `NO_OWNER` for one that is gone or not readable."""
+        self._asked.add(pid)
+        directory = self._procfs / str(pid)
+        try:
+            status = directory.stat()
+        except OSError:
+            return NO_OWNER
+        now_s = self._clock()
+        known = self._known.get(pid)
+        if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
+            return known[2]
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
+        owner = combine(self._user(status.st_uid, now_s), group, allowed(_read(directory / "environ")))
+        self._known[pid] = (status.st_uid, now_s, owner)
+        return owner
+
+    def begin_tick(self) -> None:
+        """Drop those that were not asked for in the last tick: a reused pid is another process."""
+        for pid in self._known.keys() - self._asked:
+            del self._known[pid]
+        self._asked.clear()
+
+    def _user(self, uid: int, now_s: float) -> str:
+        """Return a user's name, or number. Asked for seldom: the directory behind it may be across a network."""
+        known = self._users.get(uid)
+        if known is None or now_s - known[0] >= _USER_GOOD_FOR_S:
+            try:
+                name = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                name = str(uid)
+            known = self._users[uid] = (now_s, name)
+        return known[1]
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's first MiB; nothing for one that is gone, or that belongs to another user."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_ENVIRONMENT)
+    except OSError:
+        return b""

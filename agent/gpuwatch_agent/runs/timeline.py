@@ -1,0 +1,300 @@
+"""The step records of a run: the last minute of steps as columns, and when the run was in which state.
+
+The states' places in time are for GPUs that several runs share. Pure arithmetic; times in ns of the agent's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain
+
+from gpuwatch import wire
+from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
+
+KEPT = 1200
+"""Steps of one run: a minute at 20 a second. A faster run keeps a shorter while."""
+_NEEDED = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
+_NEEDED_SET = frozenset(_NEEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class RecentColumns:
+    """Steps, oldest first, by the device's timeline where that measured them; all columns of the same length [n_steps].
+
+    See `gpuwatch.window.StepColumns`.
+    """
+
+    end_ns: tuple[int, ...] = ()
+    """On the agent's clock."""
+    data_wait_s: tuple[float, ...] = ()
+    transfer_s: tuple[float, ...] = ()
+    compute_s: tuple[float, ...] = ()
+    hidden_s: tuple[float, ...] = ()
+    epoch_start: tuple[bool, ...] = ()
+    samples: tuple[int, ...] = ()
+    """-1: not known."""
+    comm_wait_ns: tuple[int, ...] = ()
+    """The part of the compute time that waited for other ranks; -1: not measured."""
+
+    def __len__(self) -> int:
+        return len(self.end_ns)
+
+    def last(self, count: int) -> RecentColumns:
+        """Return the last steps alone."""
+        if count >= len(self):
+            return self
+        return RecentColumns(*(getattr(self, name)[len(self) - count :] for name in _NAMES))
+
+
+_NAMES = tuple(field.name for field in fields(RecentColumns))
+
+
+class _Chunk:
+    """The records of one message."""
+
+    __slots__ = ("_offset_ns", "_packed", "count", "end_ns")
+
+    def __init__(self, packed: Mapping[str, bytes], offset_ns: int, count: int) -> None:
+        self._packed = packed
+        self._offset_ns = offset_ns
+        self.count = min(count, KEPT)
+        last = b"".join(packed[name][-8:] for name in _NEEDED)
+        self.end_ns = sum(wire.unpack(last)) + offset_ns
+
+    def columns(self) -> RecentColumns:
+        return read_columns(self._packed, self._offset_ns)
+
+
+class RecentSteps:
+    """A run's last steps, oldest first: those of the last minute, `KEPT` at most."""
+
+    def __init__(self) -> None:
+        self._columns = RecentColumns()
+        self._unread: deque[_Chunk] = deque()
+        """What came after `_columns`."""
+        self._unread_count = 0
+        self._from_ns = 0
+
+    def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
+        """Append a message's records; return when the last one ended on the agent's clock, None without what a step needs."""
+        count = wire.step_count(packed)
+        if not count or not packed.keys() >= _NEEDED_SET:
+            return None
+        chunk = _Chunk(packed, offset_ns, count)
+        self._unread.append(chunk)
+        self._unread_count += chunk.count
+        while len(self._unread) > 1 and self._unread_count - self._unread[0].count >= KEPT:
+            self._unread_count -= self._unread.popleft().count
+        return chunk.end_ns
+
+    def clear(self) -> None:
+        """Forget all of them: another process's steps follow."""
+        self._columns = RecentColumns()
+        self._unread.clear()
+        self._unread_count = 0
+
+    def drop_before(self, moment_ns: int) -> None:
+        """Forget the steps that ended before a moment."""
+        self._from_ns = moment_ns
+
+    @property
+    def last_end_ns(self) -> int | None:
+        """When the last step ended on the agent's clock; None without any."""
+        last_ns = self._unread[-1].end_ns if self._unread else (self._columns.end_ns or (None,))[-1]
+        return last_ns if last_ns is not None and last_ns >= self._from_ns else None
+
+    def columns(self) -> RecentColumns:
+        """Return the steps, the last `KEPT` at most."""
+        if self._unread:
+            parts = [self._columns, *(chunk.columns() for chunk in self._unread)]
+            joined = (tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in _NAMES)
+            self._columns = RecentColumns(*joined).last(KEPT)
+            self._unread.clear()
+            self._unread_count = 0
+        old = bisect_left(self._columns.end_ns, self._from_ns)
+        if old:
+            self._columns = self._columns.last(len(self._columns) - old)
+        return self._columns
+
+
+def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
+    """Return the steps in a message's columns, the last `KEPT` at most."""
+    found = {name: wire.unpack(column[-8 * KEPT :]) for name, column in packed.items()}
+    host = [found[name] for name in _NEEDED]
+    count = len(host[0])
+    missing = array("q", [wire.MISSING]) * count
+    end_ns = tuple(sum(parts) + offset_ns for parts in zip(*host, strict=True))
+    waits, copies, computes = host[1:]
+    hidden: Iterable[int] = (0,) * count
+    if found.keys() >= set(wire.DEVICE_COLUMNS):
+        rows = zip(waits, copies, computes, *(found[name] for name in wire.DEVICE_COLUMNS), strict=True)
+        steps = [_by_device(*row) for row in rows]
+        waits, copies, computes, hidden = (array("q", column) for column in zip(*steps, strict=True))
+    return RecentColumns(
+        end_ns=end_ns,
+        data_wait_s=_seconds(waits),
+        transfer_s=_seconds(copies),
+        compute_s=_seconds(computes),
+        hidden_s=_seconds(hidden),
+        epoch_start=tuple(first == 1 for first in found.get("epoch_start", missing)),
+        samples=tuple(found.get("samples", missing)),
+        comm_wait_ns=tuple(found.get("comm_wait_ns", missing)),
+    )
+
+
+def _by_device(
+    wait_ns: int, copy_ns: int, compute_ns: int, felt_ns: int, host_ns: int, device_copy_ns: int, device_compute_ns: int
+) -> tuple[int, int, int, int]:
+    """Return a step's (data wait, transfer, compute, hidden wait): the device's own where it measured the step."""
+    if felt_ns < 0:
+        return wait_ns, copy_ns, compute_ns, 0
+    return felt_ns, device_copy_ns, device_compute_ns + max(0, host_ns), max(0, wait_ns - felt_ns)
+
+
+def _seconds(values_ns: Iterable[int]) -> tuple[float, ...]:
+    return tuple(value / 1e9 for value in values_ns)
+
+
+Segment = tuple[int, int, str]
+"""(begin, end, state)."""
+
+_KEPT = 128
+"""Stretches: a minute at two messages a second. Older ones are joined, so that their sums stay and their order goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one message added to a ledger. The parts' sum is the time between begin and end."""
+
+    begin_ns: int
+    end_ns: int
+    parts_ns: Mapping[str, int]
+    columns: Mapping[str, bytes] | None = None
+    """The step records that came with it: they say where in the stretch the steps' phases lay."""
+    offset_ns: int = 0
+    """The agent's clock minus that of the records."""
+
+
+def arrange(stretch: Stretch) -> list[Segment]:
+    """Return a stretch's states in time: steps where their records put them, the rest in the gaps, in the states' own order.
+
+    Each state gets exactly its part, whatever the records say.
+    """
+    left = {state: stretch.parts_ns[state] for state in RUN_STATES if stretch.parts_ns.get(state, 0) > 0}
+    if len(left) == 1:
+        return [(stretch.begin_ns, stretch.end_ns, next(iter(left)))]
+    placed: list[Segment] = []
+    at_ns = stretch.begin_ns
+    for begin_ns, end_ns, state in _recorded(stretch):
+        begin_ns = max(begin_ns, at_ns)
+        end_ns = min(end_ns, stretch.end_ns, begin_ns + left.get(state, 0))
+        if end_ns > begin_ns:
+            placed.append((begin_ns, end_ns, state))
+            left[state] -= end_ns - begin_ns
+            at_ns = end_ns
+    return list(_fill_gaps(stretch, placed, left))
+
+
+def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) -> Iterator[Segment]:
+    rest = [(state, ns) for state, ns in left.items() if ns > 0]
+    at_ns = stretch.begin_ns
+    for begin_ns, end_ns, state in (*placed, (stretch.end_ns, stretch.end_ns, "")):
+        while at_ns < begin_ns and rest:
+            filler, ns = rest.pop(0)
+            until_ns = min(begin_ns, at_ns + ns)
+            yield at_ns, until_ns, filler
+            if ns > until_ns - at_ns:
+                rest.insert(0, (filler, ns - (until_ns - at_ns)))
+            at_ns = until_ns
+        if state:
+            yield begin_ns, end_ns, state
+        at_ns = end_ns
+
+
+def _recorded(stretch: Stretch) -> Iterator[Segment]:
+    """Yield the phases of the recorded steps, by the device's timeline where it measured them, else by the host's."""
+    columns = stretch.columns
+    if columns is None or not columns.keys() >= {"start_ns", "data_wait_ns", "transfer_ns", "compute_ns"}:
+        return
+    names = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
+    host = [wire.unpack(columns[name]) for name in names]
+    missing = [wire.MISSING] * len(host[0])
+    device = [wire.unpack(columns[name]) if name in columns else missing for name in wire.DEVICE_COLUMNS]
+    waits = wire.unpack(columns["comm_wait_ns"]) if "comm_wait_ns" in columns else missing
+    rows = zip(*host, *device, waits, strict=True)
+    for start, wait, copy, compute, felt, host_wait, device_copy, device_compute, comm in rows:
+        batch = start + stretch.offset_ns + wait
+        if felt < 0:
+            yield batch - wait, batch, INPUT_WAIT
+            yield batch, batch + copy, TRANSFER
+            yield batch + copy, batch + copy + compute - max(0, comm), COMPUTE
+            yield batch + copy + compute - max(0, comm), batch + copy + compute, COMM_WAIT
+            continue
+        yield batch - felt - max(0, host_wait), batch - felt, HOST_WAIT
+        yield batch - felt, batch, INPUT_WAIT
+        yield batch, batch + max(0, device_copy), TRANSFER
+        done = batch + max(0, device_copy) + max(0, device_compute)
+        yield batch + max(0, device_copy), done - max(0, comm), COMPUTE
+        yield done - max(0, comm), done, COMM_WAIT
+
+
+def parts_of(segments: list[Segment]) -> dict[str, int]:
+    """Return the time of each state, in ns."""
+    parts: dict[str, int] = {}
+    for begin_ns, end_ns, state in segments:
+        parts[state] = parts.get(state, 0) + end_ns - begin_ns
+    return parts
+
+
+class Trace:
+    """A run's stretches, oldest first. Time that is not the run's (between two of its processes) is in none of them."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[Stretch] = deque()
+
+    def add(self, stretch: Stretch) -> None:
+        """Append what a ledger grew by; past `_KEPT` the two oldest are joined."""
+        if stretch.end_ns <= stretch.begin_ns:
+            return
+        self._stretches.append(stretch)
+        if len(self._stretches) > _KEPT:
+            one, two = self._stretches.popleft(), self._stretches.popleft()
+            if one.end_ns != two.begin_ns:  # a gap between them: the older one goes
+                self._stretches.appendleft(two)
+                return
+            states = one.parts_ns.keys() | two.parts_ns.keys()
+            parts = {state: one.parts_ns.get(state, 0) + two.parts_ns.get(state, 0) for state in states}
+            self._stretches.appendleft(Stretch(one.begin_ns, two.end_ns, parts))
+
+    def begin_ns(self) -> int | None:
+        """Return from when on it tells; None while it is empty."""
+        return self._stretches[0].begin_ns if self._stretches else None
+
+    def parts_after(self, at_ns: int) -> dict[str, int]:
+        """Return the time by state that lies after a moment."""
+        parts: dict[str, int] = {}
+        for stretch in reversed(self._stretches):
+            if stretch.end_ns <= at_ns:
+                break
+            whole = stretch.begin_ns >= at_ns
+            for state, ns in (stretch.parts_ns if whole else parts_of(cut([*arrange(stretch)], at_ns))).items():
+                parts[state] = parts.get(state, 0) + ns
+        return parts
+
+    def segments(self, after_ns: int, until_ns: int) -> list[Segment]:
+        """Return the states between two moments, in order."""
+        found: list[Segment] = []
+        for stretch in self._stretches:
+            if stretch.end_ns > after_ns and stretch.begin_ns < until_ns:
+                found += arrange(stretch)
+        return cut(found, after_ns, until_ns)
+
+
+def cut(segments: list[Segment], after_ns: int, until_ns: int | None = None) -> list[Segment]:
+    """Return the part of these segments that lies between two moments."""
+    clipped = [(max(b, after_ns), e if until_ns is None else min(e, until_ns), state) for b, e, state in segments]
+    return [segment for segment in clipped if segment[1] > segment[0]]

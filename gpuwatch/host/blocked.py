@@ -1,0 +1,102 @@
+"""What a process is blocked on now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample, taken from outside.
+
+Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import stat_fields
+
+WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
+CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
+"""QUEUE: at a pipe, for what another process sends it. A loader worker is blocked there when it has nothing to do."""
+
+_NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
+_LOCK = "futex flock fcntl semop semtimedop"
+_SLEEP = "nanosleep clock_nanosleep"
+_NUMBERS = {
+    "x86_64": {
+        "recvfrom": 45, "recvmsg": 47, "connect": 42, "accept": 43, "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270,
+        "epoll_wait": 232, "epoll_pwait": 281, "futex": 202, "flock": 73, "fcntl": 72, "semop": 65, "semtimedop": 220,
+        "nanosleep": 35, "clock_nanosleep": 230,
+    },
+    "aarch64": {
+        "recvfrom": 207, "recvmsg": 212, "connect": 203, "accept": 202, "ppoll": 73, "pselect6": 72, "epoll_pwait": 22,
+        "futex": 98, "flock": 32, "fcntl": 25, "semop": 193, "semtimedop": 192, "nanosleep": 101, "clock_nanosleep": 115,
+    },
+}  # fmt: skip
+"""Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h."""
+
+
+def _by_number(machine: str) -> dict[int, str]:
+    kinds = {
+        name: kind for kind, names in ((NETWORK, _NETWORK), (LOCK, _LOCK), (SLEEP, _SLEEP)) for name in names.split()
+    }
+    return {number: kinds[name] for name, number in _NUMBERS.get(machine, {}).items()}
+
+
+_HERE = _by_number(platform.machine())
+_POLLS = {str(number) for name, number in _NUMBERS.get(platform.machine(), {}).items() if name in ("poll", "ppoll")}
+_MOST_POLLED = 64
+
+
+def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
+    """Return one of WAITS for a process's state ("R", "S", "D") and its line in /proc/PID/syscall ("" where not readable).
+
+    A wait for one of several files (poll, select, epoll) counts as the network's here: see `blocked_on`.
+    """
+    if state == "R":
+        return CPU
+    if state == "D":
+        return DISK
+    number = syscall.partition(" ")[0]
+    return by_number.get(int(number), OTHER) if number.isdigit() else OTHER
+
+
+def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
+    """Return what a process's main thread is blocked on, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5).
+
+    A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
+    """
+    place = procfs / str(pid)
+    try:
+        state = stat_fields(place)[0]
+    except (NoData, IndexError):
+        return None
+    if state in ("R", "D"):
+        return classify(state, "")
+    try:
+        syscall = (place / "syscall").read_text()
+    except OSError:
+        return OTHER
+    found = classify(state, syscall)
+    return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
+
+
+def _polled(place: Path, fields: list[str]) -> str:
+    """Return what a poll waits for: NETWORK, QUEUE, or OTHER where its files cannot be seen.
+
+    Source: poll(2), whose first argument points to `struct pollfd`s of 8 bytes; /proc/PID/mem and /proc/PID/fd, proc(5).
+    """
+    try:
+        with (place / "mem").open("rb", buffering=0) as memory:
+            memory.seek(int(fields[1], 16))
+            polled = memory.read(8 * min(int(fields[2], 16), _MOST_POLLED))
+        targets = [str((place / "fd" / str(fd)).readlink()) for fd, _ in struct.iter_unpack("<iI", polled) if fd >= 0]
+    except (OSError, ValueError, IndexError, struct.error):
+        return OTHER
+    if any(target.startswith("socket:") for target in targets):
+        return NETWORK
+    return QUEUE if targets and all(target.startswith("pipe:") for target in targets) else OTHER
+
+
+def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:
+    """Return the share of each wait among the samples; None with fewer of them than prove anything."""
+    samples = list(seen)
+    return {wait: samples.count(wait) / len(samples) for wait in WAITS} if len(samples) >= least else None

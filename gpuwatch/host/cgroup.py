@@ -1,0 +1,191 @@
+"""The control groups that a process is in, versions 1 and 2: their limits of CPU and memory, and how often the kernel killed in them.
+
+Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+PROC, SYS = Path("/proc"), Path("/sys")
+_NO_LIMIT = 1 << 60
+"""Version 1 says "no limit" by a number of pages that no machine has."""
+_LIMIT = ("memory.max", "memory.limit_in_bytes")
+_USED = ("memory.current", "memory.usage_in_bytes")
+_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
+_KILLS = ("memory.events", "memory.oom_control")
+"""Files of versions 2 and 1."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The tightest CPU quota over a process, and how often it has been held back by it."""
+
+    cores: float
+    periods: int
+    throttled: int
+    """Of these periods."""
+
+
+@dataclass(frozen=True)
+class MemoryRoom:
+    """What a process's control groups leave it, in bytes."""
+
+    available_bytes: int
+    limit_bytes: int
+    """Of the group that leaves the least."""
+    used_bytes: int
+    """Of the same group, pages of files included."""
+    folder: Path
+    """That group's."""
+
+
+def folders(
+    controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self", root: bool = True
+) -> list[Path]:
+    """Return the folders of a process's cgroup and of all above it, innermost first, for a controller; "": in the unified hierarchy.
+
+    In a container the path may be the node's while the container's own cgroup is what is mounted: the mount's top is last for this
+    process, and left out without `root`. Another one, whose path leads to nothing here, is in no visible group. Source: /proc/PID/cgroup.
+    """
+    try:
+        lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = sysfs / "fs/cgroup" / (controller if controllers else "unified")
+        if not controllers and not top.is_dir():  # "unified" is there where both versions are mounted
+            top = top.parent
+        inner = Path(path.strip("/"))
+        if pid != "self" and (".." in inner.parts or not (top / inner).is_dir()):
+            continue
+        found += [top / part for part in (inner, *inner.parents) if ".." not in part.parts and (root or part.parts)]
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def quota(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> Quota | None:
+    """Return the CPU quota, None for none. Source: cpu.max or cpu.cfs_*_us, and cpu.stat."""
+    tightest: Quota | None = None
+    for folder in folders("cpu", procfs, sysfs, pid):
+        cores = _cores(folder)
+        if cores is not None and (tightest is None or cores < tightest.cores):
+            counts = _counts(folder / "cpu.stat")
+            tightest = Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
+    return tightest
+
+
+def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> MemoryRoom | None:
+    """Return what can be had within the memory limits over a process; None where it has none.
+
+    Pages of files that are not in use count as had. Source: memory.max, memory.current and memory.stat, or their elders of version 1.
+    """
+    return room_within(folders("memory", procfs, sysfs, pid))
+
+
+def room_within(groups: Sequence[Path]) -> MemoryRoom | None:
+    """Return what can be had within the memory limits of groups, by their folders; None where they have none."""
+    rooms = [room for folder in groups if (room := _room(folder)) is not None]
+    return min(rooms, key=lambda room: room.available_bytes, default=None)
+
+
+def throttled_ratio(first: Quota | None, last: Quota | None) -> float | None:
+    """Return in which share of the quota's periods between two looks it held the group back; None without a quota, or without a period."""
+    if first is None or last is None or last.periods <= first.periods:
+        return None
+    return min(1.0, max(0.0, (last.throttled - first.throttled) / (last.periods - first.periods)))
+
+
+def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int:
+    """Return how many of so many cores the quota over a process leaves, rounded up."""
+    granted = quota(procfs, sysfs, pid)
+    return cores if granted is None else max(1, min(cores, ceil(granted.cores)))
+
+
+def within_limit(
+    available_bytes: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self"
+) -> int | None:
+    """Return what of the node's available memory the limits over a process leave it; None where neither is known."""
+    room = memory_room(procfs, sysfs, pid)
+    known = [size for size in (available_bytes, room.available_bytes if room else None) if size is not None]
+    return min(known, default=None)
+
+
+def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
+    """Return how many processes of a process's own group the kernel has killed for lack of memory; None where it is not told.
+
+    Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory as well.
+    """
+    groups = folders("memory", procfs, sysfs, pid)
+    return next((count for folder in groups if (count := kills_in(folder)) is not None), None)
+
+
+def kills_in(folder: Path) -> int | None:
+    """Return how many processes of one group, and in version 2 of those within it, were killed; None where it does not tell, or is gone."""
+    counts = (_counts(folder / name).get("oom_kill") for name in _KILLS)
+    return next((count for count in counts if count is not None), None)
+
+
+def counts_those_within(folder: Path) -> bool:
+    """Return whether a group's count of kills is of the groups within it as well, as in version 2."""
+    return (folder / _KILLS[0]).exists()
+
+
+def limit_bytes(folder: Path) -> int | None:
+    """Return a group's own memory limit; None for none."""
+    limit = _number(folder, _LIMIT)
+    return limit if limit is not None and limit < _NO_LIMIT else None
+
+
+def used_bytes(folder: Path) -> int | None:
+    """Return the memory that a group uses, pages of files included."""
+    return _number(folder, _USED)
+
+
+def peak_bytes(folder: Path) -> int | None:
+    """Return the most memory that a group has used; None for one that is gone, and before Linux 5.19 in version 2."""
+    return _number(folder, _PEAK)
+
+
+def _cores(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            words = (folder / "cpu.max").read_text().split()
+        else:
+            words = [(folder / f"cpu.cfs_{what}_us").read_text().strip() for what in ("quota", "period")]
+        return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _room(folder: Path) -> MemoryRoom | None:
+    limit, used = limit_bytes(folder), used_bytes(folder)
+    if limit is None or used is None:
+        return None
+    counts = _counts(folder / "memory.stat")
+    cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with the groups within, in version 1
+    return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
+
+
+def _number(folder: Path, names: Sequence[str]) -> int | None:
+    """Return the number in the first of these files that holds one: "max" is none."""
+    for name in names:
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Return a file of `name number` lines; {} for one that is not there."""
+    try:
+        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,282 @@
+"""Readers of /proc: CPU, memory, pressure, network and disks of the node, and what one process has used.
+
+The hook and the agent share them. Each takes the place of /proc, and raises NoData where there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpuwatch.errors import NoData
+
+T = TypeVar("T")
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+"""The columns of a cpu line that together are all of the time. `guest` and `guest_nice` follow them in the file and are
+left out: the kernel counts guest time in `user` and `nice` as well (proc_stat(5), kernel/sched/cputime.c)."""
+_NO_DISK = re.compile(r"loop|ram|zram|fd\d|sr\d|md\d|dm-|.*\dp\d+$|[shv]d[a-z]+\d+$|xvd[a-z]+\d+$")
+"""Devices that hold no bytes of their own, and partitions: their disk counts them."""
+
+
+# The node -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """All cores together since boot."""
+
+    seconds: Mapping[str, float]
+    """By mode. A mode that an old kernel does not count is absent."""
+    cores: int
+    """Cores that are online."""
+    busy_seconds: Mapping[str, float]
+    """Of each online core by its number: all but idle and iowait."""
+
+
+def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
+    """Return the CPU times in /proc/stat, whose unit is the tick of `sysconf(_SC_CLK_TCK)`.
+
+    Source: proc_stat(5). Only online cores have a `cpuN` line. Raises: NoData if there is no `cpu` line, ValueError
+    for text that is not a number.
+    """
+    seconds: dict[str, float] | None = None
+    busy: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("cpu"):
+            break  # the cpu lines come first, and the one that follows is by far the longest
+        label, *ticks = line.split()
+        times = [int(value) for value in ticks[: len(CPU_MODES)]]
+        if label == "cpu":
+            seconds = {mode: value / ticks_per_s for mode, value in zip(CPU_MODES, times, strict=False)}
+        else:
+            busy[label.removeprefix("cpu")] = (sum(times) - sum(times[3:5])) / ticks_per_s
+    if seconds is None:
+        raise NoData("stat has no line of all CPUs")
+    return CpuTimes(seconds, len(busy), busy)
+
+
+def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
+    """Return the node's (busy, total) CPU time since boot over all cores, in seconds; iowait counts as idle."""
+    modes = parse_cpu_times(_read(procfs / "stat").partition("\n")[0]).seconds
+    if "idle" not in modes:
+        raise NoData(f"{procfs}/stat has no idle time")
+    total = sum(modes.values())
+    return total - modes["idle"] - modes.get("iowait", 0.0), total
+
+
+def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
+    """Return the node's memory by the kernel's names, e.g. MemTotal and MemAvailable. Source: /proc/meminfo, proc(5)."""
+    return _kib_by_name(_read(procfs / "meminfo"))
+
+
+def memory_available_bytes(procfs: Path = PROC) -> int:
+    """Return the memory that can be had without swapping."""
+    return _entry(memory_bytes(procfs), "MemAvailable", procfs / "meminfo")
+
+
+def oom_kills_on_node(procfs: Path = PROC) -> int | None:
+    """Return how many processes the kernel has killed for lack of memory since boot; None where it has no such count.
+
+    Source: oom_kill in /proc/vmstat, proc_vmstat(5); those killed in control groups are among them.
+    """
+    try:
+        lines = _read(procfs / "vmstat").splitlines()
+    except NoData:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """Return the total of each line in seconds since boot, as in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12".
+
+    Source: Documentation/accounting/psi.rst; `total` is in microseconds. Raises: ValueError for odd text.
+    """
+    totals = {}
+    for line in text.splitlines():
+        label, *pairs = line.split()
+        values = dict(pair.split("=", 1) for pair in pairs)
+        if "total" not in values:
+            raise ValueError(f"pressure: no total in {line!r}")
+        totals[label] = int(values["total"]) / 1e6
+    return totals
+
+
+def pressure_s(resource: str, procfs: Path = PROC) -> float:
+    """Return for how long some task has waited for "cpu", "io" or "memory" since boot, in seconds."""
+    path = procfs / "pressure" / resource
+    with _as_no_data(path):
+        return _entry(parse_pressure(_read(path)), "some", path)
+
+
+def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
+    """Return (bytes read, seconds with work) since boot by disk. Source: /proc/diskstats, the kernel's iostats documentation."""
+    found = {}
+    with _as_no_data(procfs / "diskstats"):
+        for line in (procfs / "diskstats").read_text().splitlines():
+            fields = line.split()
+            if not _NO_DISK.match(fields[2]):
+                found[fields[2]] = (int(fields[5]) * 512, int(fields[12]) / 1000)
+    if not found:
+        raise NoData("this node shows no disk")
+    return found
+
+
+# One process ----------------------------------------------------------------------------------------------------------
+
+
+def stat_fields(process: Path) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state (field 3) on: the command's name before them may hold anything."""
+    return _read(process / "stat").rpartition(")")[2].split()
+
+
+def process_cpu_s(pid: int, procfs: Path = PROC) -> float:
+    """Return user and system CPU time of a process, in seconds. Source: /proc/PID/stat, fields 14 and 15."""
+    with _as_no_data(procfs / str(pid) / "stat"):
+        fields = stat_fields(procfs / str(pid))
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
+    """Return when a process started, in clock ticks since boot. Source: /proc/PID/stat, field 22."""
+    with _as_no_data(procfs / str(pid) / "stat"):
+        return int(stat_fields(procfs / str(pid))[19])
+
+
+def run_queue_s(pid: int, procfs: Path = PROC) -> float:
+    """Return for how long a process's first thread was ready to run and had no core, in seconds.
+
+    Source: /proc/PID/schedstat, the second figure (Documentation/scheduler/sched-stats.rst).
+    """
+    with _as_no_data(procfs / str(pid) / "schedstat"):
+        return int(_read(procfs / str(pid) / "schedstat").split()[1]) / 1e9
+
+
+def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
+    """Return (bytes read from disks, bytes sent to them, less those taken back); page cache hits are not counted.
+
+    Source: /proc/PID/io, proc(5).
+    """
+    with _as_no_data(procfs / str(pid) / "io"):
+        text = _read(procfs / str(pid) / "io")
+        values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
+        return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
+
+
+def allowed_cores(pid: int, procfs: Path = PROC) -> int:
+    """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5)."""
+    for line in _read(procfs / str(pid) / "status").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            spans = [span.partition("-") for span in line.split()[1].split(",")]
+            return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    raise NoData(f"process {pid} has no list of allowed cores")
+
+
+def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
+    """Return a process's memory by kind, e.g. Rss and Private_Dirty. It costs the kernel a walk over all pages.
+
+    Source: /proc/PID/smaps_rollup, proc(5).
+    """
+    return _kib_by_name(_read(procfs / str(pid) / "smaps_rollup"))
+
+
+def private_bytes(pid: int, procfs: Path = PROC) -> int:
+    """Return the memory that is a process's own, what it shares with the one it was forked from left out."""
+    sizes = mapped_bytes(pid, procfs)
+    private = [sizes[name] for name in ("Private_Clean", "Private_Dirty") if name in sizes]
+    if not private:
+        raise NoData(f"process {pid} has no figures of its private memory")
+    return sum(private)
+
+
+def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
+    """Return the memory of a process that is in RAM, what it shares with others included. Source: statm, proc_pid_statm(5)."""
+    with _as_no_data(procfs / str(pid) / "statm"):
+        return int(_read(procfs / str(pid) / "statm").split()[1]) * page_bytes
+
+
+def received_bytes(process: Path = PROC / "self") -> int:
+    """Return the bytes received on all interfaces of a process's network namespace, the loopback included.
+
+    Source: /proc/PID/net/dev, proc_pid_net(5).
+    """
+    with _as_no_data(process / "net" / "dev"):
+        lines = (process / "net" / "dev").read_text().splitlines()[2:]
+        return sum(int(line.rpartition(":")[2].split()[0]) for line in lines)
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """What a process is and has done so far. None: not readable (another user's, or a kernel without it)."""
+
+    state: str
+    """One letter: R running, S sleeping, D waiting for a disk and not to be interrupted, Z ended."""
+    threads: int
+    resident_bytes: int
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    run_queue_s: float | None = None
+
+
+def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
+    """Return what a process uses; None if it is gone.
+
+    Not through psutil, which has most of it: it reads a process's start time again for each value, where the agent knows its
+    processes already, and it has no run-queue wait. One read of `stat` gives three.
+    """
+    try:
+        fields = stat_fields(procfs / str(pid))
+        state, threads, resident = fields[0], int(fields[17]), int(fields[21]) * PAGE_BYTES
+    except (NoData, ValueError, IndexError):
+        return None
+    read = written = wait = None
+    with contextlib.suppress(NoData):
+        read, written = io_bytes(pid, procfs)
+    with contextlib.suppress(NoData):
+        wait = run_queue_s(pid, procfs)
+    return ProcessUsage(state, threads, resident, read, written, wait)
+
+
+def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:
+    """Return what `read` (`process_cpu_s`, `run_queue_s`) gives of those processes that still live and can be read, by pid."""
+    found: dict[int, T] = {}
+    for pid in pids:
+        with contextlib.suppress(NoData):
+            found[pid] = read(pid, procfs)
+    return found
+
+
+def _kib_by_name(text: str) -> dict[str, int]:
+    """Return "Name:   12 kB" lines as bytes by name."""
+    lines = (line.split() for line in text.splitlines())
+    return {fields[0][:-1]: int(fields[1]) << 10 for fields in lines if len(fields) == 3 and fields[2] == "kB"}
+
+
+def _entry(values: Mapping[str, T], name: str, path: Path) -> T:
+    if name not in values:
+        raise NoData(f"{path} has no entry {name}")
+    return values[name]
+
+
+@contextlib.contextmanager
+def _as_no_data(path: Path) -> Iterator[None]:
+    """Raise NoData for a file that is absent, or not as its documentation says."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise NoData(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error

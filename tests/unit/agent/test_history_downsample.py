@@ -1,0 +1,201 @@
+"""Old history by the minute: nothing is lost of counts, sums and extremes, and queries go on over both."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwatch import wire
+from gpuwatch.api import Epoch
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.history import History, StepBatch, Tick
+from gpuwatch_agent.history.downsample import Spread
+from gpuwatch_agent.history.reader import HistoryReader
+from gpuwatch_agent.runs import Run
+
+VERSION_1 = Path(__file__).parents[2] / "fixtures/history/version-1.db"
+"""Written by the agent of 0.1.0's first schema: 30 s of one run (90 steps), a GPU, one series."""
+BEGIN_S = 1_790_000_000.0 - 1_790_000_000.0 % 60  # a whole minute
+STATES, POWER = "gpuwatch_run_seconds_total", "gpuwatch_gpu_power_watts"
+MS = 1_000_000
+
+
+def batch(first_step: int, time_s: float, waits_ms: list[int], run: str = "run-a", rank: int = 0) -> StepBatch:
+    starts = [int(time_s * 1e9) + number * 100 * MS for number in range(len(waits_ms))]
+    columns = {
+        "start_ns": starts,
+        "data_wait_ns": [ms * MS for ms in waits_ms],
+        "transfer_ns": [0] * len(waits_ms),
+        "compute_ns": [40 * MS] * len(waits_ms),
+        "samples": [8] * len(waits_ms),
+        "epoch_start": [int(first_step + number == 0) for number in range(len(waits_ms))],
+        "input_wait_ns": [-1] * len(waits_ms),
+    }
+    return StepBatch(run, rank, first_step, time_s, 0, {name: wire.pack(column) for name, column in columns.items()})
+
+
+def write(history: History, seconds: int, ranks: int = 1) -> None:
+    """Two steps a second and rank, and a counter and a gauge."""
+    for second in range(seconds):
+        at_s = BEGIN_S + second
+        samples = [
+            Sample(STATES, 0.5 * second, ("run-a", "0", "compute")),
+            Sample(POWER, 900.0 if second == 130 else 300.0 + second % 7, ("0", "GPU-1")),
+        ]
+        steps = [batch(2 * second, at_s, [second % 50, 20], rank=rank) for rank in range(ranks)]
+        assert history.commit(Tick(at_s, samples, [], [], steps, []))
+
+
+def condensed(history: History, full_until_s: float, turns: int = 100) -> None:
+    for _ in range(turns):
+        history.downsample(full_until_s + history._full_s)
+
+
+@pytest.fixture
+def history(tmp_path: Path):
+    history = History(tmp_path / "history.db", full_s=3600)
+    yield history
+    history.close()
+
+
+def rows(history: History, table: str) -> int:
+    with sqlite3.connect(history.path) as connection:
+        found: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        return found
+
+
+def test_minutes_take_the_place_of_seconds_and_steps(history: History) -> None:
+    write(history, 600, ranks=2)
+    condensed(history, BEGIN_S + 300)
+    assert (rows(history, "tick"), rows(history, "tick_minute")) == (300, 5)
+    assert (rows(history, "steps"), rows(history, "step_minute")) == (2 * 300, 2 * 5)
+    condensed(history, BEGIN_S + 330)  # a minute that is not over stays as it is
+    assert (rows(history, "tick"), rows(history, "step_minute")) == (300, 10)
+
+
+def test_a_turn_does_a_little_at_a_time(history: History) -> None:
+    write(history, 240, ranks=3)
+    history.downsample(BEGIN_S + 240 + 3600, groups=2)
+    assert (rows(history, "tick_minute"), rows(history, "step_minute")) == (1, 2)
+
+
+@pytest.mark.parametrize("points", [3, 7, 100, 2000])
+def test_counters_keep_their_differences_over_both(history: History, points: int) -> None:
+    write(history, 600)
+    condensed(history, BEGIN_S + 300)
+    ((labels, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, points)
+    assert labels["run"] == "run-a"
+    assert all(value == 0.5 * (time_s - BEGIN_S) for time_s, value in found)
+    assert found[-1] == (BEGIN_S + 599, 299.5)
+    if points == 2000:
+        assert len(found) == 5 + 300
+        assert [time_s for time_s, _ in found[:3]] == [BEGIN_S + 59, BEGIN_S + 119, BEGIN_S + 179]
+
+
+def test_spike_is_in_the_extremes_of_its_minute(history: History) -> None:
+    write(history, 300)
+    before = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
+    condensed(history, BEGIN_S + 300)
+    after = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
+    for ((_, found),) in (before, after):
+        assert max(value for _, value in found) == 900.0
+        assert min(value for _, value in found) == 300.0
+
+
+def test_condensed_steps_over_both_have_every_step(history: History) -> None:
+    write(history, 600)
+    whole = history.reader.downsampled_steps("run-a", 0, 10)
+    condensed(history, BEGIN_S + 300)
+    both = history.reader.downsampled_steps("run-a", 0, 10)
+    assert None not in whole.bucket_s["p50"]
+    assert [mark is None for mark in both.bucket_s["p95"]] == [True] * 5 + [False] * 5
+    for found in (whole, both):
+        assert found.steps == sum(found.count) == 1200
+        assert sum(found.samples) == 9600
+        assert found.epochs == [Epoch(0, BEGIN_S)]
+        waits = found.columns["data_wait_s"]
+        assert (min(waits.min), max(waits.max)) == (0.0, 0.049)
+        mean = sum(m * n for m, n in zip(waits.mean, found.count, strict=True)) / 1200
+        assert mean == pytest.approx((24.5 + 20) / 2 / 1e3)
+        assert found.columns["input_wait_s"] is None  # never measured, and not 0
+        assert found.step[0] == 0 and found.time_s == sorted(found.time_s)
+    assert len(both.count) <= 11
+    recent = history.reader.downsampled_steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
+    assert recent.steps == 120 + 201  # the minute that began there, and the full records up to the end
+    assert history.reader.steps("run-a", 0, 5000).first_step == 600  # each for itself, those that still are
+
+
+def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", keep_s=400, full_s=60)
+    write(history, 600)
+    condensed(history, BEGIN_S + 540)
+    history.trim(BEGIN_S + 600)
+    ((_, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
+    assert found[0][0] == BEGIN_S + 239
+    assert history.reader.downsampled_steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
+    history.close()
+
+
+def test_too_large_a_history_of_minutes_shrinks(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", full_s=60, keep_bytes=200 << 10)
+    write(history, 3000)
+    condensed(history, BEGIN_S + 3000)
+    assert rows(history, "tick") == 0
+    for _ in range(60):
+        history.trim(BEGIN_S + 3000)
+    assert history.size_bytes <= 1.2 * (200 << 10)
+    assert 0 < rows(history, "tick_minute") <= 50
+    history.close()
+
+
+@given(st.lists(st.lists(st.integers(-1, 1000), min_size=1, max_size=20), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_spread_is_that_of_what_was_measured(messages: list[list[int]]) -> None:
+    spread = Spread()
+    for values in messages:
+        spread = spread.plus(values)
+    known = [value for values in messages for value in values if value >= 0]
+    assert (spread.count, spread.sum_ns) == (len(known), sum(known))
+    if known:
+        assert (spread.least_ns, spread.most_ns) == (min(known), max(known))
+
+
+def test_version_1_file_is_brought_up_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    shutil.copy(VERSION_1, path)
+    history = History(path, full_s=60)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    look(history.reader)
+    (record,) = history.reader.runs()
+    run = Run.restore(record, record.boot_id, 0, 0.0)
+    assert run.ledger is not None
+    assert {s: ns for s, ns in run.ledger.totals_ns.items() if ns} == {"input_wait": 5_400 * MS, "compute": 3_600 * MS}
+    (gpu,) = history.reader.gpus()
+    assert [(owner.run, owner.rank) for owner in gpu.all_owners()] == [("run-a", 0)]
+    condensed(history, 1_790_000_000 + 120)
+    look(history.reader)
+    assert (rows(history, "steps"), rows(history, "tick")) == (0, 0)
+    history.close()
+
+
+def test_version_1_file_is_read_as_it_is(tmp_path: Path) -> None:
+    """By a report, say, which must not write to it."""
+    path = tmp_path / "history.db"
+    shutil.copy(VERSION_1, path)
+    look(HistoryReader(path))
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def look(reader: HistoryReader) -> None:
+    begin_s = 1_790_000_000.0
+    assert reader.downsampled_steps("run-a", 0, 10).steps == 90
+    ((_, found),) = reader.series(STATES, {"state": "compute"}, begin_s, begin_s + 60, 300)
+    assert found[-1] == (begin_s + 29, 7.25)

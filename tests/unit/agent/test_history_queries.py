@@ -1,0 +1,54 @@
+"""Ledgers between two moments, from the counters that a history keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.history import History, Tick
+from gpuwatch_agent.history.queries import growth, ledgers_between
+
+BEGIN_S = 1_790_000_000.0
+GPU = ("0", "GPU-a")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path / "history.db")
+    yield history
+    history.close()
+
+
+def keep(history: History, second: int, *samples: Sample) -> None:
+    tick = Sample("gpuwatch_sample_timestamp_seconds", BEGIN_S + second)
+    assert history.commit(Tick(BEGIN_S + second, [*samples, tick], [], [], [], []))
+
+
+def gpu(compute_s: float, idle_s: float) -> list[Sample]:
+    name = "gpuwatch_gpu_seconds_total"
+    return [Sample(name, compute_s, (*GPU, "compute")), Sample(name, idle_s, (*GPU, "held_idle"))]
+
+
+def test_a_gpu_and_a_run_that_came_and_went(history: History) -> None:
+    """The run is there from second 3 to 7, and its totals begin at 2 s of start-up."""
+    for second in range(11):
+        run = min(second, 7) - 3
+        there = [Sample("gpuwatch_run_seconds_total", 2.0 + run, ("run-a", "1", "startup"))] if 3 <= second < 9 else []
+        keep(history, second, *gpu(100.0 + second * 0.75, 50.0 + second * 0.25), *there)
+    found = ledgers_between(history.reader, BEGIN_S, BEGIN_S + 10)
+    assert found["gpus"] == [
+        {"gpu": "0", "UUID": "GPU-a", "states": {"compute": 7.5, "held_idle": 2.5}, "seconds": 10.0}
+    ]
+    assert found["runs"] == [{"run": "run-a", "rank": "1", "states": {"startup": 6.0}, "seconds": 6.0}]
+    part = ledgers_between(history.reader, BEGIN_S + 4, BEGIN_S + 6)
+    assert part["gpus"][0]["seconds"] == 2.0 and part["runs"][0]["states"] == {"startup": 2.0}
+    assert ledgers_between(history.reader, BEGIN_S + 100, BEGIN_S + 200) == {"gpus": [], "runs": []}
+
+
+def test_an_agent_that_lost_its_state_began_at_0_again() -> None:
+    assert growth([10.0, 14.0, 1.0, 3.0], born=False) == 4.0 + 1.0 + 2.0
+    assert growth([10.0, 14.0], born=True) == 14.0
+    assert growth([], born=True) == 0.0

@@ -1,0 +1,47 @@
+"""Ranks of a run, compared over the time that all of them are known for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuwatch import wire
+from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.window import ranks_by_run
+from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
+
+
+def told(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "run-a") -> Run:
+    hook = FakeHook(at_ns, run=run, rank=rank, sender=f"sender-{run}-{rank}", pid=4711 + rank)
+    made = Run(run, rank, BOOT)
+    for _ in range(steps):
+        hook.step(data_ns=data_ms * MS, compute_ns=(100 - data_ms) * MS)
+    for message in (hook.hello(), hook.tell()):
+        made.apply(message, hook.at_ns, wall_s(hook.at_ns))
+    return made
+
+
+def test_means_are_over_the_same_time_and_first_batches_are_left_out() -> None:
+    late_to_tell = told(1, 11, 60, at_ns=100 * S + 1500 * MS)
+    [facts] = ranks_by_run([told(0, 31, 10), late_to_tell]).values()
+    assert [(each.rank, each.steps) for each in facts] == [(0, 11), (1, 10)]
+    assert (facts[0].data_wait_s, facts[1].data_wait_s) == (pytest.approx(0.010), pytest.approx(0.060))
+    assert facts[1].compute_s == pytest.approx(0.040) and facts[1].comm_wait_s is None
+
+
+def test_one_rank_or_one_that_is_gone_or_silent_is_not_compared() -> None:
+    gone, silent = told(1, 10, 10), told(2, 10, 10)
+    gone.status, silent.activity = "lost", "silent"
+    assert ranks_by_run([told(0, 10, 10), gone, silent, told(0, 10, 10, run="run-b")]) == {}
+
+
+def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
+    one, other = told(0, 11, 10), told(1, 0, 10)
+    hook = FakeHook(run="run-a", rank=1, sender="sender-b", pid=4712)
+    for _ in range(11):
+        hook.step(data_ns=10 * MS, compute_ns=90 * MS)
+    message = hook.tell()
+    waits = {**message.columns, "comm_wait_ns": wire.pack([5 * MS] * 11)}
+    other.apply(msgspec.structs.replace(message, columns=waits), hook.at_ns, wall_s(hook.at_ns))
+    [facts] = ranks_by_run([one, other]).values()
+    assert (facts[0].comm_wait_s, facts[1].comm_wait_s) == (None, pytest.approx(0.005))

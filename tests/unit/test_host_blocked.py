@@ -1,0 +1,72 @@
+"""What a process is blocked on, from files like the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.errors import NoData
+from gpuwatch.host import blocked as waits
+from gpuwatch.host.proc import disks, received_bytes
+
+X86 = waits._by_number("x86_64")
+
+
+@pytest.mark.parametrize(
+    ("state", "syscall", "what"),
+    [
+        ("R", "running", "cpu"),
+        ("D", "", "disk"),
+        ("S", "45 0x5 0x0", "network"),
+        ("S", "7 0x7ffe 0x1", "network"),
+        ("S", "202 0x7f 0x189", "lock"),
+        ("S", "73 0x4 0x2", "lock"),
+        ("S", "230 0x1 0x0", "sleep"),
+        ("S", "0 0x3 0x0", "other"),
+        ("S", "-1 0x7ffe", "other"),
+        ("S", "running", "other"),
+        ("S", "", "other"),
+    ],
+)
+def test_a_system_call_says_what_is_waited_for(state: str, syscall: str, what: str) -> None:
+    assert waits.classify(state, syscall, X86) == what
+
+
+def test_a_machine_without_a_table_says_nothing_of_sleepers() -> None:
+    assert waits.classify("S", "202 0x7f", waits._by_number("riscv64")) == "other"
+
+
+def test_files_of_a_process(tmp_path: Path) -> None:
+    place = tmp_path / "11"
+    place.mkdir()
+    (place / "stat").write_text("11 (a) b) D 1 2 3")
+    assert waits.blocked_on(11, tmp_path) == "disk"
+    (place / "stat").write_text("11 (a) b) S 1 2 3")
+    assert waits.blocked_on(11, tmp_path) == "other"  # its system call may not be read
+    assert waits.blocked_on(12, tmp_path) is None
+
+
+def test_shares_need_looks_enough() -> None:
+    assert waits.shares(["disk"] * 7) is None
+    found = waits.shares(["disk"] * 6 + ["cpu"] * 2)
+    assert found is not None
+    assert (found["disk"], found["cpu"], found["lock"], sum(found.values())) == (0.75, 0.25, 0.0, 1.0)
+
+
+def test_bytes_and_disks_of_a_node(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    head = "Inter-|   Receive\n face |bytes\n"
+    (tmp_path / "net" / "dev").write_text(f"{head}    lo: 100 1 0 0 0 0 0 0 100 1\n  eth0:4000 4 0 0 0 0 0 0 50 1\n")
+    assert received_bytes(tmp_path) == 4100
+    line = "{} 0 {} 10 0 2048 5 0 0 0 0 0 1500 0\n"
+    names = ("sda", "sda1", "loop0", "nvme0n1", "nvme0n1p2", "dm-0", "vda")
+    (tmp_path / "diskstats").write_text("".join(line.format(8, name) for name in names))
+    assert disks(tmp_path) == {name: (2048 * 512, 1.5) for name in ("sda", "nvme0n1", "vda")}
+
+
+def test_what_is_not_there_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(NoData):
+        received_bytes(tmp_path)
+    with pytest.raises(NoData):
+        disks(tmp_path)
