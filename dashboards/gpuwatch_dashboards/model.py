@@ -43,7 +43,13 @@ class Finding:
     since_s: float | None = None
     gpu: str | None = None
     stacks: Stacks | None = None
-    """Where the code stood when it began; None: nobody looked."""
+    """Where the code was when it began; None: no stacks were read."""
+    predicted_range: tuple[float, float] | None = None
+    """Lowest and highest gain to expect; None: only the upper bound is known."""
+    root: str | None = None
+    """The cause that this one is a consequence of; None: it stands for itself."""
+    rank: int | None = None
+    """The rank that is the cause, for a straggler."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,9 @@ class Recent:
     data_wait_s_p50: float | None = None
     steps_per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu_ratio: float | None = None
+    """Model FLOPs utilisation, where the user declared a step's operations and the device's peak."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,15 @@ def top(
     """
     for module in ("rich", "httpx"):
         require(module, "dashboard")
-    from gpuwatch_dashboards.terminal.app import is_interactive, print_once, watch
-    from gpuwatch_dashboards.terminal.reader import open_reader
+    from gpuwatch_dashboards.top.pages import is_interactive, print_once
+    from gpuwatch_dashboards.top.reading import open_reader
 
     reader = open_reader(agent, prometheus)
     if once or not is_interactive():
         print_once(reader)
-    else:
-        watch(reader)
+        return
+    require("textual", "dashboard")
+    from gpuwatch_dashboards.top.app import watch
+
+    if code := watch(reader):
+        raise typer.Exit(code)

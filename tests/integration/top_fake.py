@@ -37,7 +37,7 @@ class NodeWithGpus(FakeAgent):
     def _gpu(self, number: int) -> dict[str, Any]:
         held = GPU_STATES[number % 8] != "unallocated"
         return {
-            "gpu": str(number), "uuid": f"GPU-{number}", "name": "NVIDIA H200" if number else None,
+            "gpu": str(number), "uuid": f"GPU-{number}", "name": "NVIDIA H200" if number else "",
             "state": GPU_STATES[number % 8], "utilization_ratio": 0.1 * number, "memory_used_bytes": 2**30 * (61 + number),
             "memory_total_bytes": 2**30 * 141, "power_watts": 120.0 + 70 * number,
             "run": RUN_ID if number < 2 else None, "owner": f"alice, pid {4711 + number} (python)" if held else None,

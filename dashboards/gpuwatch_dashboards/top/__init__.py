@@ -1,0 +1,1 @@
+"""`gpuwatch top`. `pages` makes lines of text out of `reading`'s facts, for the live screen (`app`, Textual) and for `--once`."""
