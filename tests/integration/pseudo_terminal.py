@@ -66,7 +66,9 @@ class Screen:
             self.cells = [[" "] * len(line) for line in self.cells]
         else:
             assert final == "m", final
-            self.colours.update(p for p in parameters.split(";") if p in ("38", "48") or (p[:1] == "3" and len(p) == 2 and p != "39"))
+            self.colours.update(
+                p for p in parameters.split(";") if p in ("38", "48") or (p[:1] == "3" and len(p) == 2 and p != "39")
+            )
 
     @property
     def text(self) -> str:

@@ -97,7 +97,9 @@ def test_keys_choose_runs_gpus_findings_help_and_quit(agent: NodeWithGpus) -> No
         assert terminal.screen.modes >= {"1049"}
         terminal.press("q")
         assert terminal.ended() == 0
-        assert terminal.screen.modes == {"25", "7"}, terminal.screen.modes  # cursor and wrap are back, the alternate screen is left
+        assert terminal.screen.modes == {"25", "7"}, (
+            terminal.screen.modes
+        )  # cursor and wrap are back, the alternate screen is left
         assert terminal.settings == terminal.settings_before
 
 

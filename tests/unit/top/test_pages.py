@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
 from gpuwatch.costs import Cost
 from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Collector, Finding, Recent
-from gpuwatch_dashboards.top.pages import PageName, View
+from gpuwatch_dashboards.model import Collector, Finding, Gpu, Recent
+from gpuwatch_dashboards.top.drawing import fitted
+from gpuwatch_dashboards.top.pages import KEYS, PageName, View, once
+from gpuwatch_dashboards.top.reading import Facts
 from gpuwatch_dashboards.top.runs import finding_lines
 from tests.unit.top.screens import FINDING, NOW, facts, node_traces, run, screen, trace
 
 AWAY = SourceError(
     "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
 )
+DOCUMENT = Path(__file__).parents[3] / "docs/top.md"
 PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "help")
 SIZES = ((80, 24), (60, 20), (160, 50), (120, 30), (40, 24), (40, 10), (20, 5), (2, 3))
 BURST = Finding(
@@ -235,3 +241,41 @@ def test_a_tall_screen_draws_a_gpu_s_curves_higher() -> None:
 
 def test_without_runs_every_gpu_is_listed() -> None:
     assert sum("141 GiB" in line for line in screen(facts(gpus=4), height=26)) == 4
+
+
+def example() -> Facts:
+    """Return the facts of the sample in docs/top.md."""
+    finding = replace(
+        FINDING, advice="DataLoader(num_workers=2, persistent_workers=True)", predicted_range=(1.91, 2.58)
+    )
+    recent = Recent(
+        60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4, None, 0.412
+    )
+    training = run("resnet50-a", name="resnet50-a", recent=recent, findings=(finding, BURST))
+    cards = tuple(
+        Gpu(str(n), f"GPU-{n}", "NVIDIA H200", state, 0.35 + 0.04 * n, (61 + n) * 2**30, 141 * 2**30, 312.0 - 9 * n,
+            "resnet50-a", "alice, pid 4711")
+        for n, state in enumerate(("input_wait", "compute"))
+    )  # fmt: skip
+    return facts(training, gpus=2, node={"gpus": cards})
+
+
+def test_golden_sample_of_the_documentation() -> None:
+    class Source:
+        def read(self, wanted: str | None = None) -> Facts:
+            return example()
+
+    drawn = "".join(f"{fitted(line, 80).plain.rstrip()}\n" for line in once(Source(), 80))  # type: ignore[arg-type]
+    page, sample = DOCUMENT.read_text(), re.compile(r"(?<=prints it:\n\n```\n).*?(?=```\n)", re.DOTALL)
+    if os.environ.get("UPDATE_GOLDEN"):
+        page = sample.sub(lambda _: drawn, page)
+        DOCUMENT.write_text(page)
+    found = sample.search(page)
+    assert found is not None and found.group() == drawn, "run `make golden`"
+
+
+def test_the_documentation_lists_every_key_of_the_help_page() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", DOCUMENT.read_text(), re.MULTILINE)
+    listed = {key for row in rows for key in re.findall(r"`(.+?)`", row)}
+    helped = {key for keys, _ in KEYS for key in keys.split()} - {"Enter"}
+    assert helped <= listed
