@@ -22,7 +22,7 @@ def top(
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, ? help, q quit. With `--once`: 1 when the agent does not answer.
+    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit. Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     for module in ("rich", "httpx"):
         require(module, "dashboard")

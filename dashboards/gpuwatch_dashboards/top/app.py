@@ -76,7 +76,7 @@ class Top(App[None]):
     .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
     """
     BINDINGS: ClassVar = [
-        Binding("down,j", "move(1)", "move", key_display="↑↓"),
+        Binding("down,j", "move(1)", show=False),
         Binding("up,k", "move(-1)", show=False),
         Binding("pagedown,space", "move(10)", show=False),
         Binding("pageup", "move(-10)", show=False),
@@ -87,6 +87,7 @@ class Top(App[None]):
         Binding("enter", "run_of_gpu", "its run", key_display="⏎"),
         Binding("g", "page('gpus')", "GPUs"),
         Binding("f", "page('findings')", "findings"),
+        Binding("p", "page('panels')", "panels"),
         Binding("question_mark,h", "page('help')", "help", key_display="?"),
         Binding("escape,r", "page('runs')", show=False),
         Binding("q,ctrl+d", "quit", "quit", key_display="q"),
@@ -96,8 +97,10 @@ class Top(App[None]):
     ]
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(driver_class=StdoutDriver, ansi_color=True)  # the terminal's own colours, and none at all with NO_COLOR
-        self._reader, self._again, self._wanted = reader, threading.Event(), ""
+        super().__init__(
+            driver_class=StdoutDriver, ansi_color=True
+        )  # the terminal's own colours, and none at all with NO_COLOR
+        self._reader, self._again = reader, threading.Event()
         self.view, self.facts = View(), None
 
     view: View
@@ -124,7 +127,7 @@ class Top(App[None]):
             self._again.clear()
             result: Facts | Exception
             try:
-                result = self._reader.read(self.view.run)
+                result = self._reader.read(self.view.run, self.view.page == "panels")
             except Exception as error:
                 result = error
             self.post_message(Read(result))
@@ -167,7 +170,7 @@ class Top(App[None]):
 
     def action_move(self, by: int) -> None:
         facts = self.facts if isinstance(self.facts, Facts) else None
-        if self.view.page in ("findings", "help"):
+        if self.view.page in ("findings", "panels", "help"):
             self.action_scroll(by)
         elif facts is not None and self.view.page == "gpus":
             self._show(replace(self.view, gpu=_within(self.view.gpu + by, len(facts.gpus))))

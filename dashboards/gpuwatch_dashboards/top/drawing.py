@@ -268,22 +268,24 @@ class Curve:
     """Upper end; None: by the largest value."""
 
 
-def curve_lines(curves: Sequence[Curve], start_s: float, end_s: float, width: int, rows: int = 1) -> list[Text]:
+def curve_lines(
+    curves: Sequence[Curve], start_s: float, end_s: float, width: int, rows: int = 1, label: int = LABEL
+) -> list[Text]:
     """Return the curves, each `rows` high, its latest value at its end; two side by side where there is room."""
-    abreast = 2 if width >= 56 else 1
-    columns = (width - 1) // abreast - LABEL - 8
+    abreast = 2 if width >= 4 * label + 4 else 1
+    columns = (width - 1) // abreast - label - 8
     lines: list[Text] = []
     for number in range(0, len(curves), abreast):
-        blocks = [_curve(curve, start_s, end_s, columns, rows) for curve in curves[number : number + abreast]]
+        blocks = [_curve(curve, start_s, end_s, columns, rows, label) for curve in curves[number : number + abreast]]
         lines += [Text(" ").join(parts) for parts in zip(*blocks, strict=True)]
     return lines
 
 
-def _curve(curve: Curve, start_s: float, end_s: float, columns: int, rows: int) -> list[Text]:
+def _curve(curve: Curve, start_s: float, end_s: float, columns: int, rows: int, label: int) -> list[Text]:
     drawn = sparkline(buckets(curve.points, columns, start_s, end_s), curve.maximum, rows)
     names, lasts = ([*[""] * (rows - 1), text] for text in (curve.name, curve.last))
     return [
-        figure(f" {cell(name, LABEL - 2)} ", "")
+        figure(f" {cell(name, label - 2)} ", "")
         .append(line, Style(color=curve.colour))
         .append(f" {cell(now, 7)}", BOLD)
         for name, line, now in zip(names, drawn, lasts, strict=True)

@@ -25,7 +25,7 @@ from gpuwatch_dashboards.top.drawing import (
     table,
     words,
 )
-from gpuwatch_dashboards.top.reading import Facts, Series, last
+from gpuwatch_dashboards.top.reading import Facts, Sampled, last
 from gpuwatch_dashboards.top.runs import finding_lines, title_of
 from gpuwatch_dashboards.units import display, scale_for
 
@@ -86,9 +86,9 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     return lines + _gpu_curves(facts.series, gpu, width, TALL_ROWS if height >= TALL else 1)
 
 
-def _gpu_curves(series: Series, gpu: Gpu, width: int, rows: int) -> list[Text]:
+def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
     """Return one GPU's curves; none where nothing was sampled."""
-    names = ("gpu utilization", "gpu memory", "gpu power", "gpu temperature")
+    names = ("gpu_utilization GPU {gpu}", "gpu_memory GPU {gpu}", "gpu_power GPU {gpu}", "gpu temperature")
     points = [series.points(name, gpu=gpu.gpu, UUID=gpu.uuid) for name in names]
     if not any(points):
         return []

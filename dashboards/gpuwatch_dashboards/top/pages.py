@@ -12,13 +12,15 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
+from gpuwatch_dashboards.charts import drawn_lines
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.palette import STATES
+from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.selection import key_of
-from gpuwatch_dashboards.top.drawing import BOLD, DIM, fitted, flowed, rule, swatch, words, wrapped
+from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
 from gpuwatch_dashboards.top.node import gpu_detail, gpu_strip, gpu_table, node_lines
-from gpuwatch_dashboards.top.reading import Facts, Reader
+from gpuwatch_dashboards.top.reading import Facts, Reader, Sampled, last
 from gpuwatch_dashboards.top.runs import (
     all_findings,
     area_lines,
@@ -29,8 +31,9 @@ from gpuwatch_dashboards.top.runs import (
     step_lines,
     verdict_lines,
 )
+from gpuwatch_dashboards.units import display
 
-PageName = Literal["runs", "gpus", "findings", "help"]
+PageName = Literal["runs", "gpus", "findings", "panels", "help"]
 TALL = 40
 """From this height on there is room for curves of several lines and for the shares of time over time."""
 SMALL = 30
@@ -38,10 +41,11 @@ SMALL = 30
 LEAST_AREA, MOST_AREA = 4, 10
 LEAST_WIDTH = 40
 KEYS = (
-    ("↑ ↓  j k", "choose a run; in the list of GPUs a GPU; in findings and help: scroll"),
+    ("↑ ↓  j k", "choose a run; in the list of GPUs a GPU; on pages without a list: scroll"),
     ("g", "GPUs of the node, one line each, the chosen one's last minutes below; again: back"),
     ("Enter", "in the list of GPUs: the run that holds the chosen one"),
     ("f", "findings of all runs and GPUs, in full; again: back"),
+    ("p", "every panel of the pages, with the curves of its last minutes; again: back"),
     ("J K", "scroll what is below the list, where it does not fit"),
     ("Esc  r", "back to the runs"),
     ("PgUp PgDn Home End", "by pages, to an end"),
@@ -85,6 +89,8 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
         return Page(away(facts, width))
     if view.page == "findings":
         return Page(all_findings(facts, width))
+    if view.page == "panels":
+        return Page(panel_lines(facts.series, width))
     node = node_lines(facts, whole)
     if view.page == "gpus":
         node = [rule(f"node {facts.node.host}", whole), *node]
@@ -114,6 +120,25 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     if tall and room - len(found) > LEAST_AREA:
         body += [Text(), *area_lines(series, width, min(MOST_AREA, room - len(found) - 1))]
     return Page(body, above, gpus + node)
+
+
+def panel_lines(series: Sampled, width: int) -> list[Text]:
+    """Return every panel with its curves, each with its latest value; why there is none where nothing was sampled."""
+    lines: list[Text] = []
+    for panel in PANELS:
+        drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
+        top = panel.maximum or max(
+            (value for line in drawn for _, value in line.points if value is not None), default=0.0
+        )
+        curves = [
+            Curve(line.name, line.points, display(last(line.points), panel.unit), line.colour, top) for line in drawn
+        ]
+        lines += [
+            rule(panel.title, width),
+            *curve_lines(curves, series.start_s, series.end_s, width, label=min(24, width // 2 - 4)),
+        ]
+        lines += [] if curves else wrapped(panel.empty, width - 1, DIM, 1)
+    return lines
 
 
 def chosen(view: View, facts: Facts) -> Run | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import httpx
 
 from gpuwatch_dashboards.model import Gpu, Node, Points, Run, Scope, Span, Trace
-from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.selection import key_of, select
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, Source
@@ -23,34 +23,31 @@ RECENT_S = 60.0
 SERIES_EVERY_S = 3.0
 """Series are sampled once a second and drawn in columns of several seconds: reading them more often shows nothing new."""
 
+PANEL_QUERIES: dict[str, Query] = {
+    f"{panel.key} {curve.legend}": curve.query for panel in PANELS for curve in panel.curves
+}
 _STEPS, _PHASES = "gpuwatch_steps_total", "gpuwatch_step_phase_seconds_total"
 _GPU_SECONDS, _BY_GPU = "gpuwatch_gpu_seconds_total", ("gpu", "UUID")
 RUN_QUERIES: dict[str, Query] = {
-    "ledger": BY_KEY["ledger"].curves[0].query,
+    "ledger {state}": PANEL_QUERIES["ledger {state}"],
     "step": Query(_PHASES, over=Query(_STEPS)),
     "steps": Query(_STEPS),
     "phases": Query(_PHASES, by=("phase",)),
 }
 NODE_QUERIES: dict[str, Query] = {
-    **{
-        f"{panel} {curve.legend}": curve.query
-        for panel in ("cpu", "pressure", "shm", "network", "disk")
-        for curve in BY_KEY[panel].curves
-    },
+    **{n: q for n, q in PANEL_QUERIES.items() if n.split()[0] in ("cpu", "pressure", "shm", "network", "disk")},
     "memory available": Query("gpuwatch_memory_available_bytes"),
     "memory total": Query("gpuwatch_memory_total_bytes"),
 }
 GPU_QUERIES: dict[str, Query] = {
+    **{n: q for n, q in PANEL_QUERIES.items() if n.split()[0] in ("gpu_utilization", "gpu_memory", "gpu_power")},
     "gpu states": Query(_GPU_SECONDS, by=(*_BY_GPU, "state"), over=Query(_GPU_SECONDS, by=_BY_GPU)),
-    "gpu utilization": BY_KEY["gpu_utilization"].curves[0].query,
-    "gpu memory": BY_KEY["gpu_memory"].curves[0].query,
-    "gpu power": BY_KEY["gpu_power"].curves[0].query,
     "gpu temperature": Query("gpuwatch_gpu_temperature_celsius", by=_BY_GPU),
 }
 
 
 @dataclass(frozen=True)
-class Series:
+class Sampled:
     """What was sampled over the last minutes, of one run and of its node, by the names of the queries above."""
 
     run: str = ""
@@ -59,7 +56,7 @@ class Series:
     end_s: float = 0.0
     traces: Mapping[str, Sequence[Trace]] = field(default_factory=dict)
 
-    def of_node_only(self) -> Series:
+    def of_node_only(self) -> Sampled:
         return replace(self, run="", traces={name: t for name, t in self.traces.items() if name not in RUN_QUERIES})
 
     def points(self, name: str, **labels: str) -> Points:
@@ -117,7 +114,7 @@ class Facts:
     selected: str | None = None
     """The key of the run in detail; None without runs."""
     node: Node = field(default_factory=lambda: Node(""))
-    series: Series = Series()
+    series: Sampled = Sampled()
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -129,27 +126,33 @@ class Reader:
 
     def __init__(self, source: Source, now: Callable[[], float] = time.time) -> None:
         self._source, self._now = source, now
-        self._series, self._gpus = Series(), False
+        self._series, self._with = Sampled(), (False, False)
 
-    def read(self, wanted: str | None = None) -> Facts:
-        """Return what is known now, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError."""
+    def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
+        """Return what is known now, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError.
+
+        Args:
+            panels: Read the series of all panels as well.
+        """
         runs = in_order(self._source.runs())
         run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
         node = self._source.node(run)
         if node.gpus:
             node = replace(node, gpus=tuple(sorted(node.gpus, key=by_number)))
         now_s, key = self._now(), key_of(run) if run is not None else ""
-        fresh = 0 <= now_s - self._series.end_s < SERIES_EVERY_S
-        if not (fresh and key == self._series.run and self._gpus == bool(node.gpus)):
-            self._series, self._gpus = self._read_series(run, bool(node.gpus), now_s), bool(node.gpus)
+        fresh = 0 <= now_s - self._series.end_s < SERIES_EVERY_S and key == self._series.run
+        needed = (bool(node.gpus), panels)
+        if not (fresh and needed == self._with):
+            self._series, self._with = self._read_series(run, *needed, now_s), needed
         return Facts(self._source.label, now_s, tuple(runs), key or None, node, self._series)
 
-    def _read_series(self, run: Run | None, gpus: bool, now_s: float) -> Series:
+    def _read_series(self, run: Run | None, gpus: bool, panels: bool, now_s: float) -> Sampled:
         queries = {**NODE_QUERIES, **(RUN_QUERIES if run is not None else {}), **(GPU_QUERIES if gpus else {})}
+        queries |= PANEL_QUERIES if panels else {}
         scope = Scope(run.run, str(run.rank), run.instance) if run is not None else Scope()
         answers = self._source.evaluate(list(queries.values()), scope, Span(now_s - SPAN_S, now_s, POINTS))
         traces = dict(zip(queries, answers, strict=True))
-        return Series(key_of(run) if run is not None else "", now_s - SPAN_S, now_s, traces)
+        return Sampled(key_of(run) if run is not None else "", now_s - SPAN_S, now_s, traces)
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

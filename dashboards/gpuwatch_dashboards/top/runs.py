@@ -31,7 +31,7 @@ from gpuwatch_dashboards.top.drawing import (
     words,
     wrapped,
 )
-from gpuwatch_dashboards.top.reading import Facts, Series, last
+from gpuwatch_dashboards.top.reading import Facts, Sampled, last
 from gpuwatch_dashboards.units import digits, display
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
@@ -104,7 +104,7 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
     return [*lines, *flowed(legend(recent, run.states, least), width)]
 
 
-def step_lines(run: Run, series: Series, width: int) -> list[Text]:
+def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
     """Return the time of a step, the speed, MFU and the cost, and what the mean step of the last minute was made of."""
     recent = run.recent or Recent()
     pieces: list[Text] = []
@@ -126,10 +126,10 @@ def step_lines(run: Run, series: Series, width: int) -> list[Text]:
     return lines
 
 
-def run_curves(series: Series, width: int, rows: int = 1) -> list[Text]:
+def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
     """Return the curves of the last minutes, each `rows` high."""
     step, shm = series.points("step"), series.shm_ratio()
-    wait, cpu = series.points("ledger", state="input_wait"), series.points("cpu busy, of all cores")
+    wait, cpu = series.points("ledger {state}", state="input_wait"), series.points("cpu busy, of all cores")
     curves = [
         Curve("step time", step, display(last(step), "s"), PHASES["compute"].colour, None),
         Curve("input wait", wait, display(last(wait), "ratio"), PHASES["data_wait"].colour),
@@ -139,9 +139,9 @@ def run_curves(series: Series, width: int, rows: int = 1) -> list[Text]:
     return curve_lines(curves, series.start_s, series.end_s, width, rows)
 
 
-def area_lines(series: Series, width: int, rows: int) -> list[Text]:
+def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
     """Return the shares of time over the last minutes, one column a stretch of time."""
-    drawn = area(series.traces.get("ledger", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
+    drawn = area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
     minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
     labels = ["100%", *[""] * (rows - 2), minutes]
     return [

@@ -8,7 +8,7 @@ from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Evidence, Finding, Gpu, Node, Points, Recent, Run, Trace, Verdict
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page
-from gpuwatch_dashboards.top.reading import Facts, Series
+from gpuwatch_dashboards.top.reading import Facts, Sampled
 
 NOW = 1_000_300.0
 FINDING = Finding(
@@ -50,7 +50,7 @@ def node_traces(**more: list[Trace]) -> dict[str, list[Trace]]:
 
 
 RUN_TRACES = {
-    "ledger": trace(0.62, state="input_wait") + trace(0.38, state="compute"),
+    "ledger {state}": trace(0.62, state="input_wait") + trace(0.38, state="compute"),
     "step": trace(0.1),
     "steps": trace(10.0),
     "phases": trace(0.64, phase="data_wait") + trace(0.03, phase="transfer") + trace(0.36, phase="compute"),
@@ -63,7 +63,7 @@ def gpu_traces(gpus: int) -> dict[str, list[Trace]]:
 
     return {
         "gpu states": each(0.25, state="compute") + each(0.75, state="input_wait"),
-        "gpu utilization": each(0.25), "gpu memory": each(0.5), "gpu power": each(412.0), "gpu temperature": each(61.0),
+        "gpu_utilization GPU {gpu}": each(0.25), "gpu_memory GPU {gpu}": each(0.5), "gpu_power GPU {gpu}": each(412.0), "gpu temperature": each(61.0),
     }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def facts(*runs: Run, gpus: int = 0, node: dict[str, Any] | None = None, **more:
     values: dict[str, Any] = {
         "label": "agent at http://127.0.0.1:9478", "time_s": NOW, "runs": runs, "selected": key or None,
         "node": Node(**{"host": "node-17", "gpus": cards, **(node or {})}),
-        "series": Series(key, NOW - 300, NOW, traces),
+        "series": Sampled(key, NOW - 300, NOW, traces),
     }  # fmt: skip
     return Facts(**{**values, **more})
 

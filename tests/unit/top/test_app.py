@@ -28,10 +28,11 @@ class FakeReader:
     def __init__(self, result: Facts | Exception) -> None:
         self.result = result
         self.wanted: list[str | None] = []
-        self.reads = 0
+        self.reads, self.panels = 0, False
 
-    def read(self, wanted: str | None = None) -> Facts:
+    def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
         self.reads += 1
+        self.panels = panels
         self.wanted.append(wanted)
         if isinstance(self.result, Exception):
             raise self.result
@@ -95,7 +96,7 @@ def test_the_screen_at_80_by_24_from_header_to_keys() -> None:
         assert lines[2].startswith("▸ name-a          ● running   9.70  103 ms █████╱╱╱╱╱╱╱╱╱   input-bound: 62%")
         assert lines[6].startswith("  input-bound: 62% of the time training waited for data")
         assert "do   num_workers 0 → 8 → up to 2.6× faster" in top.text
-        assert lines[23].rstrip() == "↑↓ move g GPUs f findings ? help q quit"
+        assert lines[23].rstrip() == "g GPUs f findings p panels ? help q quit"
 
     drive(node(), steps)
 
@@ -153,7 +154,7 @@ def test_a_chosen_run_that_is_gone_gives_way_to_the_one_that_the_source_shows() 
 
 
 def test_g_f_and_help_open_a_page_and_close_it() -> None:
-    shown = {"g": "state now", "f": "── name-b ─", "question_mark": "How to read it", "h": "Keys"}
+    shown = {"g": "state now", "f": "── name-b ─", "p": "── Pressure", "question_mark": "How to read it", "h": "Keys"}
 
     async def steps(top: Driven) -> None:
         runs = top.text
@@ -165,6 +166,10 @@ def test_g_f_and_help_open_a_page_and_close_it() -> None:
                 assert "── name-a ● running" in top.text
         await top.press("g", "f")
         assert "── name-b ─" in top.text
+        await top.press("p")
+        await top.wait_for(lambda: top.reader.panels)  # only this page needs the series of all panels
+        await top.press("p")
+        await top.wait_for(lambda: not top.reader.panels)
 
     drive(node(), steps, (80, 40))
 

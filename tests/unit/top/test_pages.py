@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from gpuwatch.costs import Cost
 from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.model import Collector, Finding, Gpu, Recent
+from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import KEYS, PageName, View, once
 from gpuwatch_dashboards.top.reading import Facts
@@ -24,7 +25,7 @@ AWAY = SourceError(
     "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
 )
 DOCUMENT = Path(__file__).parents[3] / "docs/top.md"
-PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "help")
+PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "panels", "help")
 SIZES = ((80, 24), (60, 20), (160, 50), (120, 30), (40, 24), (40, 10), (20, 5), (2, 3))
 BURST = Finding(
     "burst_every_n", "warning", "every 8th step waits", 0.12, advice="shuffle files", root="input_single_process"
@@ -161,6 +162,19 @@ def test_a_gpu_names_who_holds_it_by_the_run_s_name_and_its_finding() -> None:
     text = "\n".join(screen(held, 120, 30, View(page="gpus")))
     assert "name-r1 · u0" in text and "GPU 0 is held and does nothing" in text
     assert "GPU 0 is held" in "\n".join(screen(shown, view=View(page="findings")))
+
+
+def test_every_panel_is_listed_with_its_curves_or_why_there_is_none() -> None:
+    lines = [line.rstrip() for line in screen(facts(run("r1"), gpus=2), 80, 200, View(page="panels"))]
+    assert [line[3:].split(" ─")[0] for line in lines if line.startswith("── ")] == [panel.title for panel in PANELS]
+    at = next(n for n, line in enumerate(lines) if line.startswith("── CPU"))
+    assert lines[at + 1 : at + 3] == [
+        f" busy, of all cores     {'▂' * 46} 31%",
+        f" idle, waiting for I/O  {'▁' * 46} 5.0%",
+    ]
+    at = next(n for n, line in enumerate(lines) if line.startswith("── Where the time goes"))
+    assert "computing" in lines[at + 1] and "waiting for data" in lines[at + 2]
+    assert " Nothing found." in lines
 
 
 def test_empty_node_shows_the_line_to_add() -> None:
