@@ -52,6 +52,7 @@ golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Promethe
 	$(BIN)/python scripts/metrics_page.py > docs/metrics.md
 	$(BIN)/python scripts/thresholds_page.py > docs/thresholds.md
 	$(BIN)/python scripts/report_schemas.py
+	$(BIN)/python scripts/api_page.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k golden
 
 format: $(STAMP) ## format the code

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
 
 from gpuwatch.finding import SEVERITIES, Evidence, Finding, Severity
 from gpuwatch.rules import FALLBACK_RULES, RULES
 from gpuwatch.window import Window
 
+F = TypeVar("F", bound=Finding)
 _INPUT = (
     "input_single_process", "input_cpu", "input_cpu_saturated", "input_disk", "input_network", "artificial_limit",
     "slow_worker", "input_unexplained",
@@ -37,21 +40,21 @@ def diagnose(window: Window) -> list[Finding]:
     return in_order([finding for finding in findings if not is_explained(finding, causes)])
 
 
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
+def in_order(findings: Sequence[F]) -> list[F]:
     """Return the findings with their roots, as far as those are among them: each root, then what hangs under it."""
     causes = {finding.cause for finding in findings}
     told = {cause: finding.cause for finding in findings for cause in finding.because}
     rooted = [
-        replace(
+        msgspec.structs.replace(
             finding,
             root=next((root for root in ROOTS.get(finding.cause, ()) if root in causes), told.get(finding.cause)),
         )
         for finding in findings
     ]
     waiting = sorted(rooted, key=lambda f: (SEVERITIES.index(f.severity), -f.ratio))
-    ordered: list[Finding] = []
+    ordered: list[F] = []
 
-    def take(finding: Finding) -> None:
+    def take(finding: F) -> None:
         ordered.append(finding)
         for each in waiting:
             if each.root == finding.cause:

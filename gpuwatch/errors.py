@@ -4,6 +4,7 @@ GpuwatchError
 ├── NoData          a source exists but has no value now: quieter than a failure
 ├── ProtocolError   a message broke the wire contract
 ├── ConfigError     an option, a file or the environment is wrong; names what, where and what to do
+│   └── SourceError an agent or Prometheus does not answer, or not as agreed
 └── MissingExtra    an optional dependency is not installed; names the pip line
 """
 
@@ -27,6 +28,21 @@ class ProtocolError(GpuwatchError):
 
 class ConfigError(GpuwatchError):
     """Something the user set is wrong. The message says what, where and what to do."""
+
+
+class SourceError(ConfigError):
+    """A server does not answer, or not as agreed: its URL or what runs there is to be put right."""
+
+    def __init__(self, what: str, where: str, remedy: str, status: int | None = None) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what = what
+        """One sentence that names the URL, e.g. "the agent at http://127.0.0.1:9478 does not answer"."""
+        self.where = where
+        """The URL."""
+        self.remedy = remedy
+        """What to do now."""
+        self.status = status
+        """The HTTP status of a refusal; None when there was no answer."""
 
 
 class MissingExtra(GpuwatchError):

@@ -9,10 +9,11 @@ from statistics import median
 
 from gpuwatch.costs import Cost, cost_of, money
 from gpuwatch.diagnosis import Finding, diagnose
+from gpuwatch.finding import Verdict
 from gpuwatch.ledger import COMPUTE, shares
 from gpuwatch.throughput import Done, Throughput, throughput
 from gpuwatch.units import duration, percent
-from gpuwatch.verdict import Verdict, give_verdict
+from gpuwatch.verdict import give_verdict
 from gpuwatch.window import Window
 from gpuwatch.wire import Flops
 
@@ -113,9 +114,7 @@ def render(report: Report, width: int = 100) -> str:
     for finding in [each for each in report.findings if each.root is None][:3]:
         why = "; ".join(evidence.text for evidence in finding.evidence)
         lines += _wrapped("why", f"{finding.title}: {why}", width)
-        gain = ""
-        if finding.predicted_speedup is not None and finding.predicted_speedup >= 1.05:
-            gain = f" (up to {finding.predicted_speedup:.2g}× the throughput)"
+        gain = f" ({finding.gain} the throughput)" if finding.gain else ""
         lines += _wrapped("do", finding.advice + gain, width)
     return "\n".join(lines)
 

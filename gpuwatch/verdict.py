@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from gpuwatch.finding import Finding
+from gpuwatch.finding import Finding, Verdict
 from gpuwatch.ledger import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import duration, percent
 from gpuwatch.window import Window
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What decides."""
-
-    state: str
-    """input, transfer, compute, eval, checkpoint, startup, host, stalled, other or unknown."""
-    ratio: float
-    """That state's share of the window's time, 0–1."""
-    sentence: str
-    """For people, e.g. "input-bound: 62% of the time training waited for data"."""
-
 
 _SENTENCES = {
     INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),

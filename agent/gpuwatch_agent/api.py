@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gpuwatch import __version__
+from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch_agent import api_queries as queries
 from gpuwatch_agent.exporter import content_type
@@ -57,29 +57,29 @@ def make_app(
     async def status(request: Request) -> Response:
         now = snapshot()
         return _json(
-            {
-                "version": __version__,
-                "host": host,
-                "time_s": time.time(),
-                "started_s": started_s,
-                "collectors": now.collectors if now else [],
-                "history": {"path": str(history.path), "bytes": history.size_bytes, "failures": history.failures},
-                "gpus": now.gpus if now else [],
-                "listen": list(listen),
-            }
+            api.Status(
+                version=__version__,
+                host=host,
+                time_s=time.time(),
+                started_s=started_s,
+                collectors=tuple(now.collectors) if now else (),
+                history=api.HistoryFile(str(history.path), history.size_bytes, history.failures),
+                gpus=tuple(now.gpus) if now else (),
+                listen=listen,
+            )
         )
 
     async def runs(request: Request) -> Response:
         now = snapshot()
         live = now.runs if now else []
         query = dict(request.query_params)
-        return (
-            await asked(lambda: queries.runs(history.reader, live, query, prices)) if query else _json({"runs": live})
-        )
+        if not query:
+            return _json(api.Runs(live))
+        return await asked(lambda: queries.runs(history.reader, live, query, prices))
 
     async def findings(request: Request) -> Response:
         now = snapshot()
-        return _json({"findings": now.findings if now else []})
+        return _json(api.Findings(now.findings if now else []))
 
     async def series(request: Request) -> Response:
         return await asked(lambda: queries.series(history.reader, dict(request.query_params)))
@@ -97,7 +97,7 @@ def make_app(
 
     async def run_findings(request: Request) -> Response:
         run = request.path_params["run"]
-        return await asked(lambda: {"run": run, "findings": history.reader.findings(run)})
+        return await asked(lambda: api.Findings(history.reader.findings(run), run))
 
     async def asked(query: Callable[[], Any]) -> Response:
         """Answer from the history, in a thread: a long query holds up no scrape."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qsl
 
+import msgspec
+
+from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.history_reader import HistoryReader
 from gpuwatch_agent.ledger_between import ledgers_between
-from gpuwatch_agent.report_source import record_view
+from gpuwatch_agent.views import record_view
 
 _MAX_POINTS = 2000
 _MAX_STEPS = 200_000
@@ -24,7 +26,6 @@ _PICKS = ("last", "extremes")
 _MOST = 1e15
 
 Query = dict[str, str]
-Json = dict[str, Any]
 
 
 class BadRequest(Exception):
@@ -35,18 +36,18 @@ class NothingKept(Exception):
     """Nothing of what was asked for is in the history."""
 
 
-def runs(reader: HistoryReader, live: Sequence[Json], query: Query, prices: Prices) -> Json:
+def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: Prices) -> api.Runs:
     """Return the runs of /api/v1/runs: with `kept=all`, those that the history keeps as well, the most recently active first."""
     kept = query.pop("kept", "live")
     if kept not in ("live", "all") or query:
         raise BadRequest(f"kept={kept!r}: give live or all, and nothing else" if not query else _unknown(query))
-    known = {(view["run"], view["rank"]) for view in live}
+    known = {(view.run, view.rank) for view in live}
     records = reader.runs() if kept == "all" else []
     old = [record_view(record, prices) for record in records if (record.run, record.rank) not in known]
-    return {"runs": [*live, *sorted(old, key=lambda view: -float(view["last_message_s"]))]}
+    return api.Runs([*live, *sorted(old, key=lambda view: -view.last_message_s)])
 
 
-def ledger(reader: HistoryReader, query: Query) -> Json:
+def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
     """Return seconds by state of every GPU and run over a stretch of time, the last hour unless told."""
     end_s = number(query, "end", time.time())
     start_s = number(query, "start", end_s - 3600)
@@ -54,42 +55,44 @@ def ledger(reader: HistoryReader, query: Query) -> Json:
         raise BadRequest(f"start={start_s} is after end={end_s}")
     if query:
         raise BadRequest(_unknown(query))
-    return {"start_s": start_s, "end_s": end_s, **ledgers_between(reader, start_s, end_s)}
+    return msgspec.convert(
+        {"start_s": start_s, "end_s": end_s, **ledgers_between(reader, start_s, end_s)}, type=api.LedgerOf
+    )
 
 
-def many_series(reader: HistoryReader, texts: Sequence[str]) -> Json:
+def many_series(reader: HistoryReader, texts: Sequence[str]) -> api.Answers:
     """Return the answers to several queries of `series`, each given as a query string."""
     if not 0 < len(texts) <= _MAX_QUERIES:
         raise BadRequest(f"{len(texts)} queries: give 1 to {_MAX_QUERIES}, each as q=metric%3DNAME%26…")
-    return {"answers": [series(reader, dict(parse_qsl(text, keep_blank_values=True))) for text in texts]}
+    return api.Answers([series(reader, dict(parse_qsl(text, keep_blank_values=True))) for text in texts])
 
 
-def steps(reader: HistoryReader, run: str, query: Query) -> Json:
+def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.Steps:
     """Return a run's last steps, or with `points` all of them condensed. Raises: BadRequest, NothingKept."""
     rank, last = int(number(query, "rank", 0)), int(number(query, "last", 600))
     if "points" in query:
         return _condensed(reader, run, rank, query)
     if not 0 < last <= _MAX_STEPS:
         raise BadRequest(f"last={last}: give 1 to {_MAX_STEPS}")
-    first, columns = reader.steps(run, rank, last)
-    if not columns["time_s"]:
+    found = reader.steps(run, rank, last)
+    if not found.time_s:
         raise NothingKept(f"no steps of run {run!r} rank {rank} are kept; /api/v1/runs lists the runs")
-    return {"run": run, "rank": rank, "first_step": first, **columns}
+    return found
 
 
-def _condensed(reader: HistoryReader, run: str, rank: int, query: Query) -> Json:
+def _condensed(reader: HistoryReader, run: str, rank: int, query: Query) -> api.Steps:
     points = int(number(query, "points", 600))
     if not 0 < points <= _MAX_BUCKETS:
         raise BadRequest(f"points={points}: give 1 to {_MAX_BUCKETS}")
     start_s = number(query, "start", 0.0) if "start" in query else None
     end_s = number(query, "end", 0.0) if "end" in query else None
     found = reader.condensed_steps(run, rank, points, start_s, end_s)
-    if not found["steps"]:
+    if not found.steps:
         raise NothingKept(f"no steps of run {run!r} rank {rank} are kept in this time")
-    return {"run": run, "rank": rank, **found}
+    return msgspec.structs.replace(found, run=run, rank=rank)
 
 
-def series(reader: HistoryReader, query: dict[str, str]) -> dict[str, Any]:
+def series(reader: HistoryReader, query: dict[str, str]) -> api.SeriesOf:
     """Return the answer to one query of /api/v1/series. Raises: BadRequest."""
     metric = query.pop("metric", "")
     if metric not in BY_NAME:
@@ -113,12 +116,12 @@ def series(reader: HistoryReader, query: dict[str, str]) -> dict[str, Any]:
     if groups and (wrong := set(groups) - set(BY_NAME[metric].labels)):
         raise BadRequest(f"by={by}: {metric} has no label {sorted(wrong)[0]!r}")
     found = reader.series(metric, query, start_s, end_s, points, groups, pick == "extremes")
-    return {
-        "metric": metric,
-        "kind": BY_NAME[metric].kind,
-        "unit": BY_NAME[metric].unit,
-        "series": [{"labels": labels, "points": values} for labels, values in found],
-    }
+    return api.SeriesOf(
+        metric=metric,
+        kind=BY_NAME[metric].kind,
+        unit=BY_NAME[metric].unit,
+        series=[api.Series(labels, tuple(values)) for labels, values in found],
+    )
 
 
 def number(query: dict[str, str], name: str, default: float) -> float:

@@ -5,24 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpuwatch import api
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors import Collector
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a collector's last turn went."""
-
-    name: str
-    success: bool | None
-    """None: it has nothing to measure on this node."""
-    duration_s: float
-    message: str | None
 
 
 class Collecting:
@@ -31,7 +20,7 @@ class Collecting:
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
         self._said: dict[str, str | None] = {}
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[api.Collector] = []
 
     def turn(self) -> list[Sample]:
         """Return the samples of all collectors, with their own durations and success."""
@@ -40,13 +29,13 @@ class Collecting:
         for collector in self._collectors:
             outcome = self._one(collector, samples)
             outcomes.append(outcome)
-            samples.append(Sample("gpuwatch_collector_duration_seconds", outcome.duration_s, (outcome.name,)))
+            samples.append(Sample("gpuwatch_collector_duration_seconds", outcome.duration_s or 0.0, (outcome.name,)))
             if outcome.success is not None:
                 samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
         self.outcomes = outcomes
         return samples
 
-    def _one(self, collector: Collector, samples: list[Sample]) -> Outcome:
+    def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:
         begin = time.perf_counter()
         success: bool | None = True
         message: str | None = None
@@ -57,7 +46,7 @@ class Collecting:
         except Exception as error:
             success, message = False, f"{type(error).__name__}: {error}"
         self._say(collector.name, success, message)
-        return Outcome(collector.name, success, time.perf_counter() - begin, message)
+        return api.Collector(collector.name, success, message, time.perf_counter() - begin)
 
     def _say(self, name: str, success: bool | None, message: str | None) -> None:
         if self._said.get(name) == message:

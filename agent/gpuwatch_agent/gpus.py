@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from gpuwatch import api
 from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpu_ledger import GpuAccount, GpuReading
 from gpuwatch_agent.node_memory import NodeMemory
@@ -47,22 +47,22 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Gp
             run.gpus, run.changed = now, True
 
 
-def gpu_view(account: GpuAccount, collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> dict[str, Any]:
+def gpu_view(account: GpuAccount, collector: GpuSource | None, node: NodeMemory, table: ProcessTable) -> api.Gpu:
     """Return one entry of `gpus` in /api/v1/status."""
     devices = collector.devices() if collector is not None else ()
 
     def latest(metric: str) -> float | None:
         return node.latest(metric, account.gpu, account.uuid)
 
-    return {
-        "gpu": account.gpu,
-        "uuid": account.uuid,
-        "name": next((device.name for device in devices if device.uuid == account.uuid), ""),
-        "state": account.state,
-        "utilization_ratio": latest("gpuwatch_gpu_utilization_ratio"),
-        "memory_used_bytes": latest("gpuwatch_gpu_memory_used_bytes"),
-        "memory_total_bytes": latest("gpuwatch_gpu_memory_total_bytes"),
-        "power_watts": latest("gpuwatch_gpu_power_watts"),
-        "run": account.owner or None,
-        "owner": owner_text(account, table) or None,
-    }
+    return api.Gpu(
+        gpu=account.gpu,
+        uuid=account.uuid,
+        name=next((device.name for device in devices if device.uuid == account.uuid), ""),
+        state=account.state,
+        utilization_ratio=latest("gpuwatch_gpu_utilization_ratio"),
+        memory_used_bytes=latest("gpuwatch_gpu_memory_used_bytes"),
+        memory_total_bytes=latest("gpuwatch_gpu_memory_total_bytes"),
+        power_watts=latest("gpuwatch_gpu_power_watts"),
+        run=account.owner or None,
+        owner=owner_text(account, table) or None,
+    )

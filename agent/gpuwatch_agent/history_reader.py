@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 from bisect import bisect_left, bisect_right
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpuwatch import wire
+from gpuwatch import api, wire
 from gpuwatch_agent.gpu_ledger import GpuRecord
 from gpuwatch_agent.history_file import MINUTES
 from gpuwatch_agent.history_minutes import StepMinute
@@ -23,19 +22,7 @@ from gpuwatch_agent.run_records import RunRecord
 
 logger = logging.getLogger(__name__)
 
-_STEP_COLUMNS = (
-    "time_s",
-    "data_wait_s",
-    "transfer_s",
-    "compute_s",
-    "input_wait_s",
-    "host_wait_s",
-    "device_transfer_s",
-    "device_compute_s",
-    "samples",
-    "epoch_start",
-)
-"""What `History.steps` gives of each step."""
+_STEP_COLUMNS = api.LastSteps.__struct_fields__[:10]
 
 
 class HistoryReader:
@@ -48,13 +35,21 @@ class HistoryReader:
         """Return the runs that are kept, an unreadable record left out."""
         return list(self._records("SELECT record FROM run", RunRecord))
 
-    def findings(self, run: str) -> list[dict[str, Any]]:
-        """Return every finding that a run's ranks have had, the oldest first: as JSON of the API, with `rank` and `seen_s`."""
+    def findings(self, run: str) -> list[api.Finding]:
+        """Return every finding that a run's ranks have had, the oldest first, an unreadable record left out."""
         with self._reader() as reader:
             rows = reader.execute(
                 "SELECT rank, seen_ms, record FROM finding WHERE run = ? ORDER BY since_ms, rank, cause", (run,)
             ).fetchall()
-        return [{**json.loads(record), "rank": rank, "seen_s": seen_ms / 1000} for rank, seen_ms, record in rows]
+        found = []
+        for rank, seen_ms, record in rows:
+            try:
+                finding = msgspec.json.decode(record, type=api.Finding)
+            except msgspec.MsgspecError as error:
+                logger.warning("history %s: a finding is left out: %s", self.path, error)
+                continue
+            found.append(msgspec.structs.replace(finding, rank=rank, seen_s=seen_ms / 1000))
+        return found
 
     def gpus(self) -> list[GpuRecord]:
         return list(self._records("SELECT record FROM gpu", GpuRecord))
@@ -78,11 +73,8 @@ class HistoryReader:
         with self._reader() as reader:
             return read_series(reader, metric, labels, (start_s, end_s), points, by, extremes)
 
-    def steps(self, run: str, rank: int, last: int) -> tuple[int, dict[str, list[float | None]]]:
-        """Return (index of the first, columns) of the last steps: times in s, `time_s` the step's begin, oldest first.
-
-        None: not measured.
-        """
+    def steps(self, run: str, rank: int, last: int) -> api.LastSteps:
+        """Return the last steps, oldest first; empty columns where none are kept."""
         with self._reader() as reader:
             rows = reader.execute(
                 "SELECT first_step, count, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC",
@@ -96,7 +88,7 @@ class HistoryReader:
                     break
         kept.reverse()
         first = kept[0][0] if kept else 0
-        out: dict[str, list[float | None]] = {name: [] for name in _STEP_COLUMNS}
+        out: dict[str, list[Any]] = {name: [] for name in _STEP_COLUMNS}
         for _, _, offset_ns, blob in kept:
             columns = {n: wire.unpack(c) for n, c in msgspec.msgpack.decode(blob, type=dict[str, bytes]).items()}
             missing = [wire.MISSING] * len(columns["start_ns"])
@@ -108,11 +100,12 @@ class HistoryReader:
             out["samples"] += [value if value >= 0 else None for value in columns.get("samples", missing)]
             out["epoch_start"] += columns.get("epoch_start", [0] * len(missing))
         surplus = max(0, taken - last)
-        return first + surplus, {name: column[surplus:] for name, column in out.items()}
+        kept_columns = {name: column[surplus:] for name, column in out.items()}
+        return api.LastSteps(run=run, rank=rank, first_step=first + surplus, **kept_columns)
 
     def condensed_steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
-    ) -> dict[str, Any]:
+    ) -> api.Steps:
         """Return the steps that began between `start_s` and `end_s` (None: all), as `history_steps.condense` does."""
         where, values = "run = ? AND rank = ?", [run, rank]
         if start_s is not None:  # a message is sent after its steps

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from gpuwatch import wire
+from gpuwatch import api, wire
 from gpuwatch_agent.history_minutes import Spread, StepMinute
 
 TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_transfer", "device_compute")
@@ -113,7 +112,7 @@ class _Bucket:
         return wire.unpack(parts[0] if len(parts) == 1 else b"".join(parts)).tolist()
 
 
-def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> dict[str, Any]:
+def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> api.Steps:
     """Return at most `points` buckets of equally many steps, epochs and percentiles of all and of each; times in s, None: not measured.
 
     `total` is how many steps the batches and the `old` minutes before them hold. A minute is never divided, so that a bucket
@@ -122,14 +121,14 @@ def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[St
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_QUANTILE_STEPS))
     buckets: list[_Bucket] = []
-    epochs: list[dict[str, float]] = []
+    epochs: list[api.Epoch] = []
     step_ns: list[int] = []
     taken = 0
     for minute in old:
         if not buckets or buckets[-1].steps + minute.count > size:
             buckets.append(_Bucket(minute.first_step, minute.start_ns / 1e9))
         buckets[-1].add_minute(minute)
-        epochs += [{"step": step, "time_s": begin_ns / 1e9} for step, begin_ns in minute.epochs]
+        epochs += [api.Epoch(step, begin_ns / 1e9) for step, begin_ns in minute.epochs]
         means = [minute.columns[f"{n}_ns"] for n in TIMES[:3] if f"{n}_ns" in minute.columns]
         step_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
         taken += minute.count
@@ -149,19 +148,19 @@ def condense(batches: Iterable[Batch], total: int, points: int, old: Sequence[St
             begin = end
     _close(buckets, taken, every, step_ns)
     step_ns.sort()
-    return {
-        "steps": taken,
-        "bucket_steps": size,
-        "epochs": epochs[:MOST_EPOCHS],
-        "step_s": {f"p{q}": _quantile_s(step_ns, q) for q in (5, 50, 95, 99)} if step_ns else None,
-        "step": [bucket.step for bucket in buckets],
-        "time_s": [bucket.time_s for bucket in buckets],
-        "end_s": [bucket.end_s for bucket in buckets],
-        "count": [bucket.steps for bucket in buckets],
-        "samples": [bucket.samples if bucket.samples_known else None for bucket in buckets],
-        "bucket_s": {f"p{q}": [_quantile_s(bucket.step_ns, q) for bucket in buckets] for q in (5, 50, 95)},
-        "columns": {f"{name}_s": _spread([b.columns[name] for b in buckets]) for name in TIMES},
-    }
+    return api.Steps(
+        steps=taken,
+        bucket_steps=size,
+        epochs=epochs[:MOST_EPOCHS],
+        step_s={f"p{q}": _quantile_s(step_ns, q) for q in (5, 50, 95, 99)} if step_ns else None,
+        step=[bucket.step for bucket in buckets],
+        time_s=[bucket.time_s for bucket in buckets],
+        end_s=[bucket.end_s for bucket in buckets],
+        count=[bucket.steps for bucket in buckets],
+        samples=[bucket.samples if bucket.samples_known else None for bucket in buckets],
+        bucket_s={f"p{q}": [_quantile_s(b.step_ns, q) if b.step_ns else None for b in buckets] for q in (5, 50, 95)},
+        columns={f"{name}_s": _spread([b.columns[name] for b in buckets]) for name in TIMES},
+    )
 
 
 def _close(buckets: Sequence[_Bucket], taken: int, every: int, step_ns: list[int]) -> None:
@@ -173,28 +172,24 @@ def _close(buckets: Sequence[_Bucket], taken: int, every: int, step_ns: list[int
         step_ns.extend(buckets[-1].step_ns)
 
 
-def _quantile_s(ordered_ns: Sequence[int], percent: int) -> float | None:
-    return ordered_ns[min(len(ordered_ns) - 1, len(ordered_ns) * percent // 100)] / 1e9 if ordered_ns else None
+def _quantile_s(ordered_ns: Sequence[int], percent: int) -> float:
+    return ordered_ns[min(len(ordered_ns) - 1, len(ordered_ns) * percent // 100)] / 1e9
 
 
-def _epochs(batch: Batch) -> list[dict[str, float]]:
+def _epochs(batch: Batch) -> list[api.Epoch]:
     flags = wire.unpack(batch.columns["epoch_start"])
-    return [
-        {"step": batch.first_step + n, "time_s": batch.start_ns(n) / 1e9}
-        for n, begins in enumerate(flags)
-        if begins == 1
-    ]
+    return [api.Epoch(batch.first_step + n, batch.start_ns(n) / 1e9) for n, begins in enumerate(flags) if begins == 1]
 
 
-def _spread(columns: list[_Column]) -> dict[str, list[float | None]] | None:
+def _spread(columns: list[_Column]) -> api.Spread | None:
     """Return mean, min and max of each bucket in s, or None for a column that was never measured."""
     if not any(column.measured for column in columns):
         return None
-    return {
-        "mean": [column.sum_ns / column.measured / 1e9 if column.measured else None for column in columns],
-        "min": [None if column.least_ns is None else column.least_ns / 1e9 for column in columns],
-        "max": [None if column.most_ns is None else column.most_ns / 1e9 for column in columns],
-    }
+    return api.Spread(
+        mean=[column.sum_ns / column.measured / 1e9 if column.measured else None for column in columns],
+        min=[None if column.least_ns is None else column.least_ns / 1e9 for column in columns],
+        max=[None if column.most_ns is None else column.most_ns / 1e9 for column in columns],
+    )
 
 
 def _measured(values: list[int]) -> tuple[list[int], int]:

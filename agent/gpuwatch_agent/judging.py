@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis import diagnose
 from gpuwatch.rules import ENDINGS
@@ -19,7 +19,7 @@ from gpuwatch_agent.node_memory import NodeMemory
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.ranks import ranks_by_run
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.views import Judgement, finding_view, recent_view, run_view, verdict_view
+from gpuwatch_agent.views import Judgement, finding_view, recent_view, run_view
 from gpuwatch_agent.windows import gpu_facts, host_facts, look_at_gpus, node_window, run_window
 from gpuwatch_agent.workers import WorkerWatch
 
@@ -50,7 +50,7 @@ class Judge:
         self._beside: dict[str, tuple[RankFacts, ...]] = {}
         self._turn = 0
         self.findings = FindingBook()
-        self.views: dict[_Key, dict[str, Any]] = {}
+        self.views: dict[_Key, api.Run] = {}
 
     def look(
         self, runs: Sequence[Run], accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
@@ -99,7 +99,7 @@ class Judge:
         if run.status != RUNNING:
             why = next((found for rule in ENDINGS if (found := rule(window)) is not None), None)
             active = self.findings.last_words(*key, [] if why is None else [why], now_ns, now_s)
-        return Judgement(recent_view(run, window), verdict_view(verdict), [finding_view(entry) for entry in active])
+        return Judgement(recent_view(run, window), verdict, tuple(map(finding_view, active)))
 
     def _is_due(self, run: Run, number: int) -> bool:
         seen = self._seen.get((run.run, run.rank))
@@ -109,7 +109,7 @@ class Judge:
             return seen.last_message_s != run.last_message_s
         return (self._turn + number) % EVERY_TURNS == 0
 
-    def _view(self, key: _Key, run: Run, judged: bool, offset_ns: int, prices: Prices) -> dict[str, Any]:
+    def _view(self, key: _Key, run: Run, judged: bool, offset_ns: int, prices: Prices) -> api.Run:
         if run.status != RUNNING and not judged and key in self.views:
             return self.views[key]
         pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from gpuwatch import api
 from gpuwatch.alert_rules import ALERT_RULES, AlertThresholds
 from gpuwatch.rules import ENDINGS
 
@@ -41,30 +41,28 @@ class Condition:
 
 
 def conditions(
-    runs: Sequence[Mapping[str, Any]],
-    findings: Sequence[Mapping[str, Any]],
-    thresholds: AlertThresholds,
+    runs: Sequence[api.Run], findings: Sequence[api.Finding], thresholds: AlertThresholds
 ) -> list[Condition]:
-    """Return what is wrong now. `runs` and `findings` are as in docs/api.md."""
+    """Return what is wrong now."""
     found = [each for finding in findings if (each := _of_finding(finding, thresholds)) is not None]
     found += _lost_runs(runs, thresholds)
     return list({condition.key: condition for condition in found}.values())
 
 
-def _of_finding(finding: Mapping[str, Any], thresholds: AlertThresholds) -> Condition | None:
-    cause = finding["cause"]
+def _of_finding(finding: api.Finding, thresholds: AlertThresholds) -> Condition | None:
+    cause = finding.cause
     if cause.startswith("input_"):
         alert, hold = "GpuStarved", "starved_for_s"
-        if finding["ratio"] <= thresholds.starved_ratio:
+        if finding.ratio <= thresholds.starved_ratio:
             return None
     elif cause in _BY_CAUSE:
         alert, hold = _BY_CAUSE[cause]
     else:
         return None
-    run, rank, gpu = finding.get("run"), finding.get("rank"), finding.get("gpu")
-    who = f"run {finding.get('name') or run}, rank {rank}: " if run else ""
-    lines = [f"- {evidence['text']}" for evidence in finding.get("evidence", ()) if evidence.get("text")]
-    lines += [f"Cause: {cause}", f"Do: {finding['advice']}"]
+    run, rank, gpu = finding.run, finding.rank, finding.gpu
+    who = f"run {finding.name or run}, rank {rank}: " if run else ""
+    lines = [f"- {evidence.text}" for evidence in finding.evidence if evidence.text]
+    lines += [f"Cause: {cause}", f"Do: {finding.advice}"]
     # Causes of one family come and go for one and the same alert: the key does not name them.
     key = "/".join(str(part) for part in (alert, run, rank, gpu) if part is not None)
     return Condition(
@@ -72,27 +70,26 @@ def _of_finding(finding: Mapping[str, Any], thresholds: AlertThresholds) -> Cond
         alert,
         SEVERITY[alert],
         getattr(thresholds, hold),
-        finding["since_s"],
-        f"{who}{finding['title']} ({finding['ratio']:.0%})",
+        finding.since_s or 0.0,
+        f"{who}{finding.title} ({finding.ratio:.0%})",
         "\n".join(lines),
     )
 
 
-def _lost_runs(runs: Sequence[Mapping[str, Any]], thresholds: AlertThresholds) -> Iterator[Condition]:
+def _lost_runs(runs: Sequence[api.Run], thresholds: AlertThresholds) -> Iterator[Condition]:
     for run in runs:
-        if run["status"] == "lost":
-            found = next((f for f in run.get("findings", ()) if f["cause"] in _ENDINGS), None)
+        if run.status == "lost":
+            found = next((f for f in run.findings if f.cause in _ENDINGS), None)
             why = ["Its process died, or its messages stopped without a good-bye."]
             do = "see whether the process lives; its last words are in its own log, the kernel's in dmesg -T"
             if found is not None:
-                why, do = [f"- {evidence['text']}" for evidence in found["evidence"]], found["advice"]
+                why, do = [f"- {evidence.text}" for evidence in found.evidence], found.advice
             yield Condition(
-                f"GpuwatchTelemetryLost/{run['run']}/{run['rank']}",
+                f"GpuwatchTelemetryLost/{run.run}/{run.rank}",
                 "GpuwatchTelemetryLost",
                 SEVERITY["GpuwatchTelemetryLost"],
                 thresholds.telemetry_for_s,
-                run["last_message_s"],
-                f"run {run['name']}, rank {run['rank']}: "
-                + ("is no longer measured" if found is None else found["title"]),
-                "\n".join([*why, f"Owner: {run.get('user') or 'unknown'}", f"Do: {do}"]),
+                run.last_message_s,
+                f"run {run.name}, rank {run.rank}: " + ("is no longer measured" if found is None else found.title),
+                "\n".join([*why, f"Owner: {run.user or 'unknown'}", f"Do: {do}"]),
             )

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import msgspec
+
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
@@ -29,7 +31,7 @@ from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.samples import AnySample, finding_samples, gpu_samples, percentile_samples, run_samples, shm_samples
 from gpuwatch_agent.snapshot import Snapshot
 from gpuwatch_agent.stack_watch import StackWatch
-from gpuwatch_agent.views import finding_json, finding_view
+from gpuwatch_agent.views import finding_view
 from gpuwatch_agent.workers import WorkerWatch
 
 logger = logging.getLogger(__name__)
@@ -187,7 +189,10 @@ class Sampler:
             runs=[record for run in changed if (record := run.record()) is not None],
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=step_batches(arrivals),
-            findings=[FindingRow(*key, e.since_s, e.seen_s, finding_json(e)) for key, e in found.items()],
+            findings=[
+                FindingRow(*key, e.since_s, e.seen_s, msgspec.json.encode(finding_view(e)).decode())
+                for key, e in found.items()
+            ],
         )
         if self._history.commit(tick):
             self._kept_findings = active.keys()
@@ -195,14 +200,13 @@ class Sampler:
                 run.changed = False
 
     def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
-        views = sorted(self._judge.views.values(), key=lambda view: -view["last_message_s"])
+        views = sorted(self._judge.views.values(), key=lambda view: -view.last_message_s)
         found = [
-            {**finding, "run": view["run"], "rank": view["rank"], "name": view["name"]}
+            msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
             for view in views
-            for finding in view["findings"]
+            for finding in view.findings
         ]
-        nobodys = self._judge.findings.active("", 0)
-        found += [{**finding_view(entry), "run": None, "rank": None, "name": None} for entry in nobodys]
+        found += map(finding_view, self._judge.findings.active("", 0))
         self.snapshot = Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,
@@ -213,10 +217,7 @@ class Sampler:
                 gpu_view(account, self._gpu_collector, self._node, self._table)
                 for account in self._gpus.accounts.values()
             ],
-            collectors=[
-                {"name": o.name, "success": o.success, "duration_s": o.duration_s, "message": o.message}
-                for o in self._collecting.outcomes
-            ],
+            collectors=self._collecting.outcomes,
         )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from gpuwatch import wire
+from gpuwatch import api, wire
 from gpuwatch.ledger import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import HistogramSample, Sample
 from gpuwatch.rules.straggler import STRAGGLER
@@ -82,14 +81,14 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     yield Sample("gpuwatch_run_info", 1, (*key, *info))
 
 
-def percentile_samples(view: Mapping[str, Any]) -> Iterator[Sample]:
-    """Yield the percentiles of the last minute's steps of a run, as its view (see views.py) has them."""
-    recent = view["recent"]
-    if recent is None or view["status"] != RUNNING:
+def percentile_samples(view: api.Run) -> Iterator[Sample]:
+    """Yield the percentiles of the last minute's steps of a run."""
+    recent = view.recent
+    if recent is None or view.status != RUNNING:
         return
-    for percentile in ("p50", "p95"):
-        key = (view["run"], str(view["rank"]), percentile)
-        yield Sample("gpuwatch_step_percentile_seconds", recent[f"step_s_{percentile}"], key)
+    for percentile, value in (("p50", recent.step_s_p50), ("p95", recent.step_s_p95)):
+        if value is not None:
+            yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
 
 
 def shm_samples(run: Run, table: ProcessTable, shares_host: bool) -> Iterator[Sample]:

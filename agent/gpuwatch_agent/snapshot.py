@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from gpuwatch import api
 from gpuwatch_agent.exporter import Page
 
 
@@ -15,7 +15,7 @@ class Snapshot:
     time_s: float
     monotonic_s: float
     page: Page
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    collectors: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[api.Run] = field(default_factory=list)
+    findings: list[api.Finding] = field(default_factory=list)
+    gpus: list[api.Gpu] = field(default_factory=list)
+    collectors: list[api.Collector] = field(default_factory=list)

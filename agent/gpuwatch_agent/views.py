@@ -1,106 +1,104 @@
-"""The JSON that the API gives, as plain dicts: see docs/api.md."""
+"""The answers of the API about runs and findings, as the structs of gpuwatch/api.py."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from gpuwatch import wire
+from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.costs import cost_of
+from gpuwatch.finding import Verdict
 from gpuwatch.stacks.causes import LOOK_AT, WORKERS
 from gpuwatch.stacks.words import evidence as stack_evidence
 from gpuwatch.throughput import Done, throughput
-from gpuwatch.verdict import Verdict
 from gpuwatch.window import Window
 from gpuwatch_agent.findings import ActiveFinding
+from gpuwatch_agent.run_records import Counts, RunRecord
 from gpuwatch_agent.runs import Run
-
-View = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Judgement:
     """What was found of a run, as the API shows it."""
 
-    recent: View | None
-    verdict: View | None
-    findings: list[View]
+    recent: api.Recent | None
+    verdict: Verdict | None
+    findings: tuple[api.Finding, ...]
 
 
 def run_view(
     run: Run, judgement: Judgement, wall_offset_ns: int, host_pid: int | None = None, prices: Prices | None = None
-) -> View:
-    """Return one entry of /api/v1/runs."""
-    hello, counts, ledger = run.hello, run.counts, run.ledger
-    states_s = {} if ledger is None else {state: ns / 1e9 for state, ns in ledger.totals_ns.items() if ns}
-    gpus = list(run.gpus.values())
-    cost = None if prices is None else cost_of(states_s, prices.hourly(gpus), prices.currency)
-    return {
-        "run": run.run,
-        "rank": run.rank,
-        "name": hello.name if hello is not None else run.run,
-        "job": hello.job if hello is not None else "",
-        "host": hello.host if hello is not None else "",
-        "pid": hello.pid if hello is not None else None,
-        "host_pid": host_pid,
-        "user": run.user,
-        "owner": {name: value or None for name, value in msgspec.structs.asdict(run.owner).items() if name != "user"},
-        "status": run.status,
-        "world_size": hello.world_size if hello is not None else 1,
-        "timeline": hello.timeline if hello is not None else "host",
-        "device": hello.device if hello is not None else "",
-        "started_s": run.started_s,
-        "watermark_s": run.started_s if ledger is None else (ledger.watermark_ns + wall_offset_ns) / 1e9,
-        "last_message_s": run.last_message_s,
-        "steps": counts.steps,
-        "samples": counts.samples if counts.samples >= 0 else None,
-        "tokens": counts.tokens if counts.tokens >= 0 else None,
-        "records_lost": run.lost,
-        "activity": run.activity,
-        "states": states_s,
-        "gpus": gpus,
-        "cost": None if cost is None else msgspec.to_builtins(cost),
-        "recent": judgement.recent,
-        "verdict": judgement.verdict,
-        "findings": judgement.findings,
-        "loader": loader_view(hello),
-        "versions": hello.versions if hello is not None else {},
-        "tags": hello.tags if hello is not None else {},
-    }
+) -> api.Run:
+    """Return a live run's entry of /api/v1/runs."""
+    ledger = run.ledger
+    return _view(
+        run,
+        {} if ledger is None else ledger.totals_ns,
+        run.counts,
+        prices,
+        watermark_s=run.started_s if ledger is None else (ledger.watermark_ns + wall_offset_ns) / 1e9,
+        host_pid=host_pid,
+        activity=run.activity,
+        recent=judgement.recent,
+        verdict=judgement.verdict,
+        findings=judgement.findings,
+    )
 
 
-def loader_view(hello: wire.Hello | None) -> View | None:
-    """Return the loader's settings, None where they are not known."""
-    loader = hello.loader if hello is not None else None
-    if loader is None:
-        return None
-    return {name: getattr(loader, name) for name in loader.__struct_fields__ if name != "worker_pids"}
+def record_view(record: RunRecord, prices: Prices | None = None) -> api.Run:
+    """Return the same of a run that only the history keeps; without `prices` no cost."""
+    counts: Counts = record.before
+    for speaker in record.speakers:
+        counts = counts.plus(speaker.sent)
+    watermark_s = record.started_s + sum(record.states_ns.values()) / 1e9
+    return _view(record, record.states_ns, counts, prices, watermark_s=watermark_s)
 
 
-def finding_view(entry: ActiveFinding) -> View:
-    """Return a finding with the time of its first sign, and with what stacks tell of it."""
+def _view(
+    run: Run | RunRecord, states_ns: Mapping[str, int], counts: Counts, prices: Prices | None, **more: Any
+) -> api.Run:
+    hello = run.hello
+    states_s, gpus = {state: ns / 1e9 for state, ns in states_ns.items() if ns}, tuple(run.gpus.values())
+    if hello is not None:
+        more |= {name: getattr(hello, name) for name in _OF_HELLO}
+        more["loader"] = None if hello.loader is None else hello.loader.settings()
+    return api.Run(
+        run=run.run,
+        rank=run.rank,
+        **{"name": run.run, "timeline": "host", **more},
+        status=cast(api.RunStatus, run.status),
+        started_s=run.started_s,
+        last_message_s=run.last_message_s,
+        user=run.user,
+        owner=api.Owner(*(getattr(run.owner, name) or None for name in api.Owner.__struct_fields__)),
+        steps=counts.steps,
+        samples=counts.samples if counts.samples >= 0 else None,
+        tokens=counts.tokens if counts.tokens >= 0 else None,
+        records_lost=run.lost,
+        states=states_s,
+        gpus=gpus,
+        cost=None if prices is None else cost_of(states_s, prices.hourly(gpus), prices.currency),
+    )
+
+
+_OF_HELLO = ("name", "job", "host", "pid", "world_size", "timeline", "device", "versions", "tags")
+
+
+def finding_view(entry: ActiveFinding) -> api.Finding:
+    """Return a finding with the time of its first sign, and with the evidence of its stacks."""
     finding, stacks = entry.finding, entry.stacks
-    if stacks is None:
-        return {**msgspec.to_builtins(finding), "since_s": entry.since_s, "stacks": None}
-    seen = stack_evidence(stacks, LOOK_AT.get(finding.cause) != WORKERS)
-    shown = replace(finding, evidence=(*finding.evidence, *seen))
-    return {**msgspec.to_builtins(shown), "since_s": entry.since_s, "stacks": msgspec.to_builtins(stacks)}
+    fields = msgspec.structs.asdict(finding)
+    if stacks is not None:
+        fields["evidence"] += tuple(stack_evidence(stacks, LOOK_AT.get(finding.cause) != WORKERS))
+    return api.Finding(**fields, since_s=entry.since_s, stacks=stacks)
 
 
-def finding_json(entry: ActiveFinding) -> str:
-    return json.dumps(finding_view(entry))
-
-
-def verdict_view(verdict: Verdict | None) -> View | None:
-    return None if verdict is None else asdict(verdict)
-
-
-def recent_view(run: Run, window: Window) -> View | None:
+def recent_view(run: Run, window: Window) -> api.Recent | None:
     """Return the figures of the last minute; None without any step in it."""
     steps = window.steps
     if not window.states_s or not len(steps):
@@ -119,15 +117,15 @@ def recent_view(run: Run, window: Window) -> View | None:
         None if tokens_a_step is None else tokens_a_step * len(steps),
     )
     rates = throughput(done, run.hello.flops if run.hello is not None else None)
-    return {
-        "duration_s": window.duration_s,
-        "states": dict(window.states_s),
-        "step_s_p50": median(totals),
-        "step_s_p95": totals[min(len(totals) - 1, int(0.95 * len(totals)))],
-        "data_wait_s_p50": median(steps.data_wait_s),
-        "steps_per_s": per_s,
-        "samples_per_s": rates.samples_per_s,
-        "tokens_per_s": rates.tokens_per_s,
-        "flops_per_s": rates.flops_per_s,
-        "mfu_ratio": rates.mfu_ratio,
-    }
+    return api.Recent(
+        duration_s=window.duration_s,
+        states=dict(window.states_s),
+        step_s_p50=median(totals),
+        step_s_p95=totals[min(len(totals) - 1, int(0.95 * len(totals)))],
+        data_wait_s_p50=median(steps.data_wait_s),
+        steps_per_s=per_s,
+        samples_per_s=rates.samples_per_s,
+        tokens_per_s=rates.tokens_per_s,
+        flops_per_s=rates.flops_per_s,
+        mfu_ratio=rates.mfu_ratio,
+    )

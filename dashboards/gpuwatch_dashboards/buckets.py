@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from gpuwatch_dashboards.model import Spread, Steps, Trace
+import msgspec
+
+from gpuwatch.api import Series, Spread, Steps
 
 HOST = ("compute_s", "transfer_s", "data_wait_s")
 """Bottom of a stack first."""
@@ -18,13 +19,15 @@ def merged(steps: Steps, most: int) -> Steps:
     if size == 1:
         return steps
     starts = range(0, len(steps.step), size)
-    return replace(
+    return msgspec.structs.replace(
         steps,
         bucket_steps=steps.bucket_steps * size,
         step=tuple(steps.step[n] for n in starts),
         time_s=tuple(steps.time_s[n] for n in starts),
         end_s=tuple(steps.end_s[min(n + size, len(steps.end_s)) - 1] for n in starts),
         count=tuple(sum(steps.count[n : n + size]) for n in starts),
+        samples=(),
+        bucket_s={},
         columns={
             name: None if spread is None else _merged(spread, steps.count, size)
             for name, spread in steps.columns.items()
@@ -43,7 +46,7 @@ def _merged(spread: Spread, counts: Sequence[int], size: int) -> Spread:
     return Spread(tuple(mean), tuple(least), tuple(most))
 
 
-def trace(steps: Steps, values: Sequence[float | None], label: str, name: str) -> Trace:
+def trace(steps: Steps, values: Sequence[float | None], label: str, name: str) -> Series:
     """Return one line over the buckets' times; where the steps pause (an evaluation, a stall) it is interrupted."""
     points: list[tuple[float, float | None]] = []
     usual_s = _usual_s(steps)
@@ -53,7 +56,7 @@ def trace(steps: Steps, values: Sequence[float | None], label: str, name: str) -
         points.append((time_s, value))
     if steps.time_s and steps.end_s[-1] > steps.time_s[-1]:
         points.append((steps.end_s[-1], values[-1]))
-    return Trace({label: name}, tuple(points))
+    return Series({label: name}, tuple(points))
 
 
 def _usual_s(steps: Steps) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuwatch.api import Series
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.marks import Mark
-from gpuwatch_dashboards.model import Span, Trace
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.option import Option, line_option
 from gpuwatch_dashboards.panels import Panel
 
@@ -31,7 +32,7 @@ class Card:
 
 def card(
     panel: Panel,
-    traces: Sequence[Sequence[Trace]],
+    traces: Sequence[Sequence[Series]],
     span: Span,
     height_px: int = HEIGHT_PX,
     empty: str | None = None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuwatch_dashboards.model import Points, Trace
+from gpuwatch.api import Points, Series
 from gpuwatch_dashboards.palette import LOOKS, SEQUENCE
 from gpuwatch_dashboards.panels import Curve, Panel
 from gpuwatch_dashboards.units import display
@@ -32,7 +32,7 @@ class DrawnLine:
     """What the legend says: the last value, or of a share the mean over the time shown."""
 
 
-def drawn_lines(panel: Panel, traces: Sequence[Sequence[Trace]]) -> list[DrawnLine]:
+def drawn_lines(panel: Panel, traces: Sequence[Sequence[Series]]) -> list[DrawnLine]:
     """Return a panel's lines in drawing order (of a stack: bottom first); `traces` are those of each of its curves."""
     lines: list[DrawnLine] = []
     for curve, of_curve in zip(panel.curves, traces, strict=True):
@@ -70,7 +70,7 @@ def _summary(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnLine, 
     return [(replace(lines[0], name=f"{lines[0].name} to {lines[-1].name}:"), f"{low} to {high}, mean {mean}")]
 
 
-def _line(panel: Panel, curve: Curve, trace: Trace, number: int) -> DrawnLine:
+def _line(panel: Panel, curve: Curve, trace: Series, number: int) -> DrawnLine:
     stacked = panel.stacked and not curve.over_stack
     value = trace.mean if stacked and panel.unit == "ratio" else trace.last
     for label, looks in LOOKS.items():
@@ -82,7 +82,7 @@ def _line(panel: Panel, curve: Curve, trace: Trace, number: int) -> DrawnLine:
     return DrawnLine(name, trace.points, SEQUENCE[number % len(SEQUENCE)], dash, "", stacked, value)
 
 
-def _order(curve: Curve, trace: Trace) -> tuple[int, tuple[str, ...]]:
+def _order(curve: Curve, trace: Series) -> tuple[int, tuple[str, ...]]:
     for label, looks in LOOKS.items():
         if label in trace.labels:
             names = list(looks)

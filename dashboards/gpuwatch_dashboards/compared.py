@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gpuwatch.api import Run
 from gpuwatch.reports import Comparison, RunReport, compare
 from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
 from gpuwatch.reports.words import headline, plotted_steps
@@ -13,7 +14,6 @@ from gpuwatch.units import duration
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Card, text_card
 from gpuwatch_dashboards.gpu_strip import share_bar
-from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.option import GRID, Option, decal, tooltip, value_axis
 from gpuwatch_dashboards.palette import BLUE, GREEN, GREY, ORANGE, SEQUENCE, VERMILLION, Look
 from gpuwatch_dashboards.units import Scale, scale_for

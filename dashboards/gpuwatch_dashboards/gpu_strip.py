@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from gpuwatch.api import Gpu, Run
 from gpuwatch.units import percent
-from gpuwatch_dashboards.model import Gpu, Growth, Run
+from gpuwatch_dashboards.model import Growth
 from gpuwatch_dashboards.palette import STATES, Look
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.units import digits, display

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuwatch.api import Steps
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Card, text_card
-from gpuwatch_dashboards.model import Steps
 from gpuwatch_dashboards.option import GRID, Option
 from gpuwatch_dashboards.units import Scale, display, scale_for
 

@@ -20,9 +20,8 @@ def streamlit_command(
 
     Headless, without usage statistics, file watcher, welcome text or developer menu.
     """
-    for module in ("streamlit", "httpx"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtra(module, "dashboard")
+    if importlib.util.find_spec("streamlit") is None:
+        raise MissingExtra("streamlit", "dashboard")
     options = {
         "server.port": str(port),
         "server.address": host,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuwatch_dashboards.model import Points
+from gpuwatch.api import Points
 
 GAP_FACTOR = 3.0
 """A spacing of more than so many usual spacings is a gap: nothing was sampled there, so nothing is drawn."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwatch_dashboards.model import Epoch, PastFinding, Trace
+from gpuwatch.api import Epoch, Finding, Series
 from gpuwatch_dashboards.palette import SEVERITIES, STATES
 
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
@@ -36,7 +36,7 @@ def epoch_marks(epochs: Sequence[Epoch]) -> list[Mark]:
     ]
 
 
-def phase_marks(ledger: Sequence[Trace]) -> list[Mark]:
+def phase_marks(ledger: Sequence[Series]) -> list[Mark]:
     """Return a band wherever a state that is no training took most of the time; `ledger` are shares by state."""
     marks = []
     for line in ledger:
@@ -54,10 +54,10 @@ def phase_marks(ledger: Sequence[Trace]) -> list[Mark]:
     return marks[:MOST_BANDS]
 
 
-def finding_marks(findings: Sequence[PastFinding]) -> list[Mark]:
+def finding_marks(findings: Sequence[Finding]) -> list[Mark]:
     """Return a band over each finding's time."""
     return [
-        Mark(f.since_s, f.title, SEVERITIES[f.severity].colour, max(f.seen_s, f.since_s))
+        Mark(f.since_s, f.title, SEVERITIES[f.severity].colour, max(f.seen_s or f.since_s, f.since_s))
         for f in findings
         if f.since_s is not None
     ][-MOST_BANDS:]

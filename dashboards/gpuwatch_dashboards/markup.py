@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
+from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.costs import money
+from gpuwatch.errors import SourceError
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration
 from gpuwatch_dashboards.charts import DrawnLine
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Finding, Node, PastFinding, Recent, Run
+from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.palette import SEVERITIES, STATES, VERDICTS, Look
 from gpuwatch_dashboards.units import digits, display
 
@@ -69,11 +70,25 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         figures.append(("p50", display(recent.step_s_p50, "s"), "step p50"))
     if recent.step_s_p95 is not None:
         figures.append(("p95", display(recent.step_s_p95, "s"), "step p95"))
-    gain = max((f.predicted_speedup for f in run.findings if f.predicted_speedup), default=1.0)
-    if gain > 1.05:
-        figures.append(("gain", f"≤ {gain:.1f}×", "possible speed-up"))
+    figures += rate_figures(run)
+    best = max(run.findings, key=lambda f: f.predicted_speedup or 1.0, default=None)
+    if best is not None and best.gain:
+        figures.append(("gain", best.gain, "the throughput, predicted"))
     figures.append(("count", f"{run.steps:,}", "steps done"))
     return figures + cost_figures(run)
+
+
+def rate_figures(run: Run) -> list[tuple[str, str, str]]:
+    """Return (class, number, what it is) of the rates that the training declares; nothing where it declares none."""
+    recent = run.recent or Recent()
+    figures = []
+    if recent.tokens_per_s is not None:
+        figures.append(("tokens", f"{recent.tokens_per_s:,.0f}", "tokens/s"))
+    if recent.flops_per_s is not None:
+        figures.append(("flops", f"{recent.flops_per_s / 1e12:.3g}", "TFLOP/s"))
+    if recent.mfu_ratio is not None:
+        figures.append(("mfu", display(recent.mfu_ratio, "ratio"), "MFU"))
+    return figures
 
 
 def cost_figures(run: Run) -> list[tuple[str, str, str]]:
@@ -156,17 +171,25 @@ def too_few_to_compare(known: int) -> str:
     )
 
 
-def past_findings(found: Sequence[PastFinding], clock: Callable[[float], str]) -> str:
-    """Return what was found over the run, the newest first, as a list; `clock` says a time in the reader's zone."""
+def past_findings(found: Sequence[Finding], clock: Callable[[float], str]) -> str:
+    """Return what was found over the run, the newest first, as a list; `clock` gives a time in the reader's zone."""
     if not found:
         return '<div class="gw-nothing">Nothing was found in this run.</div>'
+    titles = {f.cause: f.title for f in found}
     rows = "".join(
         f'<li style="--gw:{SEVERITIES[f.severity].colour}" data-cause="{escape(f.cause)}">'
-        f"<b>{escape(f.title)}</b><span>{clock(f.since_s or f.seen_s)} to {clock(f.seen_s)}"
-        f"{'' if f.ratio is None else ' · ' + display(f.ratio, 'ratio')}</span>{stacks(f)}</li>"
+        f"<b>{escape(f.title)}</b><span>{escape(' · '.join(_past_facts(f, titles, clock)))}</span>{stacks(f)}</li>"
         for f in sorted(found, key=lambda f: -(f.since_s or 0.0))
     )
     return f'<ul class="gw-past">{rows}</ul>'
+
+
+def _past_facts(f: Finding, titles: Mapping[str, str], clock: Callable[[float], str]) -> list[str]:
+    seen_s = f.seen_s or 0.0
+    facts = [f"{clock(f.since_s or seen_s)} to {clock(seen_s)}", display(f.ratio, "ratio")]
+    if (root := titles.get(f.root or "")) is not None:
+        return [*facts, f"a consequence of: {root}"]
+    return [*facts, f"predicted {f.gain} the throughput"] if f.gain else facts
 
 
 def nothing(text: str) -> str:
@@ -175,34 +198,48 @@ def nothing(text: str) -> str:
 
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> str:
-    """Return the active findings as cards."""
+    """Return the active findings as cards: one for each root, its consequences inside."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
         return f'<div class="gw-nothing">{text}</div>'
-    return "".join(_finding(finding, now_s) for finding in found)
+    causes = {finding.cause for finding in found}
+    return "".join(_finding(finding, found, now_s) for finding in found if finding.root not in causes)
 
 
-def _finding(finding: Finding, now_s: float) -> str:
+def _finding(finding: Finding, found: Sequence[Finding], now_s: float) -> str:
     look = SEVERITIES[finding.severity]
     gain = ""
-    if finding.predicted_speedup is not None and finding.predicted_speedup > 1.0:
-        gain = (
-            f'<div class="gw-gain"><b>up to {finding.predicted_speedup:.1f}×</b> faster'
-            f'<span title="An upper bound: what no time lost to this cause would give">upper bound</span></div>'
-        )
-    facts = [look.name]
-    if finding.ratio is not None:
-        facts.append(display(finding.ratio, "ratio"))
+    if finding.gain:
+        kind, title = "upper bound", "What no time lost to this cause would give"
+        if finding.predicted_range is not None:
+            kind, title = "predicted", "The lowest and the highest gain that the evidence allows"
+        gain = f'<div class="gw-gain"><b>{finding.gain}</b> the throughput<span title="{title}">{kind}</span></div>'
+    facts = [look.name, display(finding.ratio, "ratio")]
+    if finding.rank is not None:
+        facts.append(f"rank {finding.rank}")
     if finding.gpu:
         facts.append(f"GPU {finding.gpu}")
     if finding.since_s is not None:
         facts.append(f"for {duration(round(now_s - finding.since_s))}")
-    evidence = "".join(f"<li>{escape(item.text)}</li>" for item in finding.evidence)
     advice = f'<p class="gw-advice"><b>Do this:</b> {escape(finding.advice)}</p>' if finding.advice else ""
     return (
         f'<article class="gw-finding" style="--gw:{look.colour}" data-cause="{escape(finding.cause)}">'
         f'<p class="gw-facts">{escape(" · ".join(facts))}</p><h3>{escape(finding.title)}</h3>'
-        f"<ul>{evidence}</ul>{advice}{gain}{stacks(finding)}</article>"
+        f"<ul>{_evidence(finding)}</ul>{advice}{gain}{stacks(finding)}{_consequences(finding, found)}</article>"
+    )
+
+
+def _evidence(finding: Finding) -> str:
+    return "".join(f"<li>{escape(item.text)}</li>" for item in finding.evidence)
+
+
+def _consequences(root: Finding, found: Sequence[Finding]) -> str:
+    """Return what follows from a finding, folded up: the root's advice is the change to make."""
+    return "".join(
+        f'<details class="gw-consequence" data-cause="{escape(each.cause)}"><summary>Consequence: {escape(each.title)} · '
+        f"{display(each.ratio, 'ratio')}</summary><ul>{_evidence(each)}</ul>{_consequences(each, found)}</details>"
+        for each in found
+        if each.root == root.cause and each.cause != root.cause
     )
 
 

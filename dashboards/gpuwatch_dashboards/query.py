@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from gpuwatch.api import Series
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.line import NOTHING, Line
-from gpuwatch_dashboards.model import Growth, Trace
+from gpuwatch_dashboards.model import Growth
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Query:
         return (self.metric, *(self.over.metrics if self.over else ()))
 
 
-def evaluate(query: Query, raw: Mapping[str, Sequence[Trace]]) -> list[Trace]:
+def evaluate(query: Query, raw: Mapping[str, Sequence[Series]]) -> list[Series]:
     """Return a query's lines over raw samples by metric name (of counters: as counted). Missing metrics give no lines.
 
     Where a divisor is 0 (no step ended in an interval) there is no value; the line goes on from the next one.
@@ -60,11 +61,13 @@ def evaluate(query: Query, raw: Mapping[str, Sequence[Trace]]) -> list[Trace]:
         divisors = _grouped(query.over, raw)
         groups = {key: line.over(divisors.get(_subkey(query, key), NOTHING)) for key, line in groups.items()}
     return [
-        Trace(dict(zip(query.by, key, strict=True)), line.points()) for key, line in groups.items() if len(line.times_s)
+        Series(dict(zip(query.by, key, strict=True)), line.points())
+        for key, line in groups.items()
+        if len(line.times_s)
     ]
 
 
-def _grouped(query: Query, raw: Mapping[str, Sequence[Trace]]) -> dict[tuple[str, ...], Line]:
+def _grouped(query: Query, raw: Mapping[str, Sequence[Series]]) -> dict[tuple[str, ...], Line]:
     groups: dict[tuple[str, ...], Line] = {}
     for series in raw.get(query.metric, ()):
         if not all(match(series.labels) for match in query.where):
@@ -83,7 +86,7 @@ def _subkey(query: Query, key: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(by_label[label] for label in query.over.by)
 
 
-def grown(query: Query, samples: Sequence[Sequence[Trace]]) -> list[Growth]:
+def grown(query: Query, samples: Sequence[Sequence[Series]]) -> list[Growth]:
     """Return by how much a counter grew, by the query's labels; `samples` are parts of the same series, one after another.
 
     A counter that went back was reset: it grew by what it then says. A series that begins later begins at 0.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from gpuwatch.api import Run
 from gpuwatch.ledger import shares
 from gpuwatch_dashboards.gpu_strip import share_bar
 from gpuwatch_dashboards.markup import STATUS_SIGNS
-from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.units import digits, display
 
 COLUMNS = ("Rank", "Where", "Step p50", "Step p95", "Data wait", "Its time", "Steps")

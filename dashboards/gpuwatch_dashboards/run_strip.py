@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import urlencode
 
+from gpuwatch.api import Run
 from gpuwatch.ledger import shares
 from gpuwatch_dashboards.gpu_strip import share_bar
 from gpuwatch_dashboards.markup import STATUS_SIGNS
-from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.palette import VERDICTS
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.units import digits, display

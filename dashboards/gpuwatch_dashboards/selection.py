@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwatch_dashboards.model import Run, Span
+from gpuwatch.api import Run
+from gpuwatch_dashboards.model import Span
 
 WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 3600.0, "All": None}
 """What the reader may choose; None: the whole run."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuwatch.api import Steps
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Card
-from gpuwatch_dashboards.model import Span, Steps
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.option import GRID, Option, time_axis, tooltip
 from gpuwatch_dashboards.palette import PHASES, STATES, WAITS, Look
 from gpuwatch_dashboards.units import scale_for

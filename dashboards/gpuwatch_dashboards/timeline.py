@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuwatch.api import Series, Steps
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.buckets import DEVICE, HOST, hidden, merged, trace
 from gpuwatch_dashboards.cards import Card, card, text_card
 from gpuwatch_dashboards.marks import Mark
-from gpuwatch_dashboards.model import Span, Steps, Trace
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.steps import DEVICE_STEPS, HOST_STEPS, LONGEST, WAITS
 from gpuwatch_dashboards.step_rows import shown_one_by_one, step_rows
@@ -57,5 +58,5 @@ def _longest(steps: Steps, span: Span, marks: Sequence[Mark]) -> Card:
     return _card(LONGEST, lines or [[], []], span, marks)
 
 
-def _card(panel: Panel, traces: Sequence[Sequence[Trace]], span: Span, marks: Sequence[Mark]) -> Card:
+def _card(panel: Panel, traces: Sequence[Sequence[Series]], span: Span, marks: Sequence[Mark]) -> Card:
     return card(panel, traces, span, HEIGHT_PX, marks=marks, zoom=True)

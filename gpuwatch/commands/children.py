@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from gpuwatch.errors import ConfigError, GpuwatchError
+from gpuwatch.http import fetch
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1
@@ -59,11 +58,11 @@ def wait_until_answers(child: Child, url: str, timeout_s: float = 30.0) -> None:
         if code is not None:
             raise ChildEnded(f"the {child.name} ended at its start, see above", code)
         try:
-            with urllib.request.urlopen(url, timeout=1.0) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+            if fetch(url).status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
     raise GpuwatchError(f"the {child.name} does not answer at {url} after {timeout_s:.0f} s")
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
-import urllib.request
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from gpuwatch.api import Client
 from gpuwatch.commands.children import Child, free_port, wait_for_end
 from gpuwatch.commands.up import running
-from gpuwatch.errors import ConfigError, GpuwatchError
+from gpuwatch.errors import ConfigError, GpuwatchError, SourceError
 from gpuwatch.extras import require
 
 
@@ -92,12 +91,10 @@ def _tell_live(training: Child, agent_url: str) -> None:
 
 def _verdict(agent_url: str) -> str | None:
     try:
-        with urllib.request.urlopen(f"{agent_url}/api/v1/runs", timeout=2.0) as answer:
-            runs: list[dict[str, Any]] = json.load(answer)["runs"]
-    except (OSError, ValueError, KeyError):
+        runs = Client(agent_url).runs()
+    except SourceError:
         return None
-    verdict = runs[0].get("verdict") if runs else None
-    return str(verdict["sentence"]) if verdict else None
+    return runs[0].verdict.sentence if runs and runs[0].verdict is not None else None
 
 
 def _training_command(bottleneck: Bottleneck, seconds: float) -> list[str]:

@@ -48,7 +48,7 @@ def push(
     Exit codes: 0 done, 1 Grafana is away or refuses (the message says what to do), 2 wrong use.
     """
     require("grafana_client", "dashboard")
-    from gpuwatch.reports.source import AgentSource
+    from gpuwatch.api import Client
     from gpuwatch_dashboards.grafana import files
     from gpuwatch_dashboards.grafana.connection import connect
     from gpuwatch_dashboards.grafana.push import Pushed, push_dashboards, push_folder
@@ -65,7 +65,7 @@ def push(
     for pushed in push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
         tell(pushed)
     for each in agent or ():
-        counts = push_marks(api, url, marks_of(AgentSource(each), time.time() - since_hours * 3600))
+        counts = push_marks(api, url, marks_of(Client(each), time.time() - since_hours * 3600))
         told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         typer.echo(f"{'marked':<9} runs and findings of {each}: {told}")
 

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch.api import Client, RunSource
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
 from gpuwatch.reports import RunReport, from_json, gather
-from gpuwatch.reports.source import AgentSource, Source
 
 AGENT = "http://127.0.0.1:9478"
 Agent = Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
@@ -39,17 +39,17 @@ def form(markdown: bool, as_json: bool) -> Form:
     return Form.JSON if as_json else Form.MARKDOWN if markdown else Form.HTML
 
 
-def open_source(agent: str, history: Path | None) -> Source:
+def open_source(agent: str, history: Path | None) -> RunSource:
     """Return the history file if one is given, else the agent. Raises: ConfigError."""
     if history is None:
-        return AgentSource(agent)
+        return Client(agent, "give --agent URL, or read its file with --history FILE")
     require("prometheus_client", "agent")
     from gpuwatch_agent.report_source import HistorySource
 
     return HistorySource(history)
 
 
-def load_run(source: Source, wanted: str, now_s: float, config: Path | None = None) -> RunReport:
+def load_run(source: RunSource, wanted: str, now_s: float, config: Path | None = None) -> RunReport:
     """Return a run's report, from the source or from a report's JSON file. Raises: ConfigError."""
     if wanted.endswith(".json"):
         try:

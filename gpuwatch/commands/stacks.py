@@ -10,10 +10,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gpuwatch.api import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError
 from gpuwatch.reports.choosing import choose
-from gpuwatch.reports.source import AgentSource
 from gpuwatch.stacks.spy import Target, find_py_spy, take
 from gpuwatch.stacks.words import lines
 
@@ -42,7 +42,7 @@ def stacks(
     if pid is not None:
         targets = [Target(0, pid, folder / f"gpuwatch-stacks-{pid}.speedscope.json")]
     else:
-        targets = _targets(AgentSource(agent), run, rank, folder)
+        targets = _targets(Client(agent, "give --agent URL, or --pid"), run, rank, folder)
     found = take(targets, seconds, rate)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -53,13 +53,13 @@ def stacks(
         typer.echo(f"flame graph: {graph} (drop it on https://www.speedscope.app, which keeps it in your browser)")
 
 
-def _targets(source: AgentSource, run: str, rank: int | None, folder: Path) -> list[Target]:
+def _targets(source: Client, run: str, rank: int | None, folder: Path) -> list[Target]:
     """Return the run's processes on this node. Raises: ConfigError."""
-    ranks = [each for each in choose(source, run) if rank is None or each["rank"] == rank]
+    ranks = [each for each in choose(source, run) if rank is None or each.rank == rank]
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")
-    living = [each for each in ranks if each["status"] == "running" and each.get("host_pid") is not None]
-    name, host = ranks[0]["name"], source.host()
+    living = [(each.rank, each.host_pid) for each in ranks if each.status == "running" and each.host_pid is not None]
+    name, host = ranks[0].name, source.status().host
     if host != socket.gethostname():
         raise ConfigError(
             f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent look "
@@ -67,11 +67,8 @@ def _targets(source: AgentSource, run: str, rank: int | None, folder: Path) -> l
         )
     if not living:
         raise ConfigError(
-            f"{name} has no living process that the agent can see ({', '.join(sorted({each['status'] for each in ranks}))}); "
+            f"{name} has no living process that the agent can see ({', '.join(sorted({each.status for each in ranks}))}); "
             "an agent in a container needs pid: host"
         )
-    kept = re.sub(r"[^A-Za-z0-9._-]+", "_", str(name))[:80]
-    return [
-        Target(each["rank"], each["host_pid"], folder / f"gpuwatch-stacks-{kept}-rank{each['rank']}.speedscope.json")
-        for each in living
-    ]
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80]
+    return [Target(rank, pid, folder / f"gpuwatch-stacks-{kept}-rank{rank}.speedscope.json") for rank, pid in living]

@@ -24,8 +24,7 @@ def top(
 
     Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit. Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
-    for module in ("rich", "httpx"):
-        require(module, "dashboard")
+    require("rich", "dashboard")
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
     from gpuwatch_dashboards.top.reading import open_reader
 

@@ -6,17 +6,15 @@ import json
 import shutil
 import signal
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from gpuwatch.api import Client
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
 from gpuwatch.tuning import Interrupted, Progress, Setting, TuneResult
@@ -146,33 +144,24 @@ def _short(text: str, width: int) -> str:
 
 def step_of_run(agent: str, name: str) -> float:
     """Return a run's step without its wait for data: the median of transfer and compute of its last steps, in seconds."""
-    runs = _get(agent, "/api/v1/runs")["runs"]
-    found = next((run for run in runs if name in (run.get("run"), run.get("name"))), None)
+    client = Client(agent, "start `gpuwatch up`, give --agent or --step-ms")
+    runs = client.runs()
+    found = next((run for run in runs if name in (run.run, run.name)), None)
     if found is None:
-        known = ", ".join(sorted({str(run.get("name") or run.get("run")) for run in runs})) or "none"
+        known = ", ".join(sorted({run.name or run.run for run in runs})) or "none"
         raise ConfigError(f"--run {name}: the agent at {agent} knows no such run; it knows {known}")
-    query = urllib.parse.urlencode({"rank": found.get("rank", 0), "last": 600})
-    steps = _get(agent, f"/api/v1/runs/{urllib.parse.quote(str(found['run']), safe='')}/steps?{query}")
-    taken = [
-        (transfer or 0.0) + compute
-        for transfer, compute in zip(steps["transfer_s"], steps["compute_s"], strict=True)
-        if compute is not None
-    ]
+    steps = client.last_steps(found.run, found.rank, 600)
+    taken = (
+        []
+        if steps is None
+        else [
+            (transfer or 0.0) + compute
+            for transfer, compute in zip(steps.transfer_s, steps.compute_s, strict=True)
+            if compute is not None
+        ]
+    )
     if not taken or median(taken) <= 0:
         raise ConfigError(f"--run {name}: the agent has no steps of it; give --step-ms")
     step_s = float(median(taken))
     typer.echo(f"a step of {name} takes {duration(step_s)} without its wait for data", err=True)
     return step_s
-
-
-def _get(agent: str, path: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(agent.rstrip("/") + path, timeout=5.0) as answer:
-            got: dict[str, Any] = json.load(answer)
-            return got
-    except urllib.error.HTTPError as error:
-        raise ConfigError(f"the agent at {agent} answered {error.code} for {path}; give --step-ms") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"no agent answers at {agent} ({error}); start `gpuwatch up`, give --agent or --step-ms"
-        ) from error

@@ -21,7 +21,7 @@ def agent(around: Surroundings) -> Outcome:
             f"{view.url} is not ready: {view.not_ready}",
             "gpuwatch agent's stderr says which collector hangs; a full or slow disk under the history does it too",
         )
-    return ok(f"{view.url} is ready, gpuwatch {view.status.get('version', '?')} on {view.status.get('host', '?')}")
+    return ok(f"{view.url} is ready, gpuwatch {view.status.version} on {view.status.host}")
 
 
 def collectors(around: Surroundings) -> Outcome:
@@ -29,9 +29,9 @@ def collectors(around: Surroundings) -> Outcome:
     status = around.agent().status
     if status is None:
         return skipped(_NONE)
-    listed = status["collectors"]
-    failing = [f"{one['name']}: {one.get('message') or 'no reason given'}" for one in listed if one["success"] is False]
-    nothing = [one["name"] for one in listed if one["success"] is None]
+    listed = status.collectors
+    failing = [f"{one.name}: {one.message or 'no reason given'}" for one in listed if one.success is False]
+    nothing = [one.name for one in listed if one.success is None]
     if failing:
         return problem("; ".join(failing), "its own message says what; the checks here often say why (ptrace, driver)")
     without = f"; nothing to measure here: {', '.join(nothing)}" if nothing else ""
@@ -43,7 +43,7 @@ def agent_version(around: Surroundings) -> Outcome:
     status = around.agent().status
     if status is None:
         return skipped(_NONE)
-    theirs, ours = status.get("version"), around.gpuwatch_version
+    theirs, ours = status.version, around.gpuwatch_version
     if theirs != ours:
         return warning(
             f"the agent is {theirs}, this package {ours}",

@@ -16,12 +16,12 @@ _LEAST, _ENOUGH = 100 * _MIB, 2 * _GIB
 def history(around: Surroundings) -> Outcome:
     """The history file of the agent that answers, else of the one that this user would start."""
     status = around.agent().status if is_local(around.agent_url) else None
-    kept = (status or {}).get("history", {})
-    path = Path(kept["path"]) if kept.get("path") else around.history
+    kept = None if status is None or status.history.path is None else status.history
+    path = Path(kept.path) if kept is not None and kept.path else around.history
     if path is None:
         return skipped("no agent answers, and none can be started here", "pip install 'gpuwatch-training[agent]'")
-    if kept.get("failures"):
-        return problem(f"{path}: {kept['failures']} writes of the agent failed", "is its disk full or read-only? df -h")
+    if kept is not None and kept.failures:
+        return problem(f"{path}: {kept.failures} writes of the agent failed", "is its disk full or read-only? df -h")
     try:
         place = _nearest(path)
     except OSError as error:

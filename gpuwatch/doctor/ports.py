@@ -20,7 +20,7 @@ def agent_port(around: Surroundings) -> Outcome:
     status = around.agent().status
     if status is not None:  # it may be forwarded into a container, with no listener here
         by = "" if inode is None else _by(inode, around)
-        return ok(f"{port} is answered by gpuwatch {status.get('version', '?')}{by}")
+        return ok(f"{port} is answered by gpuwatch {status.version}{by}")
     if inode is None:
         return ok(f"{port} is free")
     pid = holder(inode, around.procfs)

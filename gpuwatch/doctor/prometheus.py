@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gpuwatch.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.web import why
+from gpuwatch.http import why
 
 _JOB = "gpuwatch"
 _RULE = "GpuStarved"
@@ -61,7 +62,7 @@ def _ask(around: Surroundings, path: str) -> Any:
     answer = around.fetch(f"{around.prometheus_url}{path}")
     if answer.status != 200:
         raise ValueError(f"status {answer.status}")
-    return answer.json()["data"]
+    return json.loads(answer.body)["data"]
 
 
 def _no_answer(around: Surroundings, error: Exception) -> Outcome:

@@ -18,7 +18,8 @@ import gpuwatch
 from gpuwatch import endpoint
 from gpuwatch.doctor.deadline import Once
 from gpuwatch.doctor.nvml import NvmlFacts, read_nvml
-from gpuwatch.doctor.web import AgentView, Fetch, ask_agent, fetch
+from gpuwatch.doctor.web import AgentView, Fetch, ask_agent
+from gpuwatch.http import fetch
 
 DISTRIBUTION = "gpuwatch-training"
 

@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
-_TIMEOUT_S = 1.0
-_MOST_BYTES = 8 << 20
+import msgspec
 
+from gpuwatch.api import Status
+from gpuwatch.http import Reply, why
 
-@dataclass(frozen=True)
-class Answer:
-    """What a URL answered, whatever its status."""
-
-    status: int
-    body: bytes
-
-    def json(self) -> Any:
-        """Return the decoded body. Raises: ValueError."""
-        return json.loads(self.body)
-
-
-Fetch = Callable[[str], Answer]
-
-
-def fetch(url: str) -> Answer:
-    """Return what a URL answers. This machine is asked without a proxy. Raises: OSError when there is no answer."""
-    handlers = [urllib.request.ProxyHandler({})] if is_local(url) else []
-    try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT_S) as answer:
-            return Answer(answer.status, answer.read(_MOST_BYTES))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, error.read(_MOST_BYTES))
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, OSError):
-            raise error.reason from error
-        raise
-    except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"no HTTP there: {type(error).__name__}") from error
-
-
-def why(error: OSError) -> str:
-    """Return an error in words: "Connection refused", "timed out"."""
-    return error.strerror or str(error) or type(error).__name__
+Fetch = Callable[[str], Reply]
 
 
 def is_local(url: str) -> bool:
@@ -71,7 +34,7 @@ class AgentView:
     url: str
     state: Literal["answers", "refused", "foreign", "silent"]
     """An agent; nobody listens; another program answers; nothing can be had."""
-    status: dict[str, Any] | None = None
+    status: Status | None = None
     """Its /api/v1/status. None unless `state` is "answers"."""
     error: str = ""
     ready: bool = False
@@ -87,17 +50,17 @@ def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
     try:
         answer = fetch(f"{url}/api/v1/status")
         answered_s = time_s()
-        status = answer.json() if answer.status == 200 else None
-        if not isinstance(status, dict) or "collectors" not in status:
+        if answer.status != 200:
             return AgentView(url, "foreign", error=f"another program answers there (status {answer.status})")
+        status = msgspec.json.decode(answer.body, type=Status)
         ready = fetch(f"{url}/readyz")
     except ConnectionRefusedError as error:
         return AgentView(url, "refused", error=why(error))
     except OSError as error:
         return AgentView(url, "silent", error=why(error))
-    except ValueError:
-        return AgentView(url, "foreign", error="another program answers there (no JSON)")
-    difference_s = float(status.get("time_s") or answered_s) - (asked_s + answered_s) / 2
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return AgentView(url, "foreign", error="another program answers there (no agent's JSON)")
+    difference_s = (status.time_s or answered_s) - (asked_s + answered_s) / 2
     uncertain_s = (answered_s - asked_s) / 2
     ahead_s = 0.0 if abs(difference_s) <= uncertain_s else difference_s
     words = ready.body.decode(errors="replace").strip()

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpuwatch.reports.model import EvidenceItem, Found
-from gpuwatch.reports.source import Json
+from gpuwatch import finding
+from gpuwatch.api import Finding
+from gpuwatch.reports.model import Found
 from gpuwatch.rules import ENDINGS
-from gpuwatch.stacks.records import Stacks
 
 _ENDS_A_RUN = tuple(rule.__name__ for rule in ENDINGS)
 """Causes that nothing is weighed against: they are found once, at the end."""
 
 
-def merge(rows: Sequence[Json]) -> tuple[Found, ...]:
+def merge(rows: Sequence[Finding]) -> tuple[Found, ...]:
     """Return the findings: what has ended the run, then roots by the time they cost, each followed by its consequences."""
-    by_cause: dict[tuple[int, str, str], list[Json]] = {}
-    for row in sorted(rows, key=lambda row: row["since_s"]):
-        by_cause.setdefault((row["rank"], row["cause"], row.get("gpu") or ""), []).append(row)
+    by_cause: dict[tuple[int, str, str], list[Finding]] = {}
+    for row in sorted(rows, key=lambda row: row.since_s or 0.0):
+        by_cause.setdefault((row.rank or 0, row.cause, row.gpu or ""), []).append(row)
     return ordered([_found(episodes) for episodes in by_cause.values()])
 
 
@@ -50,21 +50,10 @@ def _with_consequences(root: Found, found: Sequence[Found], result: list[Found])
             _with_consequences(each, found, result)
 
 
-def _found(rows: Sequence[Json]) -> Found:
-    last = rows[-1]
-    gains = last.get("predicted_range")
+def _found(rows: Sequence[Finding]) -> Found:
+    last = {name: getattr(rows[-1], name) for name in finding.Finding.__struct_fields__}
     return Found(
-        cause=last["cause"],
-        severity=last["severity"],
-        title=last["title"],
-        ratio=last["ratio"],
-        evidence=tuple(EvidenceItem(e["what"], e["value"], e["unit"], e["text"]) for e in last["evidence"]),
-        advice=last["advice"],
-        predicted_speedup=last["predicted_speedup"],
-        root=last.get("root"),
-        gpu=last.get("gpu"),
-        rank=last["rank"],
-        episodes=tuple((row["since_s"], row["seen_s"]) for row in rows),
-        predicted_range=tuple(gains) if gains else None,
-        stacks=next((msgspec.convert(row["stacks"], Stacks) for row in reversed(rows) if row.get("stacks")), None),
+        **last,
+        episodes=tuple((row.since_s or 0.0, row.seen_s or 0.0) for row in rows),
+        stacks=next((row.stacks for row in reversed(rows) if row.stacks is not None), None),
     )

@@ -9,52 +9,24 @@ import msgspec
 
 from gpuwatch.costs import Cost
 from gpuwatch.errors import ConfigError
+from gpuwatch.finding import Finding, Verdict
 from gpuwatch.stacks.records import Stacks
 
 SCHEMA = "gpuwatch-report/1"
 
 
-class EvidenceItem(msgspec.Struct, frozen=True):
-    """One measured number behind a finding."""
-
-    what: str
-    value: float
-    unit: str
-    text: str
-
-
-class Found(msgspec.Struct, frozen=True):
+class Found(Finding, frozen=True, kw_only=True):
     """A cause over the whole run: what it said last, and when it was there."""
 
-    cause: str
-    severity: str
-    title: str
-    ratio: float
-    evidence: tuple[EvidenceItem, ...]
-    advice: str
-    predicted_speedup: float | None
-    root: str | None
-    """The cause that this one is a consequence of."""
-    gpu: str | None
     rank: int
     episodes: tuple[tuple[float, float], ...]
     """Begin and end of each time that it was there."""
-    predicted_range: tuple[float, float] | None = None
-    """Lowest and highest gain that the evidence allows, where it is a range."""
     stacks: Stacks | None = None
-    """Where the processes stood when it began, where that was looked at."""
+    """Where the processes were when it began; None: no stacks were taken."""
 
     @property
     def active_s(self) -> float:
         return sum(end - begin for begin, end in self.episodes)
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What decides, over the whole run."""
-
-    state: str
-    ratio: float
-    sentence: str
 
 
 class StepStatistics(msgspec.Struct, frozen=True):

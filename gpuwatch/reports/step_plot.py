@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from gpuwatch.api import Steps
 from gpuwatch.reports import model
-from gpuwatch.reports.source import Json
 from gpuwatch.reports.statistics import quantile
 from gpuwatch.window import StepColumns
 
@@ -30,21 +30,23 @@ def of_steps(columns: StepColumns, times: Sequence[float]) -> model.StepsOverTim
     return _over_time(rows, steps=len(totals), means=0)
 
 
-def of_buckets(condensed: Json) -> model.StepsOverTime:
+def of_buckets(condensed: Steps) -> model.StepsOverTime:
     """Return groups of /api/v1/runs/{run}/steps?points=. Those of old steps, of which sums are left alone, come first and say their mean."""
-    spread = condensed.get("bucket_s") or {}
+    spread = condensed.bucket_s
     rows: list[_Row] = []
     means = 0
-    for index, time_s in enumerate(condensed["time_s"]):
+    for index, time_s in enumerate(condensed.time_s):
         device = [_mean(condensed, name, index) for name in _DEVICE]
         wait_s, *rest = device if device[0] is not None else [_mean(condensed, name, index) for name in _HOST]
         if wait_s is None:
             continue
         mean_s = wait_s + sum(part for part in rest if part is not None)
         low, middle, high = (spread[name][index] if name in spread else None for name in ("p5", "p50", "p95"))
-        means += middle is None
-        rows.append((time_s, *((mean_s,) * 3 if middle is None else (low, middle, high)), wait_s))
-    return _over_time(rows, steps=condensed["steps"], means=means)
+        if low is None or middle is None or high is None:
+            means += 1
+            low = middle = high = mean_s
+        rows.append((time_s, low, middle, high, wait_s))
+    return _over_time(rows, steps=condensed.steps, means=means)
 
 
 def _over_time(rows: Sequence[_Row], steps: int, means: int) -> model.StepsOverTime:
@@ -57,6 +59,6 @@ def step_totals(columns: StepColumns) -> list[float]:
     return [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
 
 
-def _mean(condensed: Json, name: str, index: int) -> float | None:
-    column = condensed["columns"].get(name)
-    return None if column is None else column["mean"][index]
+def _mean(condensed: Steps, name: str, index: int) -> float | None:
+    column = condensed.column(name)
+    return None if column is None else column.mean[index]

@@ -25,14 +25,7 @@ def interval(low_high: tuple[float, float] | None) -> str:
 
 def gain(found: Found) -> str:
     """Return what a finding's advice promises, e.g. "predicted: up to 2.4× the throughput"; empty for nothing."""
-    if found.predicted_range is not None and found.predicted_range[1] >= 1.05:
-        low, high = found.predicted_range
-        if high - low >= 0.05:
-            return f"predicted: {low:.2f}× to {high:.2f}× the throughput"
-        return f"predicted: {high:.2f}× the throughput"
-    if found.predicted_speedup is None or found.predicted_speedup < 1.05:
-        return ""
-    return f"predicted: up to {found.predicted_speedup:.2f}× the throughput"
+    return f"predicted: {found.gain} the throughput" if found.gain else ""
 
 
 def state_rows(report: RunReport) -> list[tuple[str, str, str, str]]:

@@ -70,7 +70,7 @@ class Origin(msgspec.Struct, frozen=True):
     time_ns: int
 
 
-class Loader(msgspec.Struct, frozen=True):
+class LoaderSettings(msgspec.Struct, frozen=True):
     """Settings of the loader that feeds the training steps. None: not known."""
 
     num_workers: int | None = None
@@ -81,7 +81,15 @@ class Loader(msgspec.Struct, frozen=True):
     batch_bytes: int | None = None
     batches: int | None = None
     """Batches an epoch, `len(loader)`."""
+
+
+class Loader(LoaderSettings, frozen=True):
+    """The same with its processes."""
+
     worker_pids: tuple[int, ...] = ()
+
+    def settings(self) -> LoaderSettings:
+        return LoaderSettings(*(getattr(self, name) for name in LoaderSettings.__struct_fields__))
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):

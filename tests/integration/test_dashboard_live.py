@@ -59,12 +59,33 @@ def test_verdict_and_numbers(page: Any, agent: FakeAgent, url: str) -> None:
     # the ledger's own mean, computed from the raw samples and not taken from the verdict
     assert abs(number(page, ".st-key-panel-ledger li:has-text('waiting for data') b") - 100 * INPUT_SHARE) <= 3
     finding = page.locator("[data-cause=input_single_process]").inner_text()
-    assert "11 of 16 cores idle" in finding and "num_workers 0 → 8" in finding and "up to 2.6×" in finding
+    assert "11 of 16 cores idle" in finding and "num_workers 0 → 8" in finding and "up to 2.60×" in finding
     assert page.locator(".st-key-panel-gpu_power").count() == 0
     assert "no GPU on this node" in page.locator(".gw-foot").inner_text()
     page.wait_for_selector(".st-key-panel-ledger canvas", timeout=WAIT_MS)
     assert "p95 131 ms p50 103 ms data wait" in legend(page, "step_time")
     assert page.locator("[data-testid=stException]").count() == 0
+
+
+def test_consequences_are_inside_their_root_with_its_range_and_mfu_is_a_figure(
+    page: Any, agent: FakeAgent, url: str
+) -> None:
+    run = a_run()
+    (root,) = run["findings"]
+    root["predicted_range"] = [1.2, 2.6]
+    burst = {**root, "cause": "burst_every_n", "title": "one slow step in 4", "ratio": 0.3, "root": root["cause"]}
+    late = {**root, "cause": "straggler", "title": "rank 3 is late at every step", "rank": 3, "predicted_range": None}
+    run |= {"findings": [root, burst], "world_size": 4, "recent": {**run["recent"], "mfu_ratio": 0.41}}
+    agent.runs = [run, {**run, "rank": 3, "findings": [late]}]
+    page.goto(f"{url}?run={RUN_ID}&rank=0")
+    page.wait_for_selector(".gw-figure-mfu", timeout=WAIT_MS)
+    assert number(page, ".gw-figure-mfu b") == 41.0
+    cards = page.locator(".gw-finding")
+    assert [card.get_attribute("data-cause") for card in cards.all()] == ["input_single_process", "straggler"]
+    text = cards.first.inner_text()
+    assert "Consequence: one slow step in 4 · 30%" in text and text.count("Do this:") == 1
+    assert "1.20× to 2.60× the throughput" in text and "upper bound" not in text
+    assert "rank 3" in cards.nth(1).locator(".gw-facts").inner_text()
 
 
 def test_gpus_with_what_each_does_now(page: Any, agent: FakeAgent, url: str) -> None:

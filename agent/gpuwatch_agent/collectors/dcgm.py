@@ -6,19 +6,17 @@ Which processes hold a GPU is not on its page: that alone is asked of NVML, ever
 from __future__ import annotations
 
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable
 
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
+from gpuwatch.http import fetch
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm_page import DcgmGpu, parse_page
 from gpuwatch_agent.collectors.deadline import DeadlineThread
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.nvml import GpuDevice, GpuProcess
 
-_MOST_BYTES = 16 << 20
 _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info")
 """Told from the page, though NVML may tell them as well."""
 
@@ -31,15 +29,12 @@ def page_url(url: str) -> str:
     return url if parts.path.strip("/") else urllib.parse.urlunsplit(parts._replace(path="/metrics"))
 
 
-def fetch(url: str, timeout_s: float) -> str:
+def read_text(url: str, timeout_s: float) -> str:
     """Return the text at an address. Raises: OSError."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            text: str = response.read(_MOST_BYTES).decode("utf-8", "replace")
-            return text
-    except urllib.error.HTTPError as error:
-        with error:  # it is the answer itself, and holds its socket
-            raise OSError(f"HTTP status {error.code}") from None
+    reply = fetch(url, timeout_s)
+    if reply.status != 200:
+        raise OSError(f"HTTP status {reply.status}")
+    return reply.body.decode("utf-8", "replace")
 
 
 class DcgmCollector:
@@ -55,7 +50,7 @@ class DcgmCollector:
         deadline_s: float = 2.0,
         interval_s: float = 1.0,
         nvml: GpuCollector | None = None,
-        fetch: Callable[[str, float], str] = fetch,
+        fetch: Callable[[str, float], str] = read_text,
     ) -> None:
         self.url = page_url(url)
         self._clock = clock

@@ -14,7 +14,7 @@ from typing import Any
 
 from grafana_client import GrafanaApi
 
-from gpuwatch.reports.source import Source
+from gpuwatch.api import Finding, Run, RunSource
 from gpuwatch_dashboards.grafana.connection import explained
 from gpuwatch_dashboards.grafana.push import Outcome
 from gpuwatch_dashboards.grafana.uids import TAG
@@ -33,32 +33,32 @@ class Mark:
     text: str
 
 
-def marks_of(source: Source, since_s: float) -> Iterator[Mark]:
+def marks_of(source: RunSource, since_s: float) -> Iterator[Mark]:
     """Yield the marks of all runs that were heard of since a moment, and of their findings. Raises as the source does."""
-    recent = sorted((r for r in source.runs() if r["last_message_s"] >= since_s), key=lambda r: str(r["run"]))
-    for run, ranks in groupby(recent, key=lambda r: str(r["run"])):
+    recent = sorted((r for r in source.runs(kept=True) if r.last_message_s >= since_s), key=lambda r: r.run)
+    for run, ranks in groupby(recent, key=lambda r: r.run):
         yield _of_run(run, list(ranks))
         yield from (_of_finding(run, found) for found in source.findings(run))
 
 
-def _of_run(run: str, ranks: Sequence[Mapping[str, Any]]) -> Mark:
-    states = {str(rank["status"]) for rank in ranks}
+def _of_run(run: str, ranks: Sequence[Run]) -> Mark:
+    states = {rank.status for rank in ranks}
     status = "running" if "running" in states else "lost" if "lost" in states else "ended"
-    verdict = next((rank["verdict"]["sentence"] for rank in ranks if rank.get("verdict")), "")
+    verdict = next((rank.verdict.sentence for rank in ranks if rank.verdict is not None), "")
     return Mark(
         tags=(TAG, f"run:{run}", "run"),
-        begin_ms=_ms(min(rank["started_s"] for rank in ranks)),
-        end_ms=_ms(max(max(rank["last_message_s"], rank["watermark_s"]) for rank in ranks)),
-        text=_text(str(ranks[0]["name"]), f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
+        begin_ms=_ms(min(rank.started_s for rank in ranks)),
+        end_ms=_ms(max(max(rank.last_message_s, rank.watermark_s) for rank in ranks)),
+        text=_text(ranks[0].name, f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
     )
 
 
-def _of_finding(run: str, found: Mapping[str, Any]) -> Mark:
+def _of_finding(run: str, found: Finding) -> Mark:
     return Mark(
-        tags=(TAG, f"run:{run}", f"cause:{found['cause']}", f"rank:{found.get('rank', 0)}"),
-        begin_ms=_ms(found["since_s"]),
-        end_ms=_ms(max(found["seen_s"], found["since_s"])),
-        text=_text(str(found["title"]), str(found.get("advice") or "")),
+        tags=(TAG, f"run:{run}", f"cause:{found.cause}", f"rank:{found.rank}"),
+        begin_ms=_ms(found.since_s or 0.0),
+        end_ms=_ms(max(found.seen_s or 0.0, found.since_s or 0.0)),
+        text=_text(found.title, found.advice),
     )
 
 

@@ -5,79 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
-import httpx
-
-from gpuwatch.errors import GpuwatchError
+from gpuwatch.api import Client, Finding, Run, Series, Steps
+from gpuwatch.http import Get, Params
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.reports import RunReport, gather
-from gpuwatch.reports import source as reports
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import (
-    Collector,
-    Finding,
-    Gpu,
-    Growth,
-    Node,
-    PastFinding,
-    Run,
-    Scope,
-    Span,
-    Steps,
-    Trace,
-)
+from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.query import Query, evaluate, grown
-from gpuwatch_dashboards.sources.http import JsonApi, Params
 
-REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
-
-
-@dataclass(frozen=True)
-class _Runs:
-    runs: list[Run]
-
-
-@dataclass(frozen=True)
-class _Series:
-    series: list[Trace]
-
-
-@dataclass(frozen=True)
-class _Many:
-    answers: list[_Series]
-
-
-@dataclass(frozen=True)
-class _History:
-    failures: int = 0
-
-
-@dataclass(frozen=True)
-class _Status:
-    host: str
-    collectors: tuple[Collector, ...] = ()
-    gpus: tuple[Gpu, ...] | None = None
-    history: _History = _History()
-
-
-@dataclass(frozen=True)
-class _Found(Finding):
-    run: str | None = None
-
-
-@dataclass(frozen=True)
-class _Findings:
-    findings: tuple[_Found, ...]
-
-
-@dataclass(frozen=True)
-class _Past:
-    findings: list[PastFinding]
-
-
-STEPS_TIMEOUT_S = 20.0
-"""A million steps take an agent more than a second of a core."""
 EDGE_S = 5.0
 """Each edge of a stretch is looked for within so many seconds: the agent samples every second."""
 
@@ -85,28 +20,26 @@ EDGE_S = 5.0
 class AgentSource:
     """A Source: one node's agent."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        self._api = JsonApi("the agent", url, REMEDY, transport)
-        self.label = f"agent at {self._api.url}"
+    def __init__(self, url: str, get: Get | None = None) -> None:
+        self._client = Client(url, get=get)
+        self.label = f"agent at {self._client.url}"
 
-    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
-        return self._api.get("/api/v1/runs", _Runs).runs
+    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
+        return self._client.runs()
 
-    def kept_runs(self) -> list[Run]:
-        return self._api.get("/api/v1/runs", _Runs, {"kept": "all"}).runs
+    def kept_runs(self) -> Sequence[Run]:
+        return self._client.runs(kept=True)
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
-        status = self._api.get("/api/v1/status", _Status)
-        found: tuple[Finding, ...] = ()
-        if status.gpus:
-            said = self._api.get("/api/v1/findings", _Findings).findings
-            found = tuple(finding for finding in said if finding.run is None)
-        return Node(status.host, status.collectors, status.gpus, status.history.failures, found)
+        status = self._client.status()
+        found = self._client.active_findings() if status.gpus else ()
+        own = tuple(finding for finding in found if finding.run is None)
+        return Node(status.host, status.collectors, status.gpus, status.history.failures, own)
 
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
+    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Fetch each metric once, whatever number of queries read it."""
         asked = dict.fromkeys(part for query in queries for part in _parts(query, scope))
-        raw = dict(zip(asked, self._many([_params(ask, scope, span) for ask in asked]), strict=True))
+        raw = dict(zip(asked, self._client.many_series([_params(ask, scope, span) for ask in asked]), strict=True))
         return [evaluate(query, {ask.metric: raw[ask] for ask in _parts(query, scope)}) for query in queries]
 
     def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
@@ -115,42 +48,22 @@ class AgentSource:
         if span.end_s - span.start_s > 3 * EDGE_S:
             begin = Span(span.start_s, span.start_s + EDGE_S, int(EDGE_S))
             end = Span(span.end_s - EDGE_S, span.end_s, int(EDGE_S))
-            before, after = self._many([_params(ask, scope, edge) for edge in (begin, end)])
+            before, after = self._client.many_series([_params(ask, scope, edge) for edge in (begin, end)])
             if before:
                 return grown(query, [_first(before), after])
-        return grown(query, self._many([_params(ask, scope, span)]))
+        return grown(query, self._client.many_series([_params(ask, scope, span)]))
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
-        params: Params = {"rank": run.rank, "points": points}
-        params |= {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
-        try:
-            return self._api.get(f"/api/v1/runs/{run.run}/steps", Steps, params, STEPS_TIMEOUT_S)
-        except SourceError as error:
-            if error.status == httpx.codes.NOT_FOUND:
-                return Steps()
-            raise
+        return self._client.steps(run.run, run.rank, points, start_s, end_s) or Steps()
 
-    def past_findings(self, run: Run) -> list[PastFinding]:
-        past = self._api.get(f"/api/v1/runs/{run.run}/findings", _Past)
-        return [finding for finding in past.findings if finding.rank == run.rank]
+    def past_findings(self, run: Run) -> list[Finding]:
+        return [finding for finding in self._client.findings(run.run) if finding.rank == run.rank]
 
     def report(self, run: Run) -> RunReport:
-        try:
-            return gather(reports.AgentSource(self._api.url), run.run, time.time())
-        except GpuwatchError as error:
-            raise SourceError(
-                f"{self.label} cannot tell of the run {run.name or run.run}", self._api.url, str(error)
-            ) from error
+        return gather(self._client, run.run, time.time())
 
     def close(self) -> None:
-        self._api.close()
-
-    def _many(self, queries: Sequence[Params]) -> list[list[Trace]]:
-        """Return the series of each query. One request for all: a request costs as much as decoding ten answers."""
-        if not queries:
-            return []
-        asked: Params = {"q": [urlencode(query) for query in queries]}
-        return [answer.series for answer in self._api.get("/api/v1/series/many", _Many, asked).answers]
+        self._client.close()
 
 
 @dataclass(frozen=True)
@@ -165,7 +78,12 @@ class _Ask:
 
 def _params(ask: _Ask, scope: Scope, span: Span) -> Params:
     """Return one query of /api/v1/series."""
-    params: Params = {"metric": ask.metric, "start": span.start_s, "end": span.end_s, "points": span.points}
+    params: dict[str, str | float] = {
+        "metric": ask.metric,
+        "start": span.start_s,
+        "end": span.end_s,
+        "points": span.points,
+    }
     labels = BY_NAME[ask.metric].labels
     named = {"run": scope.run, "rank": scope.rank, "gpu": scope.gpu}
     params |= {label: value for label, value in named.items() if label in labels and value is not None}
@@ -208,5 +126,5 @@ def _names(query: Query, label: str) -> bool:
     return any(match.label == label for match in query.where)
 
 
-def _first(series: Sequence[Trace]) -> list[Trace]:
-    return [Trace(trace.labels, trace.points[:1]) for trace in series]
+def _first(series: Sequence[Series]) -> list[Series]:
+    return [Series(trace.labels, trace.points[:1]) for trace in series]

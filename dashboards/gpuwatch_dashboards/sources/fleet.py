@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuwatch_dashboards.model import Span, Trace
+from gpuwatch.api import Series
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.promql import selector
 from gpuwatch_dashboards.query import Match
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
@@ -54,7 +55,7 @@ class Now:
 class Past:
     """A site over a stretch of time."""
 
-    states: tuple[Trace, ...]
+    states: tuple[Series, ...]
     """GPUs by state over the time."""
     hours: Mapping[str, float]
     """GPU-hours by kind over the time."""

@@ -7,27 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import httpx
-
+from gpuwatch.api import Finding, Recent, Run, RunStatus, Series, Steps
+from gpuwatch.diagnosis import in_order
+from gpuwatch.http import Get, JsonServer, Params
 from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.line import Line
-from gpuwatch_dashboards.model import (
-    Finding,
-    Growth,
-    Node,
-    PastFinding,
-    Recent,
-    Run,
-    Scope,
-    Span,
-    Status,
-    Steps,
-    Trace,
-)
+from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.promql import INSTANCE, of_a_run, render, selector
 from gpuwatch_dashboards.query import Match, Query
 from gpuwatch_dashboards.sources.agent import AgentSource
-from gpuwatch_dashboards.sources.http import JsonApi, Params
 from gpuwatch_dashboards.sources.prometheus_answer import Answer, Result, value_of
 from gpuwatch_dashboards.sources.prometheus_gpus import scraped_gpus
 from gpuwatch_dashboards.sources.prometheus_verdict import finding_of, verdict_of
@@ -45,24 +33,30 @@ RunKey = tuple[str, str]
 """(run, rank)"""
 
 
+class ScrapedRun(Run, frozen=True):
+    """A run as its node's agent exported it."""
+
+    instance: str | None = None
+
+
 class PrometheusSource:
     """A Source: a Prometheus that scrapes agents. Findings have no evidence there, and steps only a histogram."""
 
     def __init__(
         self,
         url: str,
-        transport: httpx.BaseTransport | None = None,
+        get: Get | None = None,
         scrape_interval_s: float = 15.0,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._api = JsonApi("Prometheus", url, REMEDY, transport)
+        self._api = JsonServer(url, "Prometheus", REMEDY, get)
         self._window_s = SCRAPES_PER_WINDOW * scrape_interval_s
         self._scrape_interval_s = scrape_interval_s
         self._now = now
         self._agents: dict[str, AgentSource] = {}
         self.label = f"Prometheus at {self._api.url}"
 
-    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
+    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
         """Return at most `MOST_RUNS` of the runs, `run` among them: a site has thousands."""
         where = self._where(node, run)
         if where is None:
@@ -97,7 +91,7 @@ class PrometheusSource:
             found = findings.get(labels.get("run", ""), ())
             whole = states.get(key, {})
             watermark_s = watermarks.get(key, self._now())
-            runs[key] = Run(
+            runs[key] = ScrapedRun(
                 run=key[0],
                 rank=int(key[1]) if key[1].isdigit() else 0,
                 name=labels.get("name") or key[0],
@@ -126,7 +120,7 @@ class PrometheusSource:
             )
         return sorted(runs.values(), key=lambda run: (-round(run.watermark_s), run.run, run.rank))
 
-    def kept_runs(self) -> list[Run]:
+    def kept_runs(self) -> Sequence[Run]:
         return self.runs()
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
@@ -136,7 +130,7 @@ class PrometheusSource:
             return Node(host=self.label)
         return Node(host=name, instance=name, gpus=scraped_gpus(self._instant, name, f"{self._window_s:g}s"))
 
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
+    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         step_s = max(self._scrape_interval_s, (span.end_s - span.start_s) / max(1, span.points - 1))
         window = f"{max(self._window_s, step_s):.0f}s"
         return [self._range(query, render(query, scope, window), span, step_s) for query in queries]
@@ -145,14 +139,14 @@ class PrometheusSource:
         """Return Prometheus's own estimate: it extrapolates to the edges of the span."""
         counted = replace(query, over=None)
         expr = render(counted, scope, f"{max(1.0, span.end_s - span.start_s):.0f}s", "increase")
-        answer = self._api.get("/api/v1/query", Answer, {"query": expr, "time": span.end_s})
+        answer = self._api.ask("/api/v1/query", Answer, {"query": expr, "time": span.end_s})
         return [Growth({label: r.metric.get(label, "") for label in query.by}, value_of(r)) for r in answer.data.result]
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Ask the agent of the run's node: Prometheus keeps no steps."""
         return self._agent_of(run).steps(run, points, start_s, end_s)
 
-    def past_findings(self, run: Run) -> list[PastFinding]:
+    def past_findings(self, run: Run) -> list[Finding]:
         return self._agent_of(run).past_findings(run)
 
     def report(self, run: Run) -> RunReport:
@@ -172,10 +166,10 @@ class PrometheusSource:
     def instant(self, expr: str, time_s: float | None = None) -> list[tuple[dict[str, str], float]]:
         """Return (labels, value) of each series of an expression, now or at a time."""
         params: Params = {"query": expr, "time": self._now() if time_s is None else time_s}
-        found = self._api.get("/api/v1/query", Answer, params, SITE_TIMEOUT_S).data.result
+        found = self._api.ask("/api/v1/query", Answer, params, SITE_TIMEOUT_S).data.result
         return [(result.metric, value_of(result)) for result in found]
 
-    def range(self, expr: str, span: Span, step_s: float) -> list[Trace]:
+    def range(self, expr: str, span: Span, step_s: float) -> list[Series]:
         """Return the lines of an expression, with all their labels."""
         params: Params = {
             "query": expr,
@@ -183,9 +177,9 @@ class PrometheusSource:
             "end": span.end_s,
             "step": step_s,
         }
-        found = self._api.get("/api/v1/query_range", Answer, params, SITE_TIMEOUT_S).data.result
+        found = self._api.ask("/api/v1/query_range", Answer, params, SITE_TIMEOUT_S).data.result
         return [
-            Trace(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
+            Series(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
             for r in found
         ]
 
@@ -200,19 +194,19 @@ class PrometheusSource:
         return f"{{{selector(Match('run', '=~', names))}}}"
 
     def _instant(self, expr: str) -> list[Result]:
-        return self._api.get("/api/v1/query", Answer, {"query": expr, "time": self._now()}).data.result
+        return self._api.ask("/api/v1/query", Answer, {"query": expr, "time": self._now()}).data.result
 
-    def _range(self, query: Query, expr: str, span: Span, step_s: float) -> list[Trace]:
+    def _range(self, query: Query, expr: str, span: Span, step_s: float) -> list[Series]:
         # whole multiples of the step: the same moments at every refresh, so that drawn lines do not tremble
         start_s = span.start_s // step_s * step_s
         params: Params = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
         traces = []
-        for result in self._api.get("/api/v1/query_range", Answer, params).data.result:
+        for result in self._api.ask("/api/v1/query_range", Answer, params).data.result:
             points = tuple((time_s, _finite(float(text))) for time_s, text in result.values)
             labels = {label: result.metric.get(label, "") for label in query.by}
             if not of_a_run(query.metric) and INSTANCE in result.metric:
                 labels[INSTANCE] = result.metric[INSTANCE]
-            traces.append(Trace(labels, Line.of(points).points(1.5 * step_s)))
+            traces.append(Series(labels, Line.of(points).points(1.5 * step_s)))
         return traces
 
     def _by_run(self, expr: str) -> dict[RunKey, float]:
@@ -226,16 +220,12 @@ class PrometheusSource:
         return states
 
     def _findings(self, where: str) -> dict[str, tuple[Finding, ...]]:
-        """Return what is active by run, the largest share first."""
-        ratios = {
-            (r.metric.get("run", ""), r.metric.get("cause", "")): value_of(r)
-            for r in self._instant(f"gpuwatch_finding_evidence_ratio{where}")
-        }
+        """Return what is active by run: each root, then its consequences. The share is exported while it is active."""
         findings: dict[str, list[Finding]] = {}
-        for result in self._instant(f"gpuwatch_finding_active{where} == 1"):
-            run, cause = result.metric.get("run", ""), result.metric.get("cause", "")
-            findings.setdefault(run, []).append(replace(finding_of(cause), ratio=ratios.get((run, cause))))
-        return {run: tuple(sorted(found, key=lambda f: -(f.ratio or 0.0))) for run, found in findings.items()}
+        for result in self._instant(f"gpuwatch_finding_evidence_ratio{where}"):
+            found = finding_of(result.metric.get("cause", ""), value_of(result))
+            findings.setdefault(result.metric.get("run", ""), []).append(found)
+        return {run: tuple(in_order(found)) for run, found in findings.items()}
 
 
 def _run_key(labels: Mapping[str, str]) -> RunKey:
@@ -246,5 +236,5 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _status(up: float | None) -> Status:
+def _status(up: float | None) -> RunStatus:
     return "running" if up == 1 else "gone"

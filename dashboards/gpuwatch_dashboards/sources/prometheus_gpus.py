@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuwatch_dashboards.model import Gpu
+from gpuwatch.api import Gpu
 from gpuwatch_dashboards.promql import INSTANCE, selector
 from gpuwatch_dashboards.query import Match
 from gpuwatch_dashboards.sources.prometheus_answer import Result, value_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuwatch import diagnosis
+from gpuwatch.api import Finding, Recent
+from gpuwatch.finding import Verdict
 from gpuwatch.verdict import give_verdict
 from gpuwatch.window import StepColumns, Window
-from gpuwatch_dashboards.model import Finding, Recent, Verdict
 
 
 def verdict_of(
@@ -37,15 +37,15 @@ def verdict_of(
         steps=mean_step if phases_s or not recent.states else StepColumns(),
         stalled_s=since_step_s if stalled else None,
     )
-    known = [diagnosis.Finding(f.cause, f.severity, f.title, f.ratio or 0.0, (), f.advice) for f in findings]
-    verdict = give_verdict(window, known)
-    return Verdict(verdict.state, verdict.sentence, verdict.ratio)
+    return give_verdict(window, findings)
 
 
-def finding_of(cause: str) -> Finding:
+def finding_of(cause: str, ratio: float) -> Finding:
     return Finding(
         cause=cause,
         severity="info" if cause.endswith("saturated") else "warning",
         title=cause.replace("_", " "),
+        ratio=ratio,
+        evidence=(),
         advice="Prometheus has the share only: evidence and advice are on the node's own page (`gpuwatch dashboard`).",
     )

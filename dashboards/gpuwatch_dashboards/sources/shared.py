@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.reports import RunReport
-from gpuwatch_dashboards.model import Growth, Node, PastFinding, Run, Scope, Span, Steps, Trace
+from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.sources.source import Source
@@ -23,17 +24,17 @@ class SharedSource:
         self._once = once or Once()
         self.label = source.label
 
-    def runs(self, node: str | None = None, run: str | None = None) -> list[Run]:
+    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
         return self._once.get(("runs", node, run), lambda: self._source.runs(node, run))
 
-    def kept_runs(self) -> list[Run]:
+    def kept_runs(self) -> Sequence[Run]:
         return self._once.get(("kept runs",), self._source.kept_runs)
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         where = None if run is None else (run.run, run.rank, run.instance)
         return self._once.get(("node", where, node), lambda: self._source.node(run, node))
 
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
+    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         key = ("evaluate", tuple(queries), scope, span)
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
 
@@ -48,7 +49,7 @@ class SharedSource:
             lambda took_s: OVER_HOLD_S if over else max(STEPS_HOLD_S, STEPS_HOLD_FACTOR * took_s),
         )
 
-    def past_findings(self, run: Run) -> list[PastFinding]:
+    def past_findings(self, run: Run) -> list[Finding]:
         key = ("past", run.run, run.rank, run.instance)
         return self._once.get(key, lambda: self._source.past_findings(run), lambda _: STEPS_HOLD_S)
 

@@ -20,7 +20,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer
 
-from gpuwatch_dashboards.errors import SourceError
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import Page, PageName, View, chosen, header, page

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gpuwatch.api import Points, Series
 from gpuwatch.ledger import shares
 from gpuwatch.units import percent
-from gpuwatch_dashboards.model import Points, Trace
 from gpuwatch_dashboards.palette import STATES, Look
 
 GLYPHS: dict[str, str] = {
@@ -242,7 +242,7 @@ def sparkline(values: Sequence[float | None], maximum: float | None = None, rows
     ]
 
 
-def area(traces: Sequence[Trace], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
+def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
     """Return shares of time over time, `rows` lines, top first: each column one stretch of time, its states stacked.
 
     Args:

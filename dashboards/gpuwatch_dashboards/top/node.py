@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from gpuwatch.api import Gpu, Run
 from gpuwatch.units import size
-from gpuwatch_dashboards.model import Gpu, Run
 from gpuwatch_dashboards.palette import BLUE, GREEN, ORANGE
 from gpuwatch_dashboards.top.drawing import (
     BOLD,

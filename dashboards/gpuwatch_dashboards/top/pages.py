@@ -12,9 +12,9 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
+from gpuwatch.api import Run
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.charts import drawn_lines
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Run
 from gpuwatch_dashboards.palette import STATES
 from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.selection import key_of
@@ -57,7 +57,7 @@ _READING = (
     "In a legend the first number is of the last minute, the one in parentheses of the whole run.",
     "Curves are of the last 5 minutes; a gap is time in which nothing was sampled. The number is the latest.",
     "A finding marked └ is a consequence of the one above it: do what that one advises first.",
-    "“1.9 to 2.6× faster” is what the advice is predicted to bring; “up to 2.6× faster” is an upper bound.",
+    "“1.91× to 2.58× faster” is what the advice is predicted to bring; “up to 2.60× faster” is an upper bound.",
 )
 
 

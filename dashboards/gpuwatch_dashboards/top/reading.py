@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import httpx
-
-from gpuwatch_dashboards.model import Gpu, Node, Points, Run, Scope, Span, Trace
+from gpuwatch.api import Gpu, Points, Run, Series
+from gpuwatch.http import Get
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.selection import key_of, select
@@ -54,7 +54,7 @@ class Sampled:
     """The key of the run; empty without any."""
     start_s: float = 0.0
     end_s: float = 0.0
-    traces: Mapping[str, Sequence[Trace]] = field(default_factory=dict)
+    traces: Mapping[str, Sequence[Series]] = field(default_factory=dict)
 
     def of_node_only(self) -> Sampled:
         return replace(self, run="", traces={name: t for name, t in self.traces.items() if name not in RUN_QUERIES})
@@ -117,7 +117,7 @@ class Facts:
     series: Sampled = Sampled()
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> Sequence[Gpu]:
         return self.node.gpus or ()
 
 
@@ -166,8 +166,8 @@ def by_number(gpu: Gpu) -> tuple[int, str, str]:
     return (int(gpu.gpu) if gpu.gpu.isdigit() else sys.maxsize, gpu.gpu, gpu.uuid)
 
 
-def open_reader(agent_url: str, prometheus_url: str | None, transport: httpx.BaseTransport | None = None) -> Reader:
+def open_reader(agent_url: str, prometheus_url: str | None, get: Get | None = None) -> Reader:
     """Return a reader of Prometheus where its URL is given, else of an agent."""
     if prometheus_url:
-        return Reader(PrometheusSource(prometheus_url, transport))
-    return Reader(AgentSource(agent_url, transport))
+        return Reader(PrometheusSource(prometheus_url, get))
+    return Reader(AgentSource(agent_url, get))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.style import Style
 from rich.text import Text
 
+from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.costs import money
 from gpuwatch.units import duration, percent
-from gpuwatch_dashboards.model import Finding, Recent, Run
 from gpuwatch_dashboards.palette import PHASES, SEVERITIES, VERDICTS
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top.drawing import (
@@ -37,7 +37,6 @@ from gpuwatch_dashboards.units import digits, display
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
 NO_VERDICT = "no verdict yet: the first steps are being measured"
-LEAST_GAIN = 1.05
 _INDENT = 8
 
 
@@ -188,23 +187,13 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
         lines.append(Text(" " * (left - 2)))
     if lines[-1].cell_len + tail.cell_len <= width:
         lines[-1].append_text(tail)
-    gain = _gain(finding)
-    advice = f"{finding.advice} → {gain}" if finding.advice and gain else finding.advice
+    advice = f"{finding.advice} → {finding.gain} faster" if finding.advice and finding.gain else finding.advice
     why = "; ".join(item.text.strip() for item in finding.evidence)
     for name, text, style in (("do", advice, BOLD), ("why", why, "")):
         if text and (full or depth == 0):
             label = words(f"{name:>{indent - 5 + len(name)}}", DIM)
             lines += wrapped(text, width - 1, style, indent, label)
     return lines
-
-
-def _gain(finding: Finding) -> str:
-    """Return what the advice would bring: the predicted range, or where none is known its upper bound; empty for nothing."""
-    if finding.predicted_range is not None and finding.predicted_range[1] >= LEAST_GAIN:
-        low, high = (f"{gain:.1f}" for gain in finding.predicted_range)
-        return f"{high}× faster" if low == high else f"{low} to {high}× faster"
-    gain = finding.predicted_speedup or 1.0
-    return f"up to {gain:.1f}× faster" if gain >= LEAST_GAIN else ""
 
 
 def all_findings(facts: Facts, width: int) -> list[Text]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
+from gpuwatch.api import Run
 from gpuwatch_dashboards import gpu_strip, markup
-from gpuwatch_dashboards.model import Node, Run, Span
+from gpuwatch_dashboards.model import Node, Span
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
     WINDOWS_S,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuwatch.api import Finding, Run
 from gpuwatch_dashboards import gpu_strip, markup
 from gpuwatch_dashboards.cards import HEIGHT_PX, Card, card
-from gpuwatch_dashboards.model import Node, Run, Scope, Span
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.gpu import GPU_PANELS
 from gpuwatch_dashboards.run_strip import run_strip
@@ -66,11 +67,18 @@ def charts(source: Source, run: Run | None, node: Node, span: Span, gpu: str | N
 
 def words(runs: Sequence[Run], run: Run | None, node: Node, now_s: float) -> Words:
     """Return what is said of now."""
-    found = (*(run.findings if run is not None else ()), *node.findings)
+    found = (*(run.findings if run is not None else ()), *_stragglers(runs, run), *node.findings)
     return Words(
         findings=markup.findings(found, now_s, run is None or run.status == "running"),
         runs=run_strip(runs, run) if run is not None else "",
     )
+
+
+def _stragglers(runs: Sequence[Run], run: Run | None) -> Iterator[Finding]:
+    """Yield what is found of the run's other ranks that this one waits for."""
+    for other in runs:
+        if run is not None and other.run == run.run and other.rank != run.rank:
+            yield from (finding for finding in other.findings if finding.rank is not None)
 
 
 def _cards(source: Source, keys: Sequence[str], scope: Scope, span: Span) -> dict[str, Card]:

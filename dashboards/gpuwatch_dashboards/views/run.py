@@ -8,8 +8,9 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from gpuwatch.api import Run
 from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.model import Run, Span
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.units import display
 from gpuwatch_dashboards.views.run_content import Content, content
@@ -123,4 +124,4 @@ def _figures(run: Run, drawn: Content) -> list[tuple[str, str, str]]:
     ]
     if len(steps.epochs):
         figures.append(("epochs", f"{len(steps.epochs):,}", "epochs begun"))
-    return figures + markup.cost_figures(run)
+    return figures + markup.rate_figures(run) + markup.cost_figures(run)

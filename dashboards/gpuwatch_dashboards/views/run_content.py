@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards import ranks
 from gpuwatch_dashboards.buckets import merged, trace
 from gpuwatch_dashboards.cards import Card, card
-from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.heatmap import heat_card
 from gpuwatch_dashboards.marks import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.model import PastFinding, Run, Scope, Span, Steps, Trace
+from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.steps import RANK_STEPS
 from gpuwatch_dashboards.sources import Source
@@ -36,7 +37,7 @@ class Content:
     """Step times of all ranks; None for a run of one."""
     table: str
     """HTML; empty for a run of one rank."""
-    past: tuple[PastFinding, ...] | None
+    past: tuple[Finding, ...] | None
     """None: the agent that keeps them is away; the timeline then says so, and has what Prometheus knows."""
 
 
@@ -63,7 +64,7 @@ def content(source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: 
     )
 
 
-def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[PastFinding], str | None]:
+def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[Finding], str | None]:
     """Return what only the agent of the run's node keeps; with Prometheus as source, why not, where it does not answer."""
     try:
         return source.steps(run, FINE_BUCKETS, *(stretch or (None, None))), source.past_findings(run), None
@@ -93,5 +94,5 @@ def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tupl
         columns = [steps.column(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
         means = zip(*(column.mean for column in columns if column is not None), strict=True)
         whole = trace(steps, [sum(value or 0.0 for value in parts) for parts in means], "rank", str(rank.rank))
-        lines.append(Trace({"rank": str(rank.rank)}, whole.points))
+        lines.append(Series({"rank": str(rank.rank)}, whole.points))
     return card(RANK_STEPS, [lines], replace(span, points=RANK_BUCKETS), 200, zoom=True)

@@ -11,10 +11,11 @@ from typing import Any
 
 import streamlit as st
 
+from gpuwatch.api import Run
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.cards import Card
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Node, Run
+from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuwatch.diagnosis import Finding
 from gpuwatch_agent.findings import FindingBook

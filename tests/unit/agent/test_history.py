@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.api import LastSteps
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
@@ -84,8 +85,8 @@ def test_what_is_too_old_goes_and_the_rest_stays(tmp_path: Path) -> None:
         history.commit(tick(BEGIN_S + second, second, steps=[batch(hook.step(), BEGIN_S + second)]))
     history.trim(BEGIN_S + 200)
     assert points(history, BEGIN_S, BEGIN_S + 200, 300)[0] == (BEGIN_S + 100, 100.0)
-    first, columns = history.reader.steps("run-a", 0, 1000)
-    assert (first, len(columns["time_s"])) == (100, 100)
+    kept = history.reader.steps("run-a", 0, 1000)
+    assert (kept.first_step, len(kept.time_s)) == (100, 100)
     history.close()
 
 
@@ -197,20 +198,21 @@ def test_run_is_found_again_as_it_was_kept(history: History) -> None:
 def test_steps_come_back_with_unmeasured_values_as_none(history: History) -> None:
     columns = {"start_ns": wire.pack([5, 6]), "compute_ns": wire.pack([7, wire.MISSING])}
     history.commit(tick(BEGIN_S, steps=[StepBatch("run-a", 0, 40, BEGIN_S, 0, columns)]))
-    first, found = history.reader.steps("run-a", 0, 1)
-    assert first == 41
-    assert found == {
-        "time_s": [6e-9],
-        "data_wait_s": [None],
-        "transfer_s": [None],
-        "compute_s": [None],
-        "input_wait_s": [None],
-        "host_wait_s": [None],
-        "device_transfer_s": [None],
-        "device_compute_s": [None],
-        "samples": [None],
-        "epoch_start": [0],  # left out of a message in which no pass begins
-    }
+    assert history.reader.steps("run-a", 0, 1) == LastSteps(
+        run="run-a",
+        rank=0,
+        first_step=41,
+        time_s=[6e-9],
+        data_wait_s=[None],
+        transfer_s=[None],
+        compute_s=[None],
+        input_wait_s=[None],
+        host_wait_s=[None],
+        device_transfer_s=[None],
+        device_compute_s=[None],
+        samples=[None],
+        epoch_start=[0],  # left out of a message in which no pass begins
+    )
 
 
 def test_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.api import Spread
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
 
@@ -76,42 +77,42 @@ def test_buckets_have_mean_least_and_most_of_their_steps_whatever_the_messages(h
     for first, count in ((0, 33), (33, 1), (34, 66)):
         commit(history, BEGIN_S + first, [], [batch(first, count, wait_ms=waits[first : first + count])])
     found = history.reader.condensed_steps("r", 0, 10)
-    assert (found["steps"], found["bucket_steps"]) == (100, 10)
-    assert found["step"] == list(range(0, 100, 10))
-    assert found["count"] == [10] * 10
-    assert found["time_s"] == pytest.approx([BEGIN_S + 0.1 * n for n in range(10)])
-    assert found["end_s"][0] == pytest.approx(BEGIN_S + 0.1)
-    wait = found["columns"]["data_wait_s"]
-    assert wait["mean"] == pytest.approx([0.003] * 4 + [0.0277] + [0.003] * 5)
-    assert wait["max"][4] == 0.25 and wait["min"][4] == 0.003
-    assert found["columns"]["input_wait_s"] is None, "no device column was ever sent"
-    assert found["step_s"] == pytest.approx({"p5": 0.01, "p50": 0.01, "p95": 0.01, "p99": 0.257})
-    assert found["bucket_s"]["p50"] == pytest.approx([0.01] * 10)
-    assert found["bucket_s"]["p95"] == pytest.approx([0.01] * 4 + [0.257] + [0.01] * 5)
+    assert (found.steps, found.bucket_steps) == (100, 10)
+    assert found.step == list(range(0, 100, 10))
+    assert found.count == [10] * 10
+    assert found.time_s == pytest.approx([BEGIN_S + 0.1 * n for n in range(10)])
+    assert found.end_s[0] == pytest.approx(BEGIN_S + 0.1)
+    wait = found.columns["data_wait_s"]
+    assert wait.mean == pytest.approx([0.003] * 4 + [0.0277] + [0.003] * 5)
+    assert wait.max[4] == 0.25 and wait.min[4] == 0.003
+    assert found.columns["input_wait_s"] is None, "no device column was ever sent"
+    assert found.step_s == pytest.approx({"p5": 0.01, "p50": 0.01, "p95": 0.01, "p99": 0.257})
+    assert found.bucket_s["p50"] == pytest.approx([0.01] * 10)
+    assert found.bucket_s["p95"] == pytest.approx([0.01] * 4 + [0.257] + [0.01] * 5)
 
 
 def test_steps_that_the_device_did_not_measure_are_left_out_of_its_mean(history: History) -> None:
     commit(history, BEGIN_S, [], [batch(0, 4, input_wait_ns=[2 * MS, -1, 4 * MS, -1])])
     found = history.reader.condensed_steps("r", 0, 1)
-    assert found["columns"]["input_wait_s"] == {"mean": [0.003], "min": [0.002], "max": [0.004]}
+    assert found.columns["input_wait_s"] == Spread([0.003], [0.002], [0.004])
     later = history.reader.condensed_steps("r", 0, 4)
-    assert later["columns"]["input_wait_s"]["mean"] == [0.002, None, 0.004, None]
+    assert later.columns["input_wait_s"].mean == [0.002, None, 0.004, None]
 
 
 def test_epochs_and_samples(history: History) -> None:
     begins = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0]
     commit(history, BEGIN_S, [], [batch(0, 10, epoch_start=begins, samples=[64] * 9 + [-1])])
     found = history.reader.condensed_steps("r", 0, 5)
-    assert [epoch["step"] for epoch in found["epochs"]] == [0, 5]
-    assert found["epochs"][1]["time_s"] == pytest.approx(BEGIN_S + 0.05)
-    assert found["samples"] == [128, 128, 128, 128, 64]
+    assert [epoch.step for epoch in found.epochs] == [0, 5]
+    assert found.epochs[1].time_s == pytest.approx(BEGIN_S + 0.05)
+    assert found.samples == [128, 128, 128, 128, 64]
 
 
 def test_a_stretch_of_time_has_exactly_the_steps_that_began_in_it(history: History) -> None:
     for n in range(10):
         commit(history, BEGIN_S + n, [], [batch(10 * n, 10)])
     found = history.reader.condensed_steps("r", 0, 100, BEGIN_S + 0.245, BEGIN_S + 0.3801)
-    assert found["bucket_steps"] == 1
-    assert found["step"] == list(range(25, 39))
-    assert history.reader.condensed_steps("r", 0, 100, BEGIN_S + 50, None)["steps"] == 0
-    assert history.reader.condensed_steps("nobody", 0, 100)["steps"] == 0
+    assert found.bucket_steps == 1
+    assert found.step == list(range(25, 39))
+    assert history.reader.condensed_steps("r", 0, 100, BEGIN_S + 50, None).steps == 0
+    assert history.reader.condensed_steps("nobody", 0, 100).steps == 0

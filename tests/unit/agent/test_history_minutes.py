@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
+from gpuwatch.api import Epoch
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.history_minutes import Spread
@@ -111,22 +112,22 @@ def test_condensed_steps_over_both_have_every_step(history: History) -> None:
     whole = history.reader.condensed_steps("run-a", 0, 10)
     condensed(history, BEGIN_S + 300)
     both = history.reader.condensed_steps("run-a", 0, 10)
-    assert None not in whole["bucket_s"]["p50"]
-    assert [mark is None for mark in both["bucket_s"]["p95"]] == [True] * 5 + [False] * 5
+    assert None not in whole.bucket_s["p50"]
+    assert [mark is None for mark in both.bucket_s["p95"]] == [True] * 5 + [False] * 5
     for found in (whole, both):
-        assert found["steps"] == sum(found["count"]) == 1200
-        assert sum(found["samples"]) == 9600
-        assert found["epochs"] == [{"step": 0, "time_s": BEGIN_S}]
-        waits = found["columns"]["data_wait_s"]
-        assert (min(waits["min"]), max(waits["max"])) == (0.0, 0.049)
-        mean = sum(m * n for m, n in zip(waits["mean"], found["count"], strict=True)) / 1200
+        assert found.steps == sum(found.count) == 1200
+        assert sum(found.samples) == 9600
+        assert found.epochs == [Epoch(0, BEGIN_S)]
+        waits = found.columns["data_wait_s"]
+        assert (min(waits.min), max(waits.max)) == (0.0, 0.049)
+        mean = sum(m * n for m, n in zip(waits.mean, found.count, strict=True)) / 1200
         assert mean == pytest.approx((24.5 + 20) / 2 / 1e3)
-        assert found["columns"]["input_wait_s"] is None  # never measured, and not 0
-        assert found["step"][0] == 0 and found["time_s"] == sorted(found["time_s"])
-    assert len(both["count"]) <= 11
+        assert found.columns["input_wait_s"] is None  # never measured, and not 0
+        assert found.step[0] == 0 and found.time_s == sorted(found.time_s)
+    assert len(both.count) <= 11
     recent = history.reader.condensed_steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
-    assert recent["steps"] == 120 + 201  # the minute that began there, and the full records up to the end
-    assert history.reader.steps("run-a", 0, 5000)[0] == 600  # each for itself, those that still are
+    assert recent.steps == 120 + 201  # the minute that began there, and the full records up to the end
+    assert history.reader.steps("run-a", 0, 5000).first_step == 600  # each for itself, those that still are
 
 
 def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
     history.trim(BEGIN_S + 600)
     ((_, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
     assert found[0][0] == BEGIN_S + 239
-    assert history.reader.condensed_steps("run-a", 0, 10)["steps"] == 2 * 420  # a minute goes when its end is too old
+    assert history.reader.condensed_steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
     history.close()
 
 
@@ -195,6 +196,6 @@ def test_version_1_file_is_read_as_it_is(tmp_path: Path) -> None:
 
 def look(reader: HistoryReader) -> None:
     begin_s = 1_790_000_000.0
-    assert reader.condensed_steps("run-a", 0, 10)["steps"] == 90
+    assert reader.condensed_steps("run-a", 0, 10).steps == 90
     ((_, found),) = reader.series(STATES, {"state": "compute"}, begin_s, begin_s + 60, 300)
     assert found[-1] == (begin_s + 29, 7.25)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from gpuwatch.api import Recent, Run
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.samples import percentile_samples
 
 METRIC = "gpuwatch_step_percentile_seconds"
 
 
-def view(**more: Any) -> dict[str, Any]:
-    recent = {"step_s_p50": 0.1, "step_s_p95": 0.4}
-    return {"run": "r", "rank": 3, "status": "running", "recent": recent, **more}
+def view(**more: Any) -> Run:
+    plain = Run("r", 3, "r", "running", 0.0, 0.0, 0.0, recent=Recent(step_s_p50=0.1, step_s_p95=0.4))
+    return msgspec.structs.replace(plain, **more)
 
 
 def test_a_running_run_has_both() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch_agent.report_source import record_view
+from gpuwatch.costs import Cost
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.views import record_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 
@@ -16,12 +17,6 @@ def test_it_costs_what_it_cost_while_it_was_there() -> None:
     run.gpus = {"GPU-0": "NVIDIA H200"}
     record = run.record()
     assert record is not None
-    cost = record_view(record, Prices(gpu_hour=2.0, currency="EUR", models={"NVIDIA H200": 4.0}))["cost"]
-    assert cost == {
-        "currency": "EUR",
-        "gpus": 1,
-        "per_hour": 4.0,
-        "total": 6.0,
-        "states": {"input_wait": 2.0, "compute": 4.0},
-    }
-    assert record_view(record, Prices())["cost"] is record_view(record)["cost"] is None
+    cost = record_view(record, Prices(gpu_hour=2.0, currency="EUR", models={"NVIDIA H200": 4.0})).cost
+    assert cost == Cost("EUR", 1, 4.0, 6.0, {"input_wait": 2.0, "compute": 4.0})
+    assert record_view(record, Prices()).cost is record_view(record).cost is None

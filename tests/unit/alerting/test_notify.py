@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.alert_rules import AlertThresholds
+from gpuwatch.api import Finding, Run
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError
+from gpuwatch.finding import Evidence
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page
 from gpuwatch_agent.notify import Notifier, apprise_senders
@@ -23,12 +26,16 @@ START_S = 1_790_000_000.0
 THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900
 
 
-def finding(cause: str = "input_cpu", ratio: float = 0.4, **fields: Any) -> dict[str, Any]:
-    return {
-        "run": "r1", "rank": 0, "name": "resnet50-a", "cause": cause, "severity": "warning", "title": "the loader is slow",
-        "ratio": ratio, "evidence": [{"text": "4 of 4 workers at 97% CPU"}], "advice": "num_workers 4 → 10",
-        "since_s": START_S, "gpu": None, **fields,
-    }  # fmt: skip
+def finding(cause: str = "input_cpu", ratio: float = 0.4, **fields: Any) -> Finding:
+    plain = Finding(
+        cause, "warning", "the loader is slow", ratio, (Evidence("cpu", 0.97, "ratio", "4 of 4 workers at 97% CPU"),),
+        "num_workers 4 → 10", run="r1", rank=0, name="resnet50-a", since_s=START_S,
+    )  # fmt: skip
+    return replace(plain, **fields)
+
+
+def lost_run(**fields: Any) -> Run:
+    return Run("r1", 3, "a", "lost", START_S, START_S, START_S, **fields)
 
 
 class Post:
@@ -37,8 +44,8 @@ class Post:
     def __init__(self, path: Path | None = None, **settings: Any) -> None:
         self.got: list[tuple[str, str]] = []
         self.works = True
-        self.findings: list[dict[str, Any]] = []
-        self.runs: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []
+        self.runs: list[Run] = []
         self.gpus = (8.0, 8.0)
         self.samples: list[Sample] = []
         self.now_s = START_S
@@ -57,7 +64,7 @@ class Post:
         page = Page([*own, *self.samples])
         return Snapshot(self.now_s, 0.0, page, self.runs, self.findings)
 
-    def look(self, after_s: float, findings: Sequence[dict[str, Any]] | None = None) -> list[str]:
+    def look(self, after_s: float, findings: Sequence[Finding] | None = None) -> list[str]:
         """Return the titles of all letters so far, after one look at `START_S + after_s`."""
         self.now_s = START_S + after_s
         if findings is not None:
@@ -131,7 +138,7 @@ def test_only_what_is_critical_where_that_was_asked_for() -> None:
 
 def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
     post = Post()
-    post.runs = [{"run": "r1", "rank": 3, "name": "a", "status": "lost", "user": "alice", "last_message_s": START_S}]
+    post.runs = [lost_run(user="alice")]
     post.gpus = (7.0, 8.0)
     post.look(0)
     assert sorted(post.look(61)) == ["[critical] GpuLost on n1", "[warning] GpuwatchTelemetryLost on n1"]
@@ -142,16 +149,7 @@ def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
     killed = finding(
         "training_killed", 1.0, title="the training process was killed for lack of memory", advice="smaller batches"
     )
-    run = {
-        "run": "r1",
-        "rank": 3,
-        "name": "a",
-        "status": "lost",
-        "user": "",
-        "last_message_s": START_S,
-        "findings": [killed],
-    }
-    (told,) = conditions([run], [killed], THRESHOLDS)
+    (told,) = conditions([lost_run(findings=(killed,))], [killed], THRESHOLDS)
     assert (told.alert, told.title) == (
         "GpuwatchTelemetryLost",
         "run a, rank 3: the training process was killed for lack of memory",

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from gpuwatch.api import Collector, Finding, Recent, Run, Series
 from gpuwatch.costs import Cost
+from gpuwatch.errors import SourceError
+from gpuwatch.finding import Evidence, Verdict
 from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards import markup
 from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
-from gpuwatch_dashboards.errors import SourceError
 from gpuwatch_dashboards.heatmap import full_colour_s
 from gpuwatch_dashboards.launch import streamlit_command
-from gpuwatch_dashboards.model import Collector, Evidence, Finding, Node, Recent, Run, Span, Trace, Verdict
+from gpuwatch_dashboards.model import Node, Span
 from gpuwatch_dashboards.option import PICKS, line_option, picked
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
 from gpuwatch_dashboards.units import display
+from gpuwatch_dashboards.views.live_content import words
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
     host="node-17", user="alice", steps=812, world_size=2,
     recent=Recent(60.0, {"input_wait": 37.2}, 0.1, 0.13, 0.06, 9.7, 622.0),
-    verdict=Verdict("input", "input-bound: 62% of the time training waited for data", 0.62),
+    verdict=Verdict("input", 0.62, "input-bound: 62% of the time training waited for data"),
 )  # fmt: skip
 FINDING = Finding(
     "input_single_process",
     "warning",
     "slow <loader>",
     0.62,
-    (Evidence("data wait 62%"),),
+    (Evidence("data wait", 0.62, "ratio", "data wait 62%"),),
     "num_workers 0 → 8",
     2.6,
-    1010.0,
+    since_s=1010.0,
 )
 SPAN = Span(1000.0, 1100.0)
 
 
-def ledger(*states: tuple[str, tuple[float | None, ...]]) -> list[list[Trace]]:
+def ledger(*states: tuple[str, tuple[float | None, ...]]) -> list[list[Series]]:
     return [
-        [Trace({"state": s}, tuple((1000.0 + n, v) for n, v in enumerate(values))) for s, values in states],
+        [Series({"state": s}, tuple((1000.0 + n, v) for n, v in enumerate(values))) for s, values in states],
     ]
 
 
@@ -59,7 +63,7 @@ def test_verdict_has_the_sentence_its_number_and_who_it_is_about() -> None:
         "<b>100 ms</b>",
     ):
         assert text in html
-    assert "<b>≤ 2.6×</b>" in html
+    assert "<b>up to 2.60×</b>" in html
 
 
 def test_what_the_gpus_cost_is_a_figure_where_there_is_a_price() -> None:
@@ -84,10 +88,52 @@ def test_what_others_sent_is_escaped() -> None:
 
 def test_finding_has_evidence_advice_and_an_upper_bound() -> None:
     html = markup.findings([FINDING], 1100.0, live=True)
-    for text in ("data wait 62%", "num_workers 0 → 8", "up to 2.6×", "upper bound", "for 1m 30s", "warning"):
+    for text in ("data wait 62%", "num_workers 0 → 8", "up to 2.60×", "upper bound", "for 1m 30s", "warning"):
         assert text in html
     assert "up to" not in markup.findings([replace(FINDING, predicted_speedup=None)], 1100.0, live=True)
     assert "No bottleneck found" in markup.findings([], 1100.0, live=True)
+
+
+def test_a_predicted_range_is_shown_instead_of_the_upper_bound() -> None:
+    known = replace(FINDING, predicted_range=(1.2, 2.6))
+    html = markup.findings([known], 1100.0, live=True)
+    assert "<b>1.20× to 2.60×</b> the throughput" in html and "predicted" in html and "upper bound" not in html
+    assert "<b>1.20× to 2.60×</b>" in markup.verdict(replace(RUN, findings=(known,)))
+
+
+def test_a_consequence_is_inside_its_root_and_not_a_card_of_its_own() -> None:
+    burst = Finding("burst_every_n", "warning", "one slow step in 4", 0.3, (), "b", root="input_single_process")
+    deeper = Finding("too_many_workers", "info", "more workers than cores", 0.1, (), "c", root="burst_every_n")
+    alone = Finding("sync_every_step", "warning", "a sync a step", 0.2, (), "d", root="host_bound")
+    html = markup.findings([FINDING, burst, deeper, alone], 1100.0, live=True)
+    cards = re.findall(r'<article[^>]* data-cause="(\w+)".*?</article>', html, re.DOTALL)
+    assert cards == ["input_single_process", "sync_every_step"], "a root that is not there makes no consequence"
+    first = html[: html.index("</article>")]
+    assert first.index("one slow step in 4 · 30%") < first.index("more workers than cores · 10%")
+
+
+def test_a_straggler_names_its_rank_on_every_rank_s_page() -> None:
+    late = Finding("straggler", "critical", "late at every step", 0.4, (), "look at its host", rank=3)
+    other = replace(RUN, rank=3, findings=(late, FINDING))
+    said = words([RUN, other, replace(other, run="another")], RUN, Node("n"), 1100.0).findings
+    assert re.findall(r'data-cause="(\w+)"', said) == ["straggler"]
+    assert "critical · 40% · rank 3" in said
+
+
+def test_declared_rates_are_figures() -> None:
+    recent = replace(RUN.recent, tokens_per_s=12_500.4, flops_per_s=2.5e14, mfu_ratio=0.4)
+    html = markup.verdict(replace(RUN, recent=recent))
+    assert "<b>12,500</b><span>tokens/s</span>" in html and "<b>250</b><span>TFLOP/s</span>" in html
+    assert "<b>40%</b><span>MFU</span>" in html
+    assert "MFU" not in markup.verdict(RUN) and "tokens" not in markup.verdict(RUN)
+
+
+def test_past_findings_say_what_they_follow_from() -> None:
+    root = replace(FINDING, seen_s=1090.0, predicted_range=(1.2, 2.6))
+    burst = replace(FINDING, cause="burst_every_n", title="one slow step in 4", root="input_single_process")
+    html = markup.past_findings([root, burst], lambda time_s: f"{time_s:.0f}")
+    assert "1010 to 1090 · 62% · predicted 1.20× to 2.60× the throughput" in html
+    assert "62% · a consequence of: slow &lt;loader&gt;" in html
 
 
 def test_finding_shows_where_the_code_stood_escaped() -> None:
@@ -135,10 +181,10 @@ def test_stack_is_interrupted_at_a_gap_and_its_lines_share_their_times() -> None
 def test_percentiles_are_lines_over_the_stack_and_no_part_of_it() -> None:
     panel = BY_KEY["step_time"]
     phases = [
-        Trace({"phase": phase}, ((1000.0, value), (1002.0, value)))
+        Series({"phase": phase}, ((1000.0, value), (1002.0, value)))
         for phase, value in (("data_wait", 0.06), ("compute", 0.04))
     ]
-    percentiles = [Trace({"percentile": name}, ((1001.0, value),)) for name, value in (("p95", 0.4), ("p50", 0.09))]
+    percentiles = [Series({"percentile": name}, ((1001.0, value),)) for name, value in (("p95", 0.4), ("p50", 0.09))]
     lines = drawn_lines(panel, [phases, percentiles])
     drawn = line_option(panel, lines, SPAN)
     series = {each["name"]: each for each in drawn["series"]}
@@ -157,8 +203,8 @@ def test_percentiles_are_lines_over_the_stack_and_no_part_of_it() -> None:
 def test_chart_is_scaled_and_its_times_are_unix_ms() -> None:
     panel = BY_KEY["shm"]
     traces = [
-        [Trace({"mount": "host"}, ((1000.0, 32.0 * 2**20),))],
-        [Trace({"mount": "host"}, ((1000.0, 64.0 * 2**20),))],
+        [Series({"mount": "host"}, ((1000.0, 32.0 * 2**20),))],
+        [Series({"mount": "host"}, ((1000.0, 64.0 * 2**20),))],
     ]
     lines = drawn_lines(panel, traces)
     drawn = line_option(panel, lines, SPAN)
@@ -181,7 +227,7 @@ def test_click_finds_its_moment() -> None:
 
 def test_many_lines_have_a_legend_that_sums_them_up() -> None:
     panel = BY_KEY["gpu_utilization"]
-    traces = [[Trace({"gpu": str(n), "UUID": f"u{n}"}, ((1000.0, n / 10),)) for n in range(8)]]
+    traces = [[Series({"gpu": str(n), "UUID": f"u{n}"}, ((1000.0, n / 10),)) for n in range(8)]]
     [(line, text)] = legend_values(panel, drawn_lines(panel, traces))
     assert (line.name, text) == ("GPU 0 to GPU 7:", "0% to 70%, mean 35%")
 

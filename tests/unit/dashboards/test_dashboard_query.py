@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.api import Points, Series
 from gpuwatch_dashboards.line import Line
-from gpuwatch_dashboards.model import Points, Scope, Trace
+from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.promql import render
 from gpuwatch_dashboards.query import Match, Query, evaluate, grown
 
 LEDGER = "gpuwatch_run_seconds_total"
 
 
-def series(values: list[float | None], start_s: float = 100.0, spacing_s: float = 1.0, **labels: str) -> Trace:
-    return Trace(labels, tuple((start_s + n * spacing_s, value) for n, value in enumerate(values)))
+def series(values: list[float | None], start_s: float = 100.0, spacing_s: float = 1.0, **labels: str) -> Series:
+    return Series(labels, tuple((start_s + n * spacing_s, value) for n, value in enumerate(values)))
 
 
-def values(trace: Trace) -> list[float | None]:
+def values(trace: Series) -> list[float | None]:
     return [value for _, value in trace.points]
 
 

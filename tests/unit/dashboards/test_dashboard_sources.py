@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
-import httpx
 import pytest
 
-from gpuwatch_dashboards.errors import SourceError
+from gpuwatch.errors import SourceError
+from gpuwatch.http import Reply
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
@@ -31,15 +31,15 @@ RUN: dict[str, Any] = {
     "loader": {"num_workers": 0, "prefetch_factor": None, "batch_size": 64, "pin_memory": False}, "tags": {},
 }  # fmt: skip
 
-Handler = Callable[[httpx.Request], httpx.Response]
+Handler = Callable[[str, float], Reply]
 
 
 def agent(handler: Handler) -> AgentSource:
-    return AgentSource("http://node-17:9478/", httpx.MockTransport(handler))
+    return AgentSource("http://node-17:9478/", handler)
 
 
 def answering(body: Any, status: int = 200) -> Handler:
-    return lambda request: httpx.Response(status, content=body if isinstance(body, bytes) else json.dumps(body))
+    return lambda path, timeout_s: Reply(status, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def test_agent_runs() -> None:
@@ -55,16 +55,16 @@ def test_agent_runs() -> None:
 def test_runs_to_compare_are_those_that_are_kept_as_well() -> None:
     asked: list[str] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
+    def handler(path: str, timeout_s: float) -> Reply:
+        asked.append(path)
         kept = {
             name: RUN[name] for name in ("run", "rank", "name", "started_s", "watermark_s", "last_message_s", "states")
         }
-        return httpx.Response(200, content=json.dumps({"runs": [{**kept, "status": "ended"}]}))
+        return Reply(200, json.dumps({"runs": [{**kept, "status": "ended"}]}).encode())
 
     [run] = agent(handler).kept_runs()
     assert (run.name, run.status, run.recent) == ("resnet50-a", "ended", None)
-    assert asked == ["http://node-17:9478/api/v1/runs?kept=all"]
+    assert asked == ["/api/v1/runs?kept=all"]
 
 
 def test_agent_run_that_has_nothing_to_say_yet() -> None:
@@ -87,15 +87,15 @@ def test_agent_status() -> None:
 def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count() -> None:
     asked: list[dict[str, str]] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        assert request.url.path == "/api/v1/series/many"
+    def handler(path: str, timeout_s: float) -> Reply:
+        assert urlsplit(path).path == "/api/v1/series/many"
         points = [[NOW - 2, 0.0], [NOW - 1, 0.5], [NOW, 1.0]]
         answers = []
-        for text in request.url.params.get_list("q"):
+        for text in parse_qs(urlsplit(path).query)["q"]:
             asked.append(dict(parse_qsl(text, keep_blank_values=True)))
             labels = {"mode": "user"} if "cpu" in asked[-1]["metric"] else {"state": "compute"}
             answers.append({"metric": "m", "series": [{"labels": labels, "points": points}]})
-        return httpx.Response(200, json={"answers": answers})
+        return Reply(200, json.dumps({"answers": answers}).encode())
 
     queries = [curve.query for key in ("ledger", "cpu") for curve in BY_KEY[key].curves]
     traces = agent(handler).evaluate(queries, Scope("r", "0"), Span(NOW - 60, NOW, 30))
@@ -106,8 +106,8 @@ def test_agent_fetches_each_metric_once_and_names_run_and_rank_where_they_count(
 
 
 def test_away_names_the_url_and_the_remedy() -> None:
-    def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+    def refuse(path: str, timeout_s: float) -> Reply:
+        raise ConnectionRefusedError(111, "Connection refused")
 
     with pytest.raises(SourceError) as caught:
         agent(refuse).runs()
@@ -118,8 +118,8 @@ def test_away_names_the_url_and_the_remedy() -> None:
 
 
 def test_slow_says_how_long() -> None:
-    def slow(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("slow")
+    def slow(path: str, timeout_s: float) -> Reply:
+        raise TimeoutError("timed out")
 
     with pytest.raises(SourceError, match="did not answer within 3 s"):
         agent(slow).runs()
@@ -159,18 +159,19 @@ VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
     "histogram_quantile(0.95,": [(WHO, float("nan"))],
     "gpuwatch_last_step_timestamp_seconds": [(WHO, NOW - 42)],
     "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
-    "gpuwatch_finding_active": [({"run": "r1", "cause": "input_single_process"}, 1)],
 }  # fmt: skip
 
 
 def prometheus(vectors: dict[str, list[tuple[dict[str, str], float]]]) -> PrometheusSource:
-    def handler(request: httpx.Request) -> httpx.Response:
-        expr = request.url.params["query"]
+    def handler(path: str, timeout_s: float) -> Reply:
+        expr = parse_qs(urlsplit(path).query)["query"][0]
         found = next((vector for start, vector in vectors.items() if expr.startswith(start)), [])
         result = [{"metric": labels, "value": [NOW, str(value)]} for labels, value in found]
-        return httpx.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}})
+        return Reply(
+            200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+        )
 
-    return PrometheusSource("http://prom:9090", httpx.MockTransport(handler), now=lambda: NOW)
+    return PrometheusSource("http://prom:9090", handler, now=lambda: NOW)
 
 
 def test_prometheus_runs() -> None:
@@ -195,18 +196,18 @@ def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
 
 
 def test_prometheus_stalled_run_says_for_how_long() -> None:
-    stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 1)]
-    [run] = prometheus({**VECTORS, "gpuwatch_finding_active": stalled}).runs()
+    stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 0.4)]
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_evidence_ratio": stalled}).runs()
     assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
 
 
 def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(path: str, timeout_s: float) -> Reply:
         values = [[NOW - 60, "0.5"], [NOW - 45, "0.5"], [NOW - 30, "NaN"], [NOW, "0.7"]]
         result = [{"metric": {"state": "compute"}, "values": values}]
-        return httpx.Response(200, json={"data": {"resultType": "matrix", "result": result}})
+        return Reply(200, json.dumps({"data": {"resultType": "matrix", "result": result}}).encode())
 
-    source = PrometheusSource("http://prom:9090", httpx.MockTransport(handler))
+    source = PrometheusSource("http://prom:9090", handler)
     [[trace]] = source.evaluate([BY_KEY["ledger"].curves[0].query], Scope("r1", "0"), Span(NOW - 60, NOW))
     assert trace.labels == {"state": "compute"}
     assert [value for _, value in trace.points] == [0.5, 0.5, None, 0.7]
@@ -215,4 +216,4 @@ def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:
 def test_prometheus_refusal_gives_its_reason() -> None:
     refusal = answering({"status": "error", "errorType": "bad_data", "error": "invalid parameter"}, 400)
     with pytest.raises(SourceError, match=r"Prometheus at http://prom:9090 answered .* invalid parameter"):
-        PrometheusSource("http://prom:9090", httpx.MockTransport(refusal)).runs()
+        PrometheusSource("http://prom:9090", refusal).runs()

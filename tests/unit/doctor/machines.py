@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.doctor.nvml import NvmlFacts
-from gpuwatch.doctor.web import Answer
+from gpuwatch.http import Reply
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -46,16 +46,16 @@ def two_gpus(**changes: Any) -> NvmlFacts:
     return NvmlFacts("answers", **{**facts, **changes})
 
 
-def answers(pages: Mapping[str, Any]) -> Callable[[str], Answer]:
+def answers(pages: Mapping[str, Any]) -> Callable[[str], Reply]:
     """Return a fetch that knows these URLs: a body, or the error to raise; anything else refuses."""
 
-    def fetch(url: str) -> Answer:
+    def fetch(url: str) -> Reply:
         page = pages.get(url, ConnectionRefusedError(111, "Connection refused"))
         if isinstance(page, Exception):
             raise page
-        if isinstance(page, Answer):
+        if isinstance(page, Reply):
             return page
-        return Answer(200, json.dumps(page).encode())
+        return Reply(200, json.dumps(page).encode())
 
     return fetch
 

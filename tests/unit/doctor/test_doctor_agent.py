@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuwatch import endpoint
+from gpuwatch.api import Status
 from gpuwatch.doctor.agent import agent, agent_clock, agent_version, collectors
 from gpuwatch.doctor.hook_socket import hook_socket
 from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.web import AgentView, Answer, ask_agent
+from gpuwatch.doctor.web import AgentView, ask_agent
+from gpuwatch.http import Reply
 from tests.unit.doctor.machines import STATUS, answers
 
 Machine = Callable[..., Surroundings]
@@ -22,7 +25,7 @@ URL = "http://127.0.0.1:9478"
 
 
 def alive(**changes: Any) -> AgentView:
-    return AgentView(URL, "answers", {**STATUS, **changes}, ready=True)
+    return AgentView(URL, "answers", msgspec.convert({**STATUS, **changes}, Status), ready=True)
 
 
 @pytest.fixture
@@ -83,8 +86,8 @@ def test_agent_clock_allows_for_the_round_trip(machine: Machine, theirs: float, 
     [
         (ConnectionRefusedError(111, "Connection refused"), "refused"),
         (TimeoutError("timed out"), "silent"),
-        (Answer(200, b"<html>"), "foreign"),
-        (Answer(404, b"{}"), "foreign"),
+        (Reply(200, b"<html>"), "foreign"),
+        (Reply(404, b"{}"), "foreign"),
         ({"version": 3}, "foreign"),
     ],
 )

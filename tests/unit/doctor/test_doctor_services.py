@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpuwatch.api import Status
 from gpuwatch.doctor.history import history
 from gpuwatch.doctor.ports import agent_port, page_port
 from gpuwatch.doctor.processes import command, gpuwatch_part, holder, listening
 from gpuwatch.doctor.prometheus import alert_rules, prometheus
 from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.web import AgentView, Answer
+from gpuwatch.doctor.web import AgentView
+from gpuwatch.http import Reply
 from tests.unit.doctor.machines import GIB, STATUS, write
 
 Machine = Callable[..., Surroundings]
@@ -22,7 +25,7 @@ PROMETHEUS = "http://prometheus:9090"
 
 
 def alive(**changes: Any) -> AgentView:
-    return AgentView(URL, "answers", {**STATUS, **changes}, ready=True)
+    return AgentView(URL, "answers", msgspec.convert({**STATUS, **changes}, Status), ready=True)
 
 
 def listen(proc: Path, port: int, address: str = "0100007F", pid: int | None = 77, words: str = "nc\0-l\0") -> None:
@@ -88,7 +91,7 @@ def test_page_port(machine: Machine, proc: Path) -> None:
     taken = page_port(machine())
     assert taken.status == "warning" and "nc, pid 77" in taken.found and "--port 8502" in str(taken.remedy)
     write(proc, {"77/cmdline": "/usr/bin/docker-proxy\0-port\0"})
-    health = {"http://127.0.0.1:8501/_stcore/health": Answer(200, b"ok")}
+    health = {"http://127.0.0.1:8501/_stcore/health": Reply(200, b"ok")}
     assert page_port(machine(pages=health)).status == "ok"
     assert page_port(machine()).status == "warning"
     write(proc, {"77/cmdline": "python3\0-m\0streamlit\0run\0/gpuwatch_dashboards/app.py\0"})
@@ -147,8 +150,8 @@ def test_prometheus_targets(machine: Machine, targets: list[Any], status: str, w
     ("page", "words"),
     [
         (TimeoutError("timed out"), "timed out"),
-        (Answer(404, b""), "no Prometheus API there (status 404)"),
-        (Answer(200, b"<html>"), "no Prometheus API there"),
+        (Reply(404, b""), "no Prometheus API there (status 404)"),
+        (Reply(200, b"<html>"), "no Prometheus API there"),
         ({"data": None}, "no Prometheus API there"),
     ],
 )

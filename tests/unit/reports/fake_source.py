@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from gpuwatch.api import Finding, LastSteps, Run, Series, Spread, Steps
+
 START_S = 1_790_000_000.0
 
 FINDING: dict[str, Any] = {
@@ -22,7 +26,7 @@ FINDING: dict[str, Any] = {
 }
 
 
-def run(**changes: Any) -> dict[str, Any]:
+def run(**changes: Any) -> Run:
     """Return one entry of /api/v1/runs."""
     plain = {
         "run": "host-1-2",
@@ -47,10 +51,10 @@ def run(**changes: Any) -> dict[str, Any]:
         "versions": {"torch": "2.9"},
         "tags": {"team": "vision"},
     }
-    return {**plain, **changes}
+    return msgspec.convert({**plain, **changes}, Run)
 
 
-def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> dict[str, Any]:
+def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> LastSteps:
     """Return /api/v1/runs/{run}/steps of equal steps."""
     step_s = wait_s + compute_s
     plain: dict[str, Any] = {
@@ -65,53 +69,51 @@ def steps(count: int, wait_s: float, compute_s: float, **columns: list[Any]) -> 
         "samples": [32] * count,
         "epoch_start": [int(index == 0) for index in range(count)],
     }
-    return {**plain, **columns}
+    return LastSteps(**{**plain, **columns})
 
 
-def condensed(buckets: int, size: int, old: int = 0, **device: float) -> dict[str, Any]:
+def condensed(buckets: int, size: int, old: int = 0, **device: float) -> Steps:
     """Return /api/v1/runs/{run}/steps?points=: buckets of equal steps of 60 + 40 ms, the first of them long ago."""
     marks = {"p5": 0.09, "p50": 0.1, "p95": 0.2}
     means = {"data_wait_s": 0.06, "transfer_s": 0.0, "compute_s": 0.04, **device}
-    return {
-        "steps": buckets * size,
-        "time_s": [START_S + 0.1 * size * index for index in range(buckets)],
-        "bucket_s": {name: [None] * old + [value] * (buckets - old) for name, value in marks.items()},
-        "columns": {name: {"mean": [value] * buckets} for name, value in means.items()},
-    }
+    return Steps(
+        steps=buckets * size,
+        time_s=[START_S + 0.1 * size * index for index in range(buckets)],
+        bucket_s={name: [None] * old + [value] * (buckets - old) for name, value in marks.items()},
+        columns={name: Spread([value] * buckets, [], []) for name, value in means.items()},
+    )
 
 
 class FakeSource:
-    """Implements `gpuwatch.reports.source.Source`."""
+    """Implements `gpuwatch.api.RunSource`."""
 
     where = "the test"
 
     def __init__(
         self,
-        runs: list[dict[str, Any]] | None = None,
-        taken: dict[str, Any] | None = None,
+        runs: list[Run] | None = None,
+        taken: LastSteps | None = None,
         findings: list[dict[str, Any]] | None = None,
         series: Mapping[str, list[dict[str, Any]]] | None = None,
-        condensed: dict[str, Any] | None = None,
+        condensed: Steps | None = None,
     ) -> None:
         self._condensed = condensed
         self._runs = [run()] if runs is None else runs
         self._taken = steps(100, 0.060, 0.040) if taken is None else taken
-        self._findings = findings or []
-        self._series = series or {}
+        self._findings = msgspec.convert(findings or [], list[Finding])
+        self._series = msgspec.convert(series or {}, dict[str, list[Series]])
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self, kept: bool = False) -> list[Run]:
         return self._runs
 
-    def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> list[dict[str, Any]]:
-        return [one for one in self._series.get(metric, []) if labels.items() <= one["labels"].items()]
+    def series(self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int) -> list[Series]:
+        return [one for one in self._series.get(metric, []) if labels.items() <= one.labels.items()]
 
-    def steps(self, run: str, rank: int, last: int) -> dict[str, Any] | None:
-        return self._taken or None
+    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None:
+        return self._taken if self._taken.time_s else None
 
-    def condensed_steps(self, run: str, rank: int, points: int) -> dict[str, Any] | None:
+    def steps(self, run: str, rank: int, points: int) -> Steps | None:
         return self._condensed
 
-    def findings(self, run: str) -> list[dict[str, Any]]:
+    def findings(self, run: str) -> list[Finding]:
         return self._findings

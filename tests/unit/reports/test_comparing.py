@@ -18,8 +18,8 @@ def report(
 ) -> RunReport:
     """Return a run whose steps wait so long and compute for 40 ms."""
     chance = random.Random(seed)
-    taken = steps(400, wait_s, 0.040)
-    taken["data_wait_s"] = [wait_s * (1 + spread * (chance.random() - 0.5)) for _ in range(400)]
+    waits_s = [wait_s * (1 + spread * (chance.random() - 0.5)) for _ in range(400)]
+    taken = steps(400, wait_s, 0.040, data_wait_s=waits_s)
     states = {"input_wait": 400 * wait_s, "compute": 16.0}
     source = FakeSource([run(states=states, steps=400, **changes)], taken, findings)
     return gather(source, "last", START_S + 100)
@@ -62,7 +62,7 @@ def test_other_batch_sizes_are_compared_by_the_sample() -> None:
 
 
 def test_a_run_without_steps_cannot_be_compared_in_speed() -> None:
-    none = gather(FakeSource([run(steps=0)], {}), "last", START_S)
+    none = gather(FakeSource([run(steps=0)], steps(0, 0.0, 0.0)), "last", START_S)
     found = compare(report(0.060, [FINDING]), none)
     assert found.speedup is None
     assert outcome_sentences(found) == ["one of the runs has no steps to compare"]

@@ -9,7 +9,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.reports import broken, compare, gather, parse_gate
 from gpuwatch.reports.comparing import Comparison
 from gpuwatch.reports.gates import Gate, broken_of_two
-from tests.unit.reports.fake_source import START_S, FakeSource, run
+from tests.unit.reports.fake_source import START_S, FakeSource, run, steps
 
 REPORT = gather(FakeSource(), "resnet", START_S)
 
@@ -28,7 +28,7 @@ def test_the_step_has_a_limit_too() -> None:
 
 def test_a_state_that_never_was_passes_and_what_was_not_measured_does_not() -> None:
     assert broken(REPORT, [parse_gate("stalled=0")]) == []
-    empty = gather(FakeSource(runs=[run(states={})], taken={}), "resnet", START_S)
+    empty = gather(FakeSource(runs=[run(states={})], taken=steps(0, 0.0, 0.0)), "resnet", START_S)
     assert [str(each) for each in broken(empty, [parse_gate("step_s=1"), parse_gate("eval=0.2")])] == [
         "step_s was not measured (limit 1.0 s)",
         "eval was not measured (limit 20%)",

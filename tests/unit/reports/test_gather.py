@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.reports import RunReport, as_json, compare, from_json, gather
@@ -25,8 +26,7 @@ def test_states_shares_and_verdict_are_the_whole_run_s() -> None:
 
 
 def test_step_times_leave_first_batches_out() -> None:
-    slow_first = steps(101, 0.060, 0.040)
-    slow_first["data_wait_s"][0] = 5.0
+    slow_first = steps(101, 0.060, 0.040, data_wait_s=[5.0] + [0.060] * 100)
     found = gather(FakeSource(taken=slow_first), "resnet", NOW_S).step_time
     assert found is not None
     assert found.measured == 100
@@ -56,14 +56,14 @@ def test_steps_that_the_device_measured_are_told_by_its_clock() -> None:
 
 
 def test_a_run_without_steps_has_no_step_time() -> None:
-    report = gather(FakeSource(runs=[run(steps=0, states={"startup": 3.0})], taken={}), "resnet", NOW_S)
+    report = gather(FakeSource(runs=[run(steps=0, states={"startup": 3.0})], taken=steps(0, 0.0, 0.0)), "resnet", NOW_S)
     assert report.step_time is None
     assert report.verdict.state == "startup"
     assert report.steps_over_time.time_s == ()
 
 
 def long_run(old: int = 0, **device: float) -> RunReport:
-    taken = {**steps(20_000, 0.060, 0.040), "first_step": 1_180_000}
+    taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
     source = FakeSource([run(steps=1_200_000)], taken, condensed=condensed(120, 10_000, old, **device))
     return gather(source, "resnet", NOW_S)
 
@@ -99,7 +99,7 @@ def test_the_devices_times_are_plotted_where_it_measured() -> None:
 
 
 def test_steps_that_an_agent_does_not_condense_are_said_to_be_the_last_ones() -> None:
-    taken = {**steps(20_000, 0.060, 0.040), "first_step": 1_180_000}
+    taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
     report = gather(FakeSource([run(steps=1_200_000)], taken), "resnet", NOW_S)
     assert plotted_steps(report) == "shown are the last 20,000 of 1,200,000 steps"
 
@@ -111,7 +111,9 @@ def test_a_run_whose_records_all_came_but_a_few_is_whole() -> None:
 
 
 def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
-    report = gather(FakeSource([run(steps=1200)], {}, condensed=condensed(12, 100, old=12)), "resnet", NOW_S)
+    report = gather(
+        FakeSource([run(steps=1200)], steps(0, 0.0, 0.0), condensed=condensed(12, 100, old=12)), "resnet", NOW_S
+    )
     assert report.step_time is None and report.steps_over_time.means == 12
     assert plotted_steps(report) == "means alone: single steps from then are no longer kept"
     (said, *_) = outcome_sentences(compare(report, gather(FakeSource(), "resnet", NOW_S)))

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpuwatch.finding import Evidence, Verdict
 from gpuwatch.reports import compare, comparing, gather, model
 from gpuwatch.reports.comparing import Comparison, Prediction
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
@@ -31,10 +32,10 @@ def test_every_field_of_a_report_is_documented_and_nothing_else() -> None:
     fields: set[str] = set()
     for kind in (
         model.RunReport,
-        model.Verdict,
+        Verdict,
         model.StepStatistics,
         model.Found,
-        model.EvidenceItem,
+        Evidence,
         model.Rank,
         model.LedgerOverTime,
         model.StepsOverTime,

@@ -86,8 +86,10 @@ def test_a_finding_is_looked_at_once_and_says_what_was_seen(tmp_path: Path) -> N
     assert spy.asked == [[100]]
     (entry,) = book.active("run-a", 0)
     view = finding_view(entry)
-    assert view["evidence"][-1]["text"] == "dataset.py:88 decode: 71% of samples (worker 0)"
-    assert list(view["stacks"]["flame_graphs"]) == [str(tmp_path / "4-run-a-rank0-input_cpu.speedscope.json")]
+    assert view.evidence[-1].text == "dataset.py:88 decode: 71% of samples (worker 0)"
+    assert view.stacks is not None and list(view.stacks.flame_graphs) == [
+        str(tmp_path / "4-run-a-rank0-input_cpu.speedscope.json")
+    ]
 
 
 def test_a_run_is_looked_at_once_in_ten_minutes(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_of_a_hung_run_all_ranks_are_looked_at_together(tmp_path: Path) -> None:
     assert spy.asked == [[100, 200]]
     for rank in (0, 1):
         (entry,) = book.active("run-a", rank)
-        assert finding_view(entry)["evidence"][-1]["text"] == "dataset.py:88 decode: 71% of samples (2 of 2 ranks)"
+        assert finding_view(entry).evidence[-1].text == "dataset.py:88 decode: 71% of samples (2 of 2 ranks)"
 
 
 def test_a_hang_is_looked_at_though_its_loader_was_a_minute_before(tmp_path: Path) -> None:
@@ -129,8 +131,8 @@ def test_findings_about_the_same_processes_share_a_look(tmp_path: Path) -> None:
     found(book, SLOW, 0, 1, begin_s=8)  # proven a little later, and the root of the other one
     watch.turn(runs, book, Table(), 12 * S, 12.0)
     first, second = (finding_view(entry) for entry in book.active("run-a", 0))
-    assert (first["cause"], second["cause"]) == ("input_cpu", "burst_every_n")
-    assert first["stacks"] == second["stacks"] is not None
+    assert (first.cause, second.cause) == ("input_cpu", "burst_every_n")
+    assert first.stacks == second.stacks is not None
     (other_rank,) = book.active("run-a", 1)
     assert other_rank.stacks is None and spy.asked == [[100]]
 
@@ -159,10 +161,10 @@ def test_the_sampler_does_not_wait_for_a_look(tmp_path: Path) -> None:
     for second in (4, 5):
         watch.turn(runs, book, Table(), second * S, float(second))
     assert len(waiting) == 1 and spy.asked == []
-    assert finding_view(book.active("run-a", 0)[0])["stacks"] is None
+    assert finding_view(book.active("run-a", 0)[0]).stacks is None
     waiting[0]()
     watch.turn(runs, book, Table(), 6 * S, 6.0)
-    assert finding_view(book.active("run-a", 0)[0])["stacks"] is not None
+    assert finding_view(book.active("run-a", 0)[0]).stacks is not None
 
 
 def test_a_look_that_fails_is_said_once_and_not_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Evidence, Finding, Gpu, Node, Points, Recent, Run, Trace, Verdict
+from gpuwatch.api import Finding, Gpu, Points, Recent, Run, Series
+from gpuwatch.errors import SourceError
+from gpuwatch.finding import Evidence, Verdict
+from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page
 from gpuwatch_dashboards.top.reading import Facts, Sampled
@@ -13,7 +15,8 @@ from gpuwatch_dashboards.top.reading import Facts, Sampled
 NOW = 1_000_300.0
 FINDING = Finding(
     "input_single_process", "warning", "the loader runs in the training process", 0.62,
-    (Evidence("data wait 62% of the time"), Evidence("11 of 16 cores idle")), "num_workers 0 → 8", 2.6, NOW - 95,
+    (Evidence("wait", 0.62, "ratio", "data wait 62% of the time"), Evidence("idle", 11, "cores", "11 of 16 cores idle")),
+    "num_workers 0 → 8", 2.6, since_s=NOW - 95,
 )  # fmt: skip
 
 
@@ -23,7 +26,7 @@ def run(key: str = "r1", **more: Any) -> Run:
         "last_message_s": NOW, "host": "node-17", "user": "alice", "steps": 3883,
         "states": {"startup": 20.0, "input_wait": 240.0, "compute": 140.0},
         "recent": Recent(60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4),
-        "verdict": Verdict("input", "input-bound: 62% of the time training waited for data", 0.62),
+        "verdict": Verdict("input", 0.62, "input-bound: 62% of the time training waited for data"),
         "findings": (FINDING,),
     }  # fmt: skip
     return Run(**{**values, **more})
@@ -33,11 +36,11 @@ def level(value: float) -> Points:
     return tuple((NOW - 300 + 3 * n, value) for n in range(1, 101))
 
 
-def trace(value: float, **labels: str) -> list[Trace]:
-    return [Trace(labels, level(value))]
+def trace(value: float, **labels: str) -> list[Series]:
+    return [Series(labels, level(value))]
 
 
-def node_traces(**more: list[Trace]) -> dict[str, list[Trace]]:
+def node_traces(**more: list[Series]) -> dict[str, list[Series]]:
     mib, gib = 2.0**20, 2.0**30
     return {
         "cpu busy, of all cores": trace(0.31), "cpu idle, waiting for I/O": trace(0.05),
@@ -57,9 +60,9 @@ RUN_TRACES = {
 }
 
 
-def gpu_traces(gpus: int) -> dict[str, list[Trace]]:
-    def each(value: float, **labels: str) -> list[Trace]:
-        return [Trace({"gpu": str(n), "UUID": f"GPU-{n}", **labels}, level(value)) for n in range(gpus)]
+def gpu_traces(gpus: int) -> dict[str, list[Series]]:
+    def each(value: float, **labels: str) -> list[Series]:
+        return [Series({"gpu": str(n), "UUID": f"GPU-{n}", **labels}, level(value)) for n in range(gpus)]
 
     return {
         "gpu states": each(0.25, state="compute") + each(0.75, state="input_wait"),

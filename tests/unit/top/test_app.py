@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from textual.pilot import Pilot
 
-from gpuwatch_dashboards.errors import SourceError
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.top.app import Lines, Top
 from gpuwatch_dashboards.top.reading import Facts
 from tests.unit.top.screens import facts, run
@@ -84,7 +85,7 @@ def drive(result: Facts | Exception, steps: Steps, size: tuple[int, int] = (80, 
 
 def node(gpus: int = 2) -> Facts:
     known = facts(run("a"), run("b"), run("c"), gpus=gpus)
-    cards = (replace(known.gpus[0], run="c"), *known.gpus[1:]) if gpus else ()
+    cards = (structs.replace(known.gpus[0], run="c"), *known.gpus[1:]) if gpus else ()
     return replace(known, node=replace(known.node, gpus=cards))
 
 
@@ -95,7 +96,7 @@ def test_the_screen_at_80_by_24_from_header_to_keys() -> None:
         assert lines[0].startswith(" gpuwatch top  node-17 · 3 running · agent at http://127.0.0.1:9478")
         assert lines[2].startswith("▸ name-a          ● running   9.70  103 ms █████╱╱╱╱╱╱╱╱╱   input-bound: 62%")
         assert lines[6].startswith("  input-bound: 62% of the time training waited for data")
-        assert "do   num_workers 0 → 8 → up to 2.6× faster" in top.text
+        assert "do   num_workers 0 → 8 → up to 2.60× faster" in top.text
         assert lines[23].rstrip() == "g GPUs f findings p panels ? help q quit"
 
     drive(node(), steps)

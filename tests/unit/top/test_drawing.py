@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwatch.api import Series
 from gpuwatch.ledger import GPU_STATES
-from gpuwatch_dashboards.model import Trace
 from gpuwatch_dashboards.palette import STATES
 from gpuwatch_dashboards.top.drawing import GLYPHS, area, bar, buckets, cells, legend, sparkline, table
 
@@ -96,8 +96,8 @@ def test_points_outside_of_the_span_are_left_out(moment: float) -> None:
 
 def test_the_area_stacks_each_column_and_leaves_gaps_blank() -> None:
     traces = [
-        Trace({"state": "input_wait"}, ((1.0, 0.5), (2.0, 0.0), (3.0, None))),
-        Trace({"state": "compute"}, ((1.0, 0.5), (2.0, 1.0), (3.0, None))),
+        Series({"state": "input_wait"}, ((1.0, 0.5), (2.0, 0.0), (3.0, None))),
+        Series({"state": "compute"}, ((1.0, 0.5), (2.0, 1.0), (3.0, None))),
     ]
     assert [line.plain for line in area(traces, 3, 2, 0.0, 3.0)] == ["╱█ ", "██ "]
 

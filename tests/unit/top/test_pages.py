@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.cells import cell_len
 
+from gpuwatch.api import Collector, Finding, Gpu, Recent
 from gpuwatch.costs import Cost
-from gpuwatch_dashboards.errors import SourceError
-from gpuwatch_dashboards.model import Collector, Finding, Gpu, Recent
+from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import KEYS, PageName, View, once
@@ -28,7 +29,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs/top.md"
 PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "panels", "help")
 SIZES = ((80, 24), (60, 20), (160, 50), (120, 30), (40, 24), (40, 10), (20, 5), (2, 3))
 BURST = Finding(
-    "burst_every_n", "warning", "every 8th step waits", 0.12, advice="shuffle files", root="input_single_process"
+    "burst_every_n", "warning", "every 8th step waits", 0.12, (), "shuffle files", root="input_single_process"
 )
 
 
@@ -55,7 +56,7 @@ def test_run_page_at_80_by_24_has_everything() -> None:
         " step p50 103 ms · p95 131 ms · 9.70 steps/s · 621 samples/s\n"
         " mean 103 ms = 64.0 ms data wait + 3.00 ms transfer + 36.0 ms computing\n"
         "  !  the loader runs in the training process  62%, for 1m 35s\n"
-        "   do   num_workers 0 → 8 → up to 2.6× faster\n"
+        "   do   num_workers 0 → 8 → up to 2.60× faster\n"
         "   why  data wait 62% of the time; 11 of 16 cores idle\n"
         " step time   ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇ 100 ms   input wait  ▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅ 62%\n"
         " CPU         ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ 31%      /dev/shm    ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄ 50%\n"
@@ -82,19 +83,19 @@ def test_what_a_run_costs_is_shown_where_there_is_a_price() -> None:
 
 
 def test_mfu_and_tokens_are_shown_where_they_are_known() -> None:
-    recent = Recent(60.0, {"compute": 60.0}, 0.1, 0.1, 0.0, 10.0, 320.0, 163840.0, 0.412)
+    recent = Recent(60.0, {"compute": 60.0}, 0.1, 0.1, 0.0, 10.0, 320.0, 163840.0, mfu_ratio=0.412)
     text = "\n".join(screen(facts(run("r1", recent=recent)), 100))
     assert "10.0 steps/s · 320 samples/s · 163,840 tokens/s · MFU 41%" in text
     assert "MFU" not in "\n".join(screen(facts(run("r1"))))
 
 
 def test_a_predicted_range_is_shown_instead_of_the_upper_bound() -> None:
-    ranged = replace(FINDING, predicted_range=(1.91, 2.58))
+    ranged = structs.replace(FINDING, predicted_range=(1.91, 2.58))
     text = "\n".join(screen(facts(run("r1", findings=(ranged,)))))
-    assert "num_workers 0 → 8 → 1.9 to 2.6× faster" in text and "up to" not in text
-    exact = replace(FINDING, predicted_range=(1.88, 1.92))
-    assert "→ 1.9× faster" in "\n".join(screen(facts(run("r1", findings=(exact,)))))
-    nothing = replace(FINDING, predicted_range=(0.9, 1.01), predicted_speedup=None)
+    assert "num_workers 0 → 8 → 1.91× to 2.58× faster" in text and "up to" not in text
+    exact = structs.replace(FINDING, predicted_range=(1.88, 1.92))
+    assert "→ 1.92× faster" in "\n".join(screen(facts(run("r1", findings=(exact,)))))
+    nothing = structs.replace(FINDING, predicted_range=(0.9, 1.01), predicted_speedup=None)
     assert "faster" not in "\n".join(screen(facts(run("r1", findings=(nothing,)))))
 
 
@@ -104,7 +105,7 @@ def test_a_consequence_is_listed_under_its_root_and_not_as_a_finding_of_its_own(
     at = text.index("  !  the loader runs in the training process  62%, for 1m 35s")
     assert text[at : at + 5] == [
         "  !  the loader runs in the training process  62%, for 1m 35s",
-        "   do   num_workers 0 → 8 → up to 2.6× faster",
+        "   do   num_workers 0 → 8 → up to 2.60× faster",
         "   why  data wait 62% of the time; 11 of 16 cores idle",
         "       └  every 8th step waits  12%",
         "     do   shuffle files",
@@ -118,7 +119,7 @@ def test_a_consequence_is_listed_under_its_root_and_not_as_a_finding_of_its_own(
 
 
 def test_a_straggler_is_named_by_its_rank() -> None:
-    straggler = Finding("straggler", "warning", "the others wait for one rank", 0.3, rank=3)
+    straggler = Finding("straggler", "warning", "the others wait for one rank", 0.3, (), "", rank=3)
     assert "the others wait for one rank  30%, rank 3" in "\n".join(screen(facts(run("r1", findings=(straggler,)))))
 
 
@@ -156,9 +157,9 @@ def test_eight_gpus_fit_and_sixteen_scroll() -> None:
 
 
 def test_a_gpu_names_who_holds_it_by_the_run_s_name_and_its_finding() -> None:
-    idle = Finding("held_idle", "warning", "GPU 0 is held and does nothing", gpu="GPU-0", advice="end it")
+    idle = Finding("held_idle", "warning", "GPU 0 is held and does nothing", 1.0, (), "end it", gpu="GPU-0")
     shown = facts(run("r1"), gpus=1, node={"findings": (idle,)})
-    held = replace(shown, node=replace(shown.node, gpus=(replace(shown.gpus[0], run="r1"),)))
+    held = replace(shown, node=replace(shown.node, gpus=(structs.replace(shown.gpus[0], run="r1"),)))
     text = "\n".join(screen(held, 120, 30, View(page="gpus")))
     assert "name-r1 · u0" in text and "GPU 0 is held and does nothing" in text
     assert "GPU 0 is held" in "\n".join(screen(shown, view=View(page="findings")))
@@ -206,7 +207,7 @@ def test_what_fails_on_the_node_is_shown_first() -> None:
 
 def test_names_and_advice_cannot_control_the_terminal() -> None:
     evil = "x\x1b]0;owned\x07\x9b31m\u202e\n[red]"
-    finding = Finding("c", "warning", evil, advice=evil, evidence=FINDING.evidence)
+    finding = Finding("c", "warning", evil, 0.5, FINDING.evidence, evil)
     for page in PAGES:
         lines = screen(facts(run("r1", name=evil, findings=(finding,), user=evil), gpus=1), view=View(page=page))
         assert all(character.isprintable() for character in "".join(lines))
@@ -259,11 +260,11 @@ def test_without_runs_every_gpu_is_listed() -> None:
 
 def example() -> Facts:
     """Return the facts of the sample in docs/top.md."""
-    finding = replace(
+    finding = structs.replace(
         FINDING, advice="DataLoader(num_workers=2, persistent_workers=True)", predicted_range=(1.91, 2.58)
     )
     recent = Recent(
-        60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4, None, 0.412
+        60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4, mfu_ratio=0.412
     )
     training = run("resnet50-a", name="resnet50-a", recent=recent, findings=(finding, BURST))
     cards = tuple(

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwatch_dashboards.model import Gpu, Node, Run, Scope, Span, Trace
+from gpuwatch.api import Gpu, Run, Series
+from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import PANELS
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.top.reading import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, in_order
@@ -29,7 +30,7 @@ class FakeSource:
     def node(self, run: Run | None, node: str | None = None) -> Node:
         return Node("node-17", gpus=tuple(self.gpus))
 
-    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Trace]]:
+    def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         self.asked.append((queries, scope, span))
         return [[] for _ in queries]
 
@@ -72,7 +73,7 @@ def test_runs_that_run_come_first_the_newest_before_and_ranks_together() -> None
 
 def test_the_mean_step_is_of_the_last_minute_and_leaves_empty_phases_out() -> None:
     early = tuple((NOW - 300 + 3 * n, 5.0 if n <= 80 else 0.64) for n in range(1, 101))  # before the last minute: 5
-    traces = {**RUN_TRACES, "phases": [Trace({"phase": "data_wait"}, early), *trace(0.0, phase="transfer")]}
+    traces = {**RUN_TRACES, "phases": [Series({"phase": "data_wait"}, early), *trace(0.0, phase="transfer")]}
     known = Sampled("r/0", NOW - 300, NOW, traces)
     assert known.phases_s() == {"data_wait": pytest.approx(0.064)}
     assert replace(known, traces={**traces, "steps": trace(0.0)}).phases_s() == {}

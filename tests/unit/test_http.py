@@ -1,0 +1,119 @@
+"""The one GET of gpuwatch against a real server: kept connections, gzip, timeouts, refusals, and the client's structs."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gpuwatch.api import Client
+from gpuwatch.errors import SourceError
+from gpuwatch.http import Http, fetch
+
+
+class Server(ThreadingHTTPServer):
+    """Counts connections, and keeps what was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.connections = 0
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.hold = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 0.3  # an idle connection is closed after so long
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers["Authorization"]))
+        status, body, more = 200, b'{"findings": []}', {}
+        if self.path == "/moved":
+            status, more = 308, {"Location": "https://elsewhere/"}
+        elif self.path.endswith("/steps?rank=0&last=5"):
+            status, body = 404, b'{"error": "none are kept"}'
+        elif self.path == "/held":
+            self.server.hold.wait(10)
+        elif self.path == "/zip":
+            body, more = gzip.compress(b"plain"), {"Content-Encoding": "gzip"}
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.hold.set()
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def test_requests_one_after_the_other_share_a_connection(server: Server) -> None:
+    http = Http(f"{server.url}/prefix/")
+    assert [http.get(f"/{n}").status for n in range(3)] == [200] * 3
+    assert (server.connections, [path for path, _ in server.asked]) == (1, ["/prefix/0", "/prefix/1", "/prefix/2"])
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced(server: Server) -> None:
+    http = Http(server.url)
+    http.get("/a")
+    connection = http._idle[0]
+    connection.sock.settimeout(5)
+    assert connection.sock.recv(1) == b"", "closed by the server after 0.3 s"
+    assert http.get("/b").status == 200 and server.connections == 2
+
+
+def test_what_is_compressed_comes_plain_and_a_user_in_the_url_is_sent(server: Server) -> None:
+    assert fetch(f"{server.url}/zip").body == b"plain"
+    fetch(server.url.replace("//", "//me:p%40ss@") + "/a?b=1")
+    assert server.asked[-1] == ("/a?b=1", "Basic bWU6cEBzcw==")
+
+
+def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> None:
+    with pytest.raises(SourceError, match=f"the agent at {server.url} did not answer within 0.1 s"):
+        Client(server.url).ask("/held", dict, timeout_s=0.1)
+
+
+def test_a_redirect_is_not_followed_but_named(server: Server) -> None:
+    with pytest.raises(SourceError, match="with status 308: it redirects to https://elsewhere/: give that address"):
+        Client(server.url).ask("/moved", dict)
+
+
+def test_a_run_s_name_is_quoted_and_steps_that_are_not_kept_are_none(server: Server) -> None:
+    client = Client(server.url)
+    assert client.last_steps("a/b c", 0, 5) is None
+    assert list(client.findings("a/b c")) == []
+    assert [path for path, _ in server.asked] == [
+        "/api/v1/runs/a%2Fb%20c/steps?rank=0&last=5",
+        "/api/v1/runs/a%2Fb%20c/findings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("nonsense", "has to begin with http"), ("http://127.0.0.1:x", "x"), ("http://[::1", "has to begin with http")],
+)
+def test_a_url_that_is_none_is_an_error_that_says_so(url: str, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason):
+        Client(url).status()
