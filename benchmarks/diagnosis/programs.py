@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 
+import msgspec
 import torch
 from torch.utils.data import DataLoader
 
@@ -49,7 +49,7 @@ def run(number: int, stretch: float) -> None:
     program.main(Clock(stretch * program.seconds))
     for watch in list(this_process.open_watches):
         watch.close()
-    found = [asdict(finding) for report in watches for finding in report.findings]
+    found = [msgspec.to_builtins(finding) for report in watches for finding in report.findings]
     print(json.dumps(found), flush=True)
 
 

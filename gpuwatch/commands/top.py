@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.extras import require
 
 
@@ -30,7 +31,10 @@ def top(
 
     reader = open_reader(agent, prometheus)
     if once or not is_interactive():
-        print_once(reader)
+        try:
+            print_once(reader)
+        except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
+            raise GpuwatchError(str(error)) from error
         return
     require("textual", "dashboard")
     from gpuwatch_dashboards.top.app import watch

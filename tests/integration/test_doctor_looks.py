@@ -18,7 +18,7 @@ from gpuwatch.doctor.hook_socket import hook_socket
 from gpuwatch.doctor.nvml import read_nvml
 from gpuwatch.doctor.processes import holder, listening
 from gpuwatch.doctor.surroundings import Surroundings, here
-from gpuwatch.doctor.web import fetch
+from gpuwatch.http import fetch
 from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 

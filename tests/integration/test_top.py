@@ -60,7 +60,7 @@ def test_verdict_ledger_step_and_advice_at_80_by_24(agent: NodeWithGpus) -> None
             "input-bound: 62% of the time training waited for data",
             "╱╱ waiting for data 62% (62%)  ██ computing 35% (34%)",
             "step p50 103 ms · p95 131 ms · 9.70 steps/s",
-            "num_workers 0 → 8 (costs about 48 MiB of /dev/shm) → up to 2.60× faster",
+            "num_workers 0 → 8 (costs about 48 MiB of /dev/shm) → up to 2.60×",
             "q quit",
             "step time",
         )

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -26,6 +27,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gpuwatch.api import LastSteps, Run, Runs
 from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
 from gpuwatch.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
@@ -299,20 +301,19 @@ def _read_until(terminal: int, text: str) -> str:
 
 
 def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:
+    none = [None] * 3
     answers = {
-        "/api/v1/runs": {"runs": [{"run": "node-1", "name": "resnet50-a", "rank": 0}]},
-        "/api/v1/runs/node-1/steps": {
-            "data_wait_s": [9.0] * 3,
-            "transfer_s": [0.01] * 3,
-            "compute_s": [0.03, 0.05, 0.04],
-        },
+        "/api/v1/runs": Runs([Run("node-1", 0, "resnet50-a", "running", 0.0, 0.0, 0.0)]),
+        "/api/v1/runs/node-1/steps": LastSteps(
+            [1.0, 2.0, 3.0], [9.0] * 3, [0.01] * 3, [0.03, 0.05, 0.04], none, none, none, none, none, [0] * 3
+        ),
     }
 
     class Agent(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(answers[self.path.partition("?")[0]]).encode())
+            self.wfile.write(msgspec.json.encode(answers[self.path.partition("?")[0]]))
 
         def log_message(self, *arguments: Any) -> None:
             pass
@@ -328,7 +329,7 @@ def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:
         finally:
             server.shutdown()
             thread.join()
-    with pytest.raises(ConfigError, match="no agent answers at"):
+    with pytest.raises(ConfigError, match="does not answer: start `gpuwatch up`, give --agent or --step-ms"):
         step_of_run(url, "resnet50-a")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuwatch.api import Client, Finding, Run, Series, Steps
+from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.http import Get, Params
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.reports import RunReport, gather
@@ -60,7 +61,13 @@ class AgentSource:
         return [finding for finding in self._client.findings(run.run) if finding.rank == run.rank]
 
     def report(self, run: Run) -> RunReport:
-        return gather(self._client, run.run, time.time())
+        try:
+            return gather(self._client, run.run, time.time())
+        except SourceError:
+            raise
+        except GpuwatchError as error:  # it has just been forgotten
+            what = f"{self.label} has no report of {run.name or run.run}"
+            raise SourceError(what, self._client.url, str(error)) from error
 
     def close(self) -> None:
         self._client.close()

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
+import msgspec
 import pytest
 
+from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
 from gpuwatch.http import Reply
 from gpuwatch_dashboards.model import Scope, Span
@@ -134,6 +136,13 @@ def test_refusal_gives_the_servers_reason() -> None:
 def test_other_server_on_that_port(body: Any) -> None:
     with pytest.raises(SourceError, match="something else than expected"):
         agent(answering(body)).runs()
+
+
+def test_a_report_of_a_run_that_was_forgotten_meanwhile_is_a_source_s_error() -> None:
+    source = agent(answering({"runs": []}))
+    run = msgspec.convert(RUN, Run)
+    with pytest.raises(SourceError, match=r"has no report of resnet50-a: the agent at .* knows no run yet"):
+        source.report(run)
 
 
 def test_unusable_url() -> None:

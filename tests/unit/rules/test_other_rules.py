@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gpuwatch.diagnosis import ROOTS, diagnose, in_order
@@ -161,7 +162,7 @@ def test_a_consequence_follows_its_root_and_names_it() -> None:
 
 def test_a_root_that_is_not_there_roots_nothing() -> None:
     (finding,) = diagnose(replace(STARVED, worker_cpu_ratios=(0.99,) * 4))
-    assert in_order([replace(finding, root="stalled")]) == [finding]
+    assert in_order([msgspec.structs.replace(finding, root="stalled")]) == [finding]
 
 
 def test_every_root_and_consequence_is_a_cause() -> None:
