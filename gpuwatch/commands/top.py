@@ -23,7 +23,9 @@ def top(
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit. Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
+    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit.
+
+    Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
     from gpuwatch_dashboards.top.pages import is_interactive, print_once

@@ -1,1 +1,1 @@
-"""`gpuwatch top`. `pages` makes lines of text out of `reading`'s facts, for the live screen (`app`, Textual) and for `--once`."""
+"""`gpuwatch top`: `pages` makes lines of text of `reading`'s facts, for `app` (Textual) and `--once`."""

@@ -53,7 +53,7 @@ class Lines(ScrollView, can_focus=False):
 
 
 class StdoutDriver(LinuxDriver):
-    """Textual's driver for a terminal, which draws on stderr by default: `gpuwatch top 2>log` would draw into the log."""
+    """Textual's driver for terminals draws on stderr: `gpuwatch top 2>log` would draw into the log."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

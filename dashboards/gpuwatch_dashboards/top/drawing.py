@@ -1,7 +1,7 @@
 """Lines of text: bars, curves and paragraphs of an exact width.
 
-A reader who sees no colour (NO_COLOR, a pipe, colour-blindness) tells states apart by glyph: solid is useful work, slanted
-strokes are waiting, signs are trouble. Names, evidence and advice come from other processes: they cannot control the terminal.
+Without colour (NO_COLOR, a pipe, colour-blindness) states differ by glyph: solid is useful work, slanted strokes
+are waiting, signs are trouble. Names, evidence and advice come from other processes: they cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def table(
     """Return a head and at most `height` rows, the selected one among them; the head says where more are hidden.
 
     Args:
-        columns: Title and width in cells: negative aligns right, 0 leaves it out, None is for the last one, as long as it is.
+        columns: Title and width in cells: negative aligns right, 0 leaves it out, None (the last) is unlimited.
     """
     first = max(0, min((selected or 0) - height // 2, len(rows) - height))
     shown = rows[first : first + height]
@@ -97,7 +97,7 @@ def table(
 
 
 def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, head: Text | None = None) -> list[Text]:
-    """Return a paragraph in lines of at most `width` cells, indented by `indent`; `head` takes the first line's indent."""
+    """Return a paragraph in lines of at most `width` cells, indented; `head` takes the first line's indent."""
     body = words(harmless(" ".join(text.split())), style)
     lines = list(body.wrap(_WRAPPER, max(8, width - indent)))
     for number, line in enumerate(lines):
@@ -154,7 +154,7 @@ def swatch(state: str, count: int = 2) -> Text:
 
 
 def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
-    """Return whole cells by state whose sum is `width`, by largest remainder, what is useful first (the palette's order).
+    """Return whole cells by state whose sum is `width`, by largest remainder, useful states first (palette's order).
 
     No state is off its exact share by a cell or more; one below half a cell may get none. Empty when no state has time.
     """
@@ -179,7 +179,7 @@ def bar(states: Mapping[str, float], width: int) -> Text:
 
 
 def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:
-    """Return one entry a state, the largest first: its glyph, name, share of `recent`, and share of `whole` in parentheses.
+    """Return one entry a state, the largest first: glyph, name, share of `recent`, and of `whole` in parentheses.
 
     States below `least` in both are left out.
     """
@@ -200,8 +200,8 @@ def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float
 def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[float | None]:
     """Return the mean of each of `width` equal stretches of time; None where nothing was sampled.
 
-    A column includes its end, not its start. One that is narrower than the samples' spacing takes the value of the next sample:
-    that is the stretch that it was measured over.
+    A column includes its end, not its start. One that is narrower than the samples' spacing takes the value of the next
+    sample: that is the stretch that it was measured over.
     """
     found: list[list[float]] = [[] for _ in range(width)]
     gaps: set[int] = set()

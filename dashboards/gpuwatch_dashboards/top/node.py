@@ -52,7 +52,7 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
     for gpu in facts.gpus:
         sign, now = (swatch(gpu.state, 1), state_name(gpu.state)) if gpu.state else (Text(" "), "–")
         watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
-        drawn, held = bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "nobody"
+        drawn, held = bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "no process"
         lines.append((gpu.gpu, gpu.name, sign, now, utilization(gpu), memory_of(gpu), watts, drawn, held))
     return table(columns, lines, selected, rows)
 
@@ -78,7 +78,7 @@ def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
 
 def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU's last minute with its legend, its findings, and its last minutes."""
-    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "nobody"]))
+    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
     lines = [rule(title, width), Text(" ").append_text(bar(shares, width - 2)), *flowed(legend(shares, {}), width)]
     found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]

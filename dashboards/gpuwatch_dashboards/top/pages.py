@@ -79,7 +79,11 @@ class Page:
 
 
 def page(view: View, facts: Facts | SourceError | None, width: int, height: int) -> Page:
-    """Return a page for so many cells; its body is a cell narrower, for the scroll bar. `facts` is an error while the source is away, None before its first answer."""
+    """Return a page for so many cells; its body is a cell narrower, for the scroll bar.
+
+    Args:
+        facts: An error while the source is away, None before its first answer.
+    """
     whole, width = width, width - 1
     if view.page == "help":
         return Page(help_lines(width))

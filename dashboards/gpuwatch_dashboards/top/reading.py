@@ -21,7 +21,7 @@ from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, Source
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
 SERIES_EVERY_S = 3.0
-"""Series are sampled once a second and drawn in columns of several seconds: reading them more often shows nothing new."""
+"""Series are sampled once a second and drawn in columns of several seconds: more often shows nothing new."""
 
 PANEL_QUERIES: dict[str, Query] = {
     f"{panel.key} {curve.legend}": curve.query for panel in PANELS for curve in panel.curves
@@ -156,7 +156,7 @@ class Reader:
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return runs in an order that does not change every second: running ones first, the newest first, ranks together."""
+    """Return runs in an order that does not change every second: running first, newest first, ranks together."""
     started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
     return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
 

@@ -119,7 +119,7 @@ def test_every_size_has_verdict_states_what_to_do_node_and_keys(size: tuple[int,
     drive(node(), steps, size)
 
 
-def test_a_resize_draws_anew_for_the_new_size() -> None:
+def test_a_resize_draws_the_screen_for_the_new_size() -> None:
     async def steps(top: Driven) -> None:
         await top.pilot.resize_terminal(40, 24)
         await top.wait_for(lambda: "▸ name-a         ●  103 ms" in top.text)
