@@ -113,6 +113,22 @@ def test_a_signal_gives_the_terminal_back(agent: NodeWithGpus, number: signal.Si
         assert terminal.settings == terminal.settings_before
 
 
+def test_ctrl_z_gives_the_terminal_back_until_it_is_resumed_and_ctrl_c_ends_with_130(agent: NodeWithGpus) -> None:
+    with top(agent.url) as terminal:
+        terminal.wait_for("mean")
+        state = Path(f"/proc/{terminal.process.pid}/stat")
+        terminal.press("\x1a")
+        wait_for("it is stopped", lambda: state.read_text().split()[2] == "T", 10)
+        wait_for("all of its output", lambda: terminal.screen.modes == {"25", "7"}, 10)
+        assert terminal.settings == terminal.settings_before
+        terminal.process.send_signal(signal.SIGCONT)
+        wait_for("it draws again", lambda: terminal.screen.modes >= {"1049"}, 10)
+        terminal.wait_for("▸ resnet50-a", "mean")
+        terminal.press("\x03")
+        assert terminal.ended() == 130
+        assert terminal.screen.modes == {"25", "7"}
+
+
 def test_agent_away_and_back(agent: NodeWithGpus) -> None:
     with top(agent.url) as terminal:
         terminal.wait_for("▸ resnet50-a")
