@@ -23,11 +23,13 @@ def top(
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, ? help, q quit. With `--once`: 1 when the agent does not answer.
+    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit.
+
+    Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
-    from gpuwatch_dashboards.terminal.app import is_interactive, print_once, watch
-    from gpuwatch_dashboards.terminal.reader import open_reader
+    from gpuwatch_dashboards.top.pages import is_interactive, print_once
+    from gpuwatch_dashboards.top.reading import open_reader
 
     reader = open_reader(agent, prometheus)
     if once or not is_interactive():
@@ -35,5 +37,9 @@ def top(
             print_once(reader)
         except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
             raise GpuwatchError(str(error)) from error
-    else:
-        watch(reader)
+        return
+    require("textual", "dashboard")
+    from gpuwatch_dashboards.top.app import watch
+
+    if code := watch(reader):
+        raise typer.Exit(code)

@@ -15,8 +15,9 @@ from types import TracebackType
 
 from tests.servers import wait_for
 
-_SEQUENCE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])")
-_PARTIAL = re.compile(r"\x1b(\[\??[\d;]*)?$")
+_SEQUENCE = re.compile(r"\x1b\[([?<>]?)([\d;]*)(\$?[A-Za-z])")
+_COMMAND = re.compile(r"\x1b\][^\x07]*\x07")
+_PARTIAL = re.compile(r"\x1b(\][^\x07]*)?$|\x1b(\[[?<>]?[\d;]*\$?)?$")
 
 
 class Screen:
@@ -39,6 +40,13 @@ class Screen:
                 self._control(*found.groups())
                 text = text[found.end() :]
                 continue
+            if found := _COMMAND.match(text):  # the pointer's shape, the title
+                text = text[found.end() :]
+                continue
+            if text[0] in "\r\n":
+                self._row, self._column = (self._row, 0) if text[0] == "\r" else (self._row + 1, self._column)
+                text = text[1:]
+                continue
             assert text[0].isprintable(), f"{text[:20]!r}"
             if self._row < len(self.cells) and self._column < len(self.cells[0]):
                 self.cells[self._row][self._column] = text[0]
@@ -46,7 +54,9 @@ class Screen:
             text = text[1:]
 
     def _control(self, private: str, parameters: str, final: str) -> None:
-        if private:
+        if final in ("$p", "u"):  # what the terminal can do, which this one does not answer; kitty's keys
+            assert private
+        elif private:
             assert final in "hl"
             (self.modes.add if final == "h" else self.modes.discard)(parameters)
         elif final == "H":
@@ -56,7 +66,9 @@ class Screen:
             self.cells = [[" "] * len(line) for line in self.cells]
         else:
             assert final == "m", final
-            self.colours.update(p for p in parameters.split(";") if p in ("38", "48") or (p[:1] in "3" and len(p) == 2))
+            self.colours.update(
+                p for p in parameters.split(";") if p in ("38", "48") or (p[:1] == "3" and len(p) == 2 and p != "39")
+            )
 
     @property
     def text(self) -> str:

@@ -17,12 +17,14 @@ from gpuwatch.http import Reply
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch_dashboards import cards
-from gpuwatch_dashboards.model import Scope, Span
+from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.top.pages import panel_lines
+from gpuwatch_dashboards.top.reading import Reader
 from gpuwatch_dashboards.views import fleet, live
 from gpuwatch_dashboards.views.site import Site
 from tests.integration.dashboard_fake import FakeAgent, a_run
@@ -134,9 +136,10 @@ def test_a_live_panel_added_to_a_group_is_on_the_page_in_grafana_and_in_the_term
     [built] = in_grafana(group)
     assert METRICS[group] in built["targets"][0]["expr"] and built["fieldConfig"]["defaults"]["unit"] == "bytes"
     assert panel in live_panels(group) and panel in live_panels()
-    site, now_s = of_agent(), 1_790_000_000.0
-    [(read, values)] = cards.read_panels(site.source, [panel], Scope(), Span(now_s - 10, now_s, 10))
-    assert read is panel and [trace.last for trace in values[0]] == [VALUE]
+    facts = Reader(of_agent().source).read(panels=True)
+    listed = [line.plain.rstrip() for line in panel_lines(facts.series, 80)]
+    at = next(n for n, line in enumerate(listed) if line.startswith("── Added panel"))
+    assert listed[at + 1].startswith(" added line") and listed[at + 1].endswith("42.0 MiB")
 
 
 @pytest.mark.parametrize(

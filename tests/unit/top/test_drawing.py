@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from gpuwatch.api import Series
 from gpuwatch.ledger import GPU_STATES
 from gpuwatch_dashboards.palette import STATES
-from gpuwatch_dashboards.terminal.bars import area, bar, cells, legend
-from gpuwatch_dashboards.terminal.looks import GLYPHS
-from gpuwatch_dashboards.terminal.sparkline import buckets, sparkline
+from gpuwatch_dashboards.top.drawing import GLYPHS, area, bar, buckets, cells, legend, sparkline, table
 
 LEDGERS = st.dictionaries(st.sampled_from(GPU_STATES), st.floats(0, 1e6), min_size=1)
 
@@ -102,3 +100,19 @@ def test_the_area_stacks_each_column_and_leaves_gaps_blank() -> None:
         Series({"state": "compute"}, ((1.0, 0.5), (2.0, 1.0), (3.0, None))),
     ]
     assert [line.plain for line in area(traces, 3, 2, 0.0, 3.0)] == ["╱█ ", "██ "]
+
+
+def test_a_table_aligns_cuts_and_keeps_the_selected_row_in_sight() -> None:
+    rows = [("a long name", "1.5", "x"), ("b", "20", "y"), ("c", "3", "z")]
+    columns = [("run", 6), ("left out", 0), ("p50", -4), ("rest", None)]
+    filled = [(name, "", number, rest) for name, number, rest in rows]
+    assert [line.plain for line in table(columns, filled, 1, 3)] == [
+        "  run     p50 rest ",
+        "  a lon…  1.5 x ",
+        "▸ b        20 y ",
+        "  c         3 z ",
+    ]
+    assert [line.plain for line in table(columns, filled, 2, 1)] == [
+        "  run     p50 3–3 of 3  rest ",
+        "▸ c         3 z ",
+    ]

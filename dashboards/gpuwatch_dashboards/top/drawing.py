@@ -1,0 +1,295 @@
+"""Lines of text: bars, curves and paragraphs of an exact width.
+
+Without colour (NO_COLOR, a pipe, colour-blindness) states differ by glyph: solid is useful work, slanted strokes
+are waiting, signs are trouble. Names, evidence and advice come from other processes: they cannot control the terminal.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import median
+
+from rich.cells import cell_len, set_cell_size
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from gpuwatch.api import Points, Series
+from gpuwatch.ledger import shares
+from gpuwatch.units import percent
+from gpuwatch_dashboards.palette import STATES, Look
+
+GLYPHS: dict[str, str] = {
+    "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",
+    "host_wait": "╲", "comm_wait": "╳", "other": "·", "stalled": "!", "unknown": "?", "busy_unattributed": "▐",
+    "held_idle": "─", "unallocated": ":",
+}  # fmt: skip
+"""By state, one cell wide each."""
+BLOCKS = "█▓▒░▞▐"
+"""Glyphs that are drawn in the state's colour; the others are thin, and have it as their background."""
+DIM, BOLD = Style(dim=True), Style(bold=True)
+LABEL = 13
+"""Cells of a line's name, the spaces around it included."""
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+HEADROOM = 1.15
+"""So that a steady line does not seem to be at its limit."""
+_WRAPPER = Console(width=80, color_system=None, force_terminal=False, legacy_windows=False)
+"""Only what Rich needs to wrap text; nothing is printed to it."""
+
+
+def words(text: str, style: Style | str = "") -> Text:
+    """Return text in a style that ends with it. (Text(text, style) would also style whatever is appended later.)"""
+    return Text().append(text, style)
+
+
+def harmless(text: str) -> str:
+    """Return text of the same length, each character that could act on a terminal (escape, bidi, newline) as "·"."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def fitted(line: Text, width: int) -> Text:
+    """Return the line harmless and exactly `width` cells wide: cut with "…" or filled with spaces."""
+    done = Text(harmless(line.plain), style=line.style, spans=list(line.spans))
+    done.truncate(width, overflow="ellipsis", pad=True)
+    return done
+
+
+def cell(text: str, width: int, right: bool = False) -> str:
+    """Return a table cell: the text cut with "…" or filled to `width` cells."""
+    text = harmless(text)
+    if cell_len(text) > width:
+        return set_cell_size(text, width - 1) + "…" if width > 0 else ""
+    space = " " * (width - cell_len(text))
+    return space + text if right else text + space
+
+
+def table(
+    columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[str | Text]], selected: int | None, height: int
+) -> list[Text]:
+    """Return a head and at most `height` rows, the selected one among them; the head says where more are hidden.
+
+    Args:
+        columns: Title and width in cells: negative aligns right, 0 leaves it out, None (the last) is unlimited.
+    """
+    first = max(0, min((selected or 0) - height // 2, len(rows) - height))
+    shown = rows[first : first + height]
+    titles = [title for title, _ in columns]
+    if len(shown) < len(rows):
+        titles[-1] = f"{first + 1}–{first + len(shown)} of {len(rows)}  {titles[-1]}"
+    lines = []
+    for number, row in ((None, titles), *enumerate(shown, first)):
+        chosen = number is not None and number == selected
+        style = "dim" if number is None else "bold" if chosen else ""
+        line = words("▸ " if chosen else "  ", style)
+        for (_, width), each in zip(columns, row, strict=True):
+            if width != 0:
+                text = each if isinstance(each, Text) or width is None else cell(each, abs(width), right=width < 0)
+                line.append_text(text if isinstance(text, Text) else words(text, style)).append(" ")
+        lines.append(line)
+    return lines
+
+
+def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, head: Text | None = None) -> list[Text]:
+    """Return a paragraph in lines of at most `width` cells, indented; `head` takes the first line's indent."""
+    body = words(harmless(" ".join(text.split())), style)
+    lines = list(body.wrap(_WRAPPER, max(8, width - indent)))
+    for number, line in enumerate(lines):
+        line.rstrip()
+        if number == 0 and head is not None:
+            lines[0] = head.copy().append(" " * (indent - head.cell_len)).append_text(line)
+        else:
+            line.pad_left(indent)
+    return lines
+
+
+def flowed(pieces: Iterable[Text], width: int, indent: int = 1, gap: str = "  ") -> list[Text]:
+    """Return pieces side by side, as many a line as fit; a piece is never broken."""
+    lines: list[Text] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
+            lines[-1].append(gap)
+        else:
+            lines.append(Text(" " * indent))
+        lines[-1].append_text(piece)
+    return lines
+
+
+def rule(title: Text | str, width: int) -> Text:
+    """Return a section's head: its title, and a line to the right edge."""
+    line = words("── ", DIM).append_text(words(title, BOLD) if isinstance(title, str) else title).append(" ")
+    return line.append("─" * max(0, width - line.cell_len), DIM)
+
+
+def figure(before: str, number: str, after: str = "", marked: bool = False) -> Text:
+    """Return a number with what it is; `marked` where it is near its limit."""
+    return words(before, DIM).append(number, "bold reverse" if marked else "bold").append(after, DIM)
+
+
+def plate(look: Look) -> Style:
+    """Return a style for words: black or white on the colour, readable on light and dark terminals alike."""
+    return Style(color=_ink(look.colour), bgcolor=look.colour, bold=True)
+
+
+def _ink(colour: str) -> str:
+    red, green, blue = Color.parse(colour).get_truecolor()
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def state_name(state: str) -> str:
+    return STATES[state].name if state in STATES else state.replace("_", " ")
+
+
+def swatch(state: str, count: int = 2) -> Text:
+    """Return a state's glyph in its colour."""
+    glyph, colour = GLYPHS.get(state, GLYPHS["unknown"]), STATES.get(state, STATES["unknown"]).colour
+    style = Style(color=colour) if glyph in BLOCKS else Style(color=_ink(colour), bgcolor=colour)
+    return words(glyph * count, style)
+
+
+def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
+    """Return whole cells by state whose sum is `width`, by largest remainder, useful states first (palette's order).
+
+    No state is off its exact share by a cell or more; one below half a cell may get none. Empty when no state has time.
+    """
+    order = {state: number for number, state in enumerate(STATES)}
+    whole = sum(max(0.0, seconds) for seconds in states.values())
+    if whole <= 0 or width <= 0:
+        return {}
+    known = sorted((s for s, seconds in states.items() if seconds > 0), key=lambda s: (order.get(s, len(order)), s))
+    exact = {state: width * states[state] / whole for state in known}
+    given = {state: int(share) for state, share in exact.items()}
+    for state in sorted(exact, key=lambda s: given[s] - exact[s])[: width - sum(given.values())]:
+        given[state] += 1
+    return given
+
+
+def bar(states: Mapping[str, float], width: int) -> Text:
+    """Return shares of time as one bar of `width` cells; dots where nothing was booked."""
+    line = Text()
+    for state, count in cells(states, width).items():
+        line.append_text(swatch(state, count))
+    return line if line.plain else words("·" * max(0, width), DIM)
+
+
+def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:
+    """Return one entry a state, the largest first: glyph, name, share of `recent`, and of `whole` in parentheses.
+
+    States below `least` in both are left out.
+    """
+    now, ever = shares(recent), shares(whole)
+    entries = []
+    for state in sorted({*now, *ever}, key=lambda s: (-now.get(s, 0.0), -ever.get(s, 0.0))):
+        if max(now.get(state, 0.0), ever.get(state, 0.0)) < least:
+            continue
+        entry = swatch(state).append(f" {state_name(state)} ")
+        if recent:
+            entry.append(percent(now.get(state, 0.0)), "bold")
+        if whole:
+            entry.append(f"{' ' if recent else ''}({percent(ever.get(state, 0.0))})", DIM)
+        entries.append(entry)
+    return entries
+
+
+def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[float | None]:
+    """Return the mean of each of `width` equal stretches of time; None where nothing was sampled.
+
+    A column includes its end, not its start. One that is narrower than the samples' spacing takes the value of the next
+    sample: that is the stretch that it was measured over.
+    """
+    found: list[list[float]] = [[] for _ in range(width)]
+    gaps: set[int] = set()
+    for time_s, value in points:
+        if not start_s < time_s <= end_s or width <= 0:
+            continue
+        column = min(width - 1, int((time_s - start_s) / (end_s - start_s) * width - 1e-9))
+        if value is None:
+            gaps.add(column)
+        else:
+            found[column].append(value)
+    means = [sum(values) / len(values) if values else None for values in found]
+    apart_s = [after - before for before, after in pairwise(time_s for time_s, value in points if value is not None)]
+    reach = ceil(median(apart_s) / ((end_s - start_s) / max(1, width)) - 1e-6) if apart_s else 1
+    filled = list(means)
+    for column, mean in enumerate(means):
+        for before in range(column - 1, max(-1, column - reach), -1):
+            if mean is None or means[before] is not None or before in gaps:
+                break
+            filled[before] = mean
+    return filled
+
+
+def sparkline(values: Sequence[float | None], maximum: float | None = None, rows: int = 1) -> list[str]:
+    """Return `rows` lines of text, top first, one column a value, in eighths of a cell; `maximum` is the upper end.
+
+    A gap stays a gap; a measured zero is a thin line. Without `maximum` the largest value is the upper end.
+    """
+    known = [value for value in values if value is not None]
+    top = maximum if maximum is not None else HEADROOM * max(known, default=0.0)
+    levels = [
+        None if value is None else max(1, round(min(1.0, max(0.0, value / top if top > 0 else 0.0)) * rows * 8))
+        for value in values
+    ]
+    return [
+        "".join(" " if level is None else EIGHTHS[min(8, max(0, level - 8 * row))] for level in levels)
+        for row in reversed(range(rows))
+    ]
+
+
+def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
+    """Return shares of time over time, `rows` lines, top first: each column one stretch of time, its states stacked.
+
+    Args:
+        traces: One a state, its label "state"; a column shows the mean. One in which nothing was sampled is blank.
+    """
+    columns: list[dict[str, float]] = [{} for _ in range(width)]
+    for trace in traces:
+        for column, value in zip(columns, buckets(trace.points, width, start_s, end_s), strict=True):
+            if value is not None:
+                column[trace.labels.get("state", "unknown")] = value
+    stacks = [[swatch(s, 1) for s, count in cells(column, rows).items() for _ in range(count)] for column in columns]
+    return [Text().join(stack[row] if stack else Text(" ") for stack in stacks) for row in reversed(range(rows))]
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str
+    points: Points
+    last: str
+    """The latest value with its unit."""
+    colour: str = "default"
+    maximum: float | None = 1.0
+    """Upper end; None: by the largest value."""
+
+
+def curve_lines(
+    curves: Sequence[Curve], start_s: float, end_s: float, width: int, rows: int = 1, label: int = LABEL
+) -> list[Text]:
+    """Return the curves, each `rows` high, its latest value at its end; two side by side where there is room."""
+    abreast = 2 if width >= 4 * label + 4 else 1
+    value = max([7, *(len(curve.last) for curve in curves)])
+    columns = (width - 1) // abreast - label - value - 1
+    lines: list[Text] = []
+    for number in range(0, len(curves), abreast):
+        blocks = [
+            _curve(curve, start_s, end_s, columns, rows, label, value) for curve in curves[number : number + abreast]
+        ]
+        lines += [Text(" ").join(parts) for parts in zip(*blocks, strict=True)]
+    return lines
+
+
+def _curve(curve: Curve, start_s: float, end_s: float, columns: int, rows: int, label: int, value: int) -> list[Text]:
+    drawn = sparkline(buckets(curve.points, columns, start_s, end_s), curve.maximum, rows)
+    names, lasts = ([*[""] * (rows - 1), text] for text in (curve.name, curve.last))
+    return [
+        figure(f" {cell(name, label - 2)} ", "")
+        .append(line, Style(color=curve.colour))
+        .append(f" {cell(now, value)}", BOLD)
+        for name, line, now in zip(names, drawn, lasts, strict=True)
+    ]

@@ -1,0 +1,226 @@
+"""What each page shows at a size, and `--once`. Pure: facts and a view in, lines of text out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from gpuwatch.api import Run
+from gpuwatch.errors import SourceError
+from gpuwatch_dashboards.charts import drawn_lines
+from gpuwatch_dashboards.palette import STATES
+from gpuwatch_dashboards.panels import live_panels
+from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
+from gpuwatch_dashboards.top.node import gpu_detail, gpu_strip, gpu_table, node_lines
+from gpuwatch_dashboards.top.reading import Facts, Reader, Sampled, last
+from gpuwatch_dashboards.top.runs import (
+    all_findings,
+    area_lines,
+    finding_lines,
+    ledger_lines,
+    run_curves,
+    run_list,
+    step_lines,
+    verdict_lines,
+)
+from gpuwatch_dashboards.units import display
+
+PageName = Literal["runs", "gpus", "findings", "panels", "help"]
+TALL = 40
+"""From this height on there is room for curves of several lines and for the shares of time over time."""
+SMALL = 30
+"""Below this height the lines that only divide are left out."""
+LEAST_AREA, MOST_AREA = 4, 10
+LEAST_WIDTH = 40
+KEYS = (
+    ("↑ ↓  j k", "choose a run; in the list of GPUs a GPU; on pages without a list: scroll"),
+    ("g", "GPUs of the node, one line each, the chosen one's last minutes below; again: back"),
+    ("Enter", "in the list of GPUs: the run that holds the chosen one"),
+    ("f", "findings of all runs and GPUs, in full; again: back"),
+    ("p", "every panel that an agent can answer, with its last minutes; again: back"),
+    ("J K", "scroll what is below the list, where it does not fit"),
+    ("Esc  r", "back to the runs"),
+    ("PgUp PgDn Home End", "by pages, to an end"),
+    ("?", "this page"),
+    ("q", "quit"),
+)
+_READING = (
+    "A bar is all the time there was, divided by what it went to: its shares add up to 100%.",
+    "In a legend the first number is of the last minute, the one in parentheses of the whole run.",
+    "Curves are of the last 5 minutes; a gap is time in which nothing was sampled. The number is the latest.",
+    "A finding marked └ is a consequence of the one above it: do what that one advises first.",
+    "“1.91× to 2.58× faster” is what the advice is predicted to bring; “up to 2.60× faster” is an upper bound.",
+)
+
+
+@dataclass(frozen=True)
+class View:
+    page: PageName = "runs"
+    run: str | None = None
+    """The key of the chosen run; None: the newest that runs."""
+    gpu: int = 0
+
+
+@dataclass(frozen=True)
+class Page:
+    """Lines from top to bottom. The body scrolls; the others are shown whole."""
+
+    body: list[Text]
+    above: list[Text] = field(default_factory=list)
+    below: list[Text] = field(default_factory=list)
+
+
+def page(view: View, facts: Facts | SourceError | None, width: int, height: int) -> Page:
+    """Return a page for so many cells; its body is a cell narrower, for the scroll bar.
+
+    Args:
+        facts: An error while the source is away, None before its first answer.
+    """
+    whole, width = width, width - 1
+    if view.page == "help":
+        return Page(help_lines(width))
+    if facts is None:
+        return Page([Text(), words("  Waiting for the first numbers …", DIM)])
+    if isinstance(facts, SourceError):
+        return Page(away(facts, width))
+    if view.page == "findings":
+        return Page(all_findings(facts, width))
+    if view.page == "panels":
+        return Page(panel_lines(facts.series, width))
+    node = node_lines(facts, whole)
+    if view.page == "gpus":
+        node = [rule(f"node {facts.node.host}", whole), *node]
+        selected = max(0, min(view.gpu, len(facts.gpus) - 1))
+        detail = gpu_detail(facts, facts.gpus[selected], width, height) if facts.gpus else []
+        room = height - len(node) - 1
+        return Page(detail, gpu_table(facts, selected, whole, max(3, min(8, room // 2), room - len(detail))), node)
+    run = chosen(view, facts)
+    if run is None:
+        gpus = [rule("GPUs", width), *gpu_table(facts, None, width, len(facts.gpus))] if facts.gpus else []
+        return Page(no_runs(facts.node.host, width) + gpus, [], node)
+    tall, small = height >= TALL, height < SMALL
+    node = node[:2] if small else [rule(f"node {facts.node.host}", whole), *node]
+    gpus = gpu_strip(facts.gpus, whole) if facts.gpus else []
+    if facts.gpus and tall:
+        gpus = [rule("GPUs", whole), *gpu_table(facts, None, whole, 8)]
+    above = run_list(facts.runs, key_of(run), whole, max(3, height // 6))
+    series = facts.series if facts.series.run == key_of(run) else facts.series.of_node_only()
+    body = [*verdict_lines(run, width), *ledger_lines(run, width, 0.02 if small else 0.0005)]
+    body += step_lines(run, series, width)
+    curves, live = run_curves(series, width, 2 if tall else 1), run.status == "running"
+    room = height - len(above) - len(body) - len(curves) - len(gpus) - len(node)
+    found = finding_lines(run.findings, facts.time_s, live, width)
+    if len(found) > room:
+        found = finding_lines(run.findings, facts.time_s, live, width, full=False)
+    body += found + curves
+    if tall and room - len(found) > LEAST_AREA:
+        body += [Text(), *area_lines(series, width, min(MOST_AREA, room - len(found) - 1))]
+    return Page(body, above, gpus + node)
+
+
+def panel_lines(series: Sampled, width: int) -> list[Text]:
+    """Return every panel that an agent can answer with its curves, each with its latest value; or why there is none."""
+    lines: list[Text] = []
+    for panel in live_panels():
+        drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
+        if panel.kind == "stat":  # of several series (mounts of /dev/shm, say) the one closest to its limit
+            drawn = sorted(drawn, key=lambda line: -(last(line.points) or 0.0))[:1]
+        top = panel.maximum or max(
+            (value for line in drawn for _, value in line.points if value is not None), default=0.0
+        )
+        curves = [
+            Curve(line.name or panel.title, line.points, display(last(line.points), panel.unit), line.colour, top)
+            for line in drawn
+        ]
+        lines += [
+            rule(panel.title, width),
+            *curve_lines(curves, series.start_s, series.end_s, width, label=min(24, width // 2 - 4)),
+        ]
+        lines += [] if curves else wrapped(panel.empty, width - 1, DIM, 1)
+    return lines
+
+
+def chosen(view: View, facts: Facts) -> Run | None:
+    """Return the run in detail: the chosen one even before its series have been read."""
+    keys = {key_of(run): run for run in facts.runs}
+    return keys.get(view.run or "") or keys.get(facts.selected or "")
+
+
+def header(facts: Facts | SourceError | None, width: int) -> Text:
+    line = words(" gpuwatch top", BOLD)
+    if isinstance(facts, Facts):
+        running = sum(run.status == "running" for run in facts.runs)
+        line.append(f"  {facts.node.host} · {running} running · {facts.label}", DIM)
+        clock = time.strftime(" %H:%M:%S ", time.localtime(facts.time_s))
+        line = fitted(line, width - len(clock)).append(clock, DIM)
+    return line
+
+
+def no_runs(host: str, width: int) -> list[Text]:
+    """Return the message before any training was seen: the one line to add."""
+    lines = [Text(), *wrapped(f"No training run on {host} yet.", width, BOLD, 2), Text()]
+    lines += wrapped("Add one line to your training loop:", width, "", 2)
+    lines += [Text(), Text("    import gpuwatch"), Text()]
+    lines += [words("    for batch in gpuwatch.watch(loader):", "bold reverse"), Text("        ..."), Text()]
+    lines += wrapped("or run the script as it is: gpuwatch run -- python train.py", width, "", 2)
+    return [*lines, *wrapped("The run appears here by itself, with a verdict after its first steps.", width, DIM, 2)]
+
+
+def away(error: SourceError, width: int) -> list[Text]:
+    """Return the message while the source does not answer: what, where, what to do."""
+    what, remedy = (f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in (error.what, error.remedy))
+    lines = [Text(), *wrapped(what, width - 2, "bold reverse", 2), Text()]
+    lines += [*wrapped(remedy.replace("`", ""), width - 2, BOLD, 2), Text()]
+    return lines + wrapped("gpuwatch top tries again every second and goes on by itself.", width - 2, DIM, 2)
+
+
+def help_lines(width: int) -> list[Text]:
+    """Return all keys, every state with its glyph, and how to read a page."""
+    lines = [rule("Keys", width)]
+    for keys, text in KEYS:
+        lines += wrapped(text, width - 1, "", 22, words(f"  {keys}", BOLD))
+    lines.append(rule("States", width))
+    lines += flowed([swatch(state).append(f" {look.name}") for state, look in STATES.items()], width, 2, "   ")
+    lines.append(rule("How to read it", width))
+    return lines + [line for text in _READING for line in wrapped(text, width - 1, "", 2)]
+
+
+def once(reader: Reader, width: int) -> list[Text]:
+    """Return every run on a line, those that run (else the latest) in detail, GPUs and node. Raises SourceError."""
+    facts = reader.read()
+    runs = list(facts.runs)
+    lines = run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
+    for run in [run for run in runs if run.status == "running"] or runs[:1]:
+        series = facts.series if facts.selected == key_of(run) else reader.read(key_of(run)).series
+        lines += [Text(), *verdict_lines(run, width), *ledger_lines(run, width), *step_lines(run, series, width)]
+        lines += finding_lines(run.findings, facts.time_s, run.status == "running", width)
+        lines += run_curves(series, width)
+    if facts.gpus:
+        lines += [Text(), rule("GPUs", width), *gpu_table(facts, None, width, len(facts.gpus))]
+        lines += finding_lines(facts.node.findings, facts.time_s, True, width) if facts.node.findings else []
+    return [*lines, Text(), rule(f"node {facts.node.host}", width), *node_lines(facts, width)]
+
+
+def print_once(reader: Reader) -> None:
+    """Print everything once: plain text where stdout is not a terminal. Raises SourceError."""
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
+    lines = [fitted(line, width) for line in once(reader, width)]
+    if sys.stdout.isatty():
+        Console(legacy_windows=False, width=width).print(*lines, sep="\n", soft_wrap=True)
+        return
+    text = "".join(f"{line.plain.rstrip()}\n" for line in lines)
+    sys.stdout.buffer.write(text.encode(sys.stdout.encoding or "utf-8", "replace"))
+    sys.stdout.flush()
+
+
+def is_interactive() -> bool:
+    """Return whether there is a terminal to draw on and to take keys from."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
