@@ -12,7 +12,7 @@ from gpuwatch.http import Get, Params
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.reports import RunReport, gather
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
-from gpuwatch_dashboards.query import Query, evaluate, grown
+from gpuwatch_dashboards.query.evaluate import Query, evaluate, grown
 
 EDGE_S = 5.0
 """Each edge of a stretch is looked for within so many seconds: the agent samples every second."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuwatch_dashboards.model import Span
-from gpuwatch_dashboards.promql import selector
-from gpuwatch_dashboards.query import Match
+from gpuwatch_dashboards.query.evaluate import Match
+from gpuwatch_dashboards.query.promql import selector
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "run": "run"}

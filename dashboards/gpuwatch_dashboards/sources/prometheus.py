@@ -11,11 +11,11 @@ from gpuwatch.api import Finding, Recent, Run, RunStatus, Series, Steps
 from gpuwatch.diagnosis import in_order
 from gpuwatch.http import Get, JsonServer, Params
 from gpuwatch.reports import RunReport
-from gpuwatch_dashboards.line import Line
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels.panel import Panel
-from gpuwatch_dashboards.promql import INSTANCE, filled, of_a_run, render, selector
-from gpuwatch_dashboards.query import Match, Query
+from gpuwatch_dashboards.query.evaluate import Match, Query
+from gpuwatch_dashboards.query.line import Line
+from gpuwatch_dashboards.query.promql import INSTANCE, filled, of_a_run, render, selector
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus_answer import Answer, Result, value_of
 from gpuwatch_dashboards.sources.prometheus_gpus import scraped_gpus

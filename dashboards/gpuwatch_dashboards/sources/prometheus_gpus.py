@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuwatch.api import Gpu
-from gpuwatch_dashboards.promql import INSTANCE, selector
-from gpuwatch_dashboards.query import Match
+from gpuwatch_dashboards.query.evaluate import Match
+from gpuwatch_dashboards.query.promql import INSTANCE, selector
 from gpuwatch_dashboards.sources.prometheus_answer import Result, value_of
 
 GAUGES = {

@@ -8,7 +8,7 @@ from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.once import Once
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.query.evaluate import Query
 from gpuwatch_dashboards.sources.source import Source
 
 STEPS_HOLD_S, STEPS_HOLD_FACTOR, REPORT_HOLD_S, OVER_HOLD_S = 5.0, 10.0, 15.0, 300.0

@@ -8,7 +8,7 @@ from typing import Protocol
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.query.evaluate import Query
 
 
 class Source(Protocol):

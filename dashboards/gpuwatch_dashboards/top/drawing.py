@@ -22,7 +22,7 @@ from rich.text import Text
 from gpuwatch.api import Points, Series
 from gpuwatch.ledger import shares
 from gpuwatch.units import percent
-from gpuwatch_dashboards.palette import STATES, Look
+from gpuwatch_dashboards.render.palette import STATES, Look
 
 GLYPHS: dict[str, str] = {
     "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",

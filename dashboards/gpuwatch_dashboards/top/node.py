@@ -9,7 +9,8 @@ from rich.text import Text
 from gpuwatch.api import Gpu, Run
 from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch.units import size
-from gpuwatch_dashboards.palette import BLUE, GREEN, ORANGE
+from gpuwatch_dashboards.render.palette import BLUE, GREEN, ORANGE
+from gpuwatch_dashboards.render.units import display, scale_for
 from gpuwatch_dashboards.top.drawing import (
     BOLD,
     DIM,
@@ -28,7 +29,6 @@ from gpuwatch_dashboards.top.drawing import (
 )
 from gpuwatch_dashboards.top.reading import Facts, Sampled, last
 from gpuwatch_dashboards.top.runs import finding_lines, title_of
-from gpuwatch_dashboards.units import display, scale_for
 
 TALL, TALL_ROWS = 28, 3
 """From this height on curves are of several lines."""

@@ -10,7 +10,8 @@ from rich.text import Text
 from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.costs import money
 from gpuwatch.units import duration, percent
-from gpuwatch_dashboards.palette import PHASES, SEVERITIES, VERDICTS
+from gpuwatch_dashboards.render.palette import PHASES, SEVERITIES, VERDICTS
+from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top.drawing import (
     BOLD,
@@ -32,7 +33,6 @@ from gpuwatch_dashboards.top.drawing import (
     wrapped,
 )
 from gpuwatch_dashboards.top.reading import Facts, Sampled, last
-from gpuwatch_dashboards.units import digits, display
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}

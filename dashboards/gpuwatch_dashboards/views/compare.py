@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards import compared, markup
+from gpuwatch_dashboards.render import compared, markup
 from gpuwatch_dashboards.selection import chosen
 from gpuwatch_dashboards.views.site import Site, draw_card, reader_clock, redrawn, remember, top_bar
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards import gpu_strip, markup, ranks
-from gpuwatch_dashboards.cards import HEIGHT_PX, Card, card, read_panels
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.run_strip import run_strip
+from gpuwatch_dashboards.render import gpu_strip, markup, ranks
+from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
+from gpuwatch_dashboards.render.run_strip import run_strip
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
     WINDOWS_S,

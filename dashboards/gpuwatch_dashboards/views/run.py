@@ -11,19 +11,19 @@ from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.errors import SourceError
-from gpuwatch_dashboards import markup, ranks
-from gpuwatch_dashboards.buckets import merged, trace
-from gpuwatch_dashboards.cards import Card, card, read_panels
-from gpuwatch_dashboards.heatmap import heat_card
-from gpuwatch_dashboards.marks import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
+from gpuwatch_dashboards.render import markup, ranks
+from gpuwatch_dashboards.render.buckets import merged, trace
+from gpuwatch_dashboards.render.cards import Card, card, read_panels
+from gpuwatch_dashboards.render.heatmap import heat_card
+from gpuwatch_dashboards.render.marks import epoch_marks, finding_marks, phase_marks
+from gpuwatch_dashboards.render.step_rows import shown_one_by_one
+from gpuwatch_dashboards.render.timeline import nothing_card, step_cards
+from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.step_rows import shown_one_by_one
-from gpuwatch_dashboards.timeline import nothing_card, step_cards
-from gpuwatch_dashboards.units import display
 from gpuwatch_dashboards.views.site import (
     Site,
     chosen_run,

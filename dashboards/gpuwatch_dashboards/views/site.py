@@ -13,12 +13,12 @@ import streamlit as st
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
-from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.cards import Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.once import Once
-from gpuwatch_dashboards.option import picked
 from gpuwatch_dashboards.panels import Panel
+from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
+from gpuwatch_dashboards.render.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
 from gpuwatch_dashboards.sources import PrometheusSource, Source
 

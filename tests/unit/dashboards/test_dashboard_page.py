@@ -13,16 +13,16 @@ from gpuwatch.costs import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch.finding import Evidence, Verdict
 from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
-from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
-from gpuwatch_dashboards.heatmap import full_colour_s
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Node, Span
-from gpuwatch_dashboards.option import PICKS, line_option, picked
 from gpuwatch_dashboards.panels import BY_KEY
-from gpuwatch_dashboards.ranks import findings_of
+from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
+from gpuwatch_dashboards.render.heatmap import full_colour_s
+from gpuwatch_dashboards.render.option import PICKS, line_option, picked
+from gpuwatch_dashboards.render.ranks import findings_of
+from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
-from gpuwatch_dashboards.units import display
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,

@@ -14,11 +14,11 @@ from gpuwatch.ledger import GPU_STATES
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_dashboards.model import Scope, Span
-from gpuwatch_dashboards.palette import PHASES, STATES
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of
-from gpuwatch_dashboards.promql import filled, of_a_run, render
-from gpuwatch_dashboards.query import Match, Query
+from gpuwatch_dashboards.query.evaluate import Match, Query
+from gpuwatch_dashboards.query.promql import filled, of_a_run, render
+from gpuwatch_dashboards.render.palette import PHASES, STATES
 
 
 def parts(query: Query) -> list[Query]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.api import Points, Series
-from gpuwatch_dashboards.line import Line
 from gpuwatch_dashboards.model import Scope
-from gpuwatch_dashboards.promql import render
-from gpuwatch_dashboards.query import Match, Query, evaluate, grown
+from gpuwatch_dashboards.query.evaluate import Match, Query, evaluate, grown
+from gpuwatch_dashboards.query.line import Line
+from gpuwatch_dashboards.query.promql import render
 
 LEDGER = "gpuwatch_run_seconds_total"
 

@@ -14,7 +14,7 @@ from gpuwatch.reports.looks import SEVERITIES, STATES
 from gpuwatch.reports.markdown import compare_markdown, plain, run_markdown
 from gpuwatch.reports.page import run_page
 from gpuwatch.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
-from gpuwatch_dashboards import palette
+from gpuwatch_dashboards.render import palette
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
 
 HANGING = {**FINDING, "cause": "burst_every_n", "title": "every fourth step is slow", "root": "input_cpu"}

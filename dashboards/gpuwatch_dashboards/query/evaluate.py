@@ -10,8 +10,8 @@ from typing import Literal
 
 from gpuwatch.api import Series
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.line import NOTHING, Line
 from gpuwatch_dashboards.model import Growth
+from gpuwatch_dashboards.query.line import NOTHING, Line
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuwatch.api import Series, Steps
-from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.buckets import DEVICE, HOST, hidden, merged, trace
-from gpuwatch_dashboards.cards import Card, card, text_card
-from gpuwatch_dashboards.marks import Mark
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.run import DEVICE_STEPS, HOST_STEPS, LONGEST, WAITS
-from gpuwatch_dashboards.step_rows import shown_one_by_one, step_rows
+from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render.buckets import DEVICE, HOST, hidden, merged, trace
+from gpuwatch_dashboards.render.cards import Card, card, text_card
+from gpuwatch_dashboards.render.marks import Mark
+from gpuwatch_dashboards.render.step_rows import shown_one_by_one, step_rows
 
 MOST_BUCKETS = 300
 HEIGHT_PX = 200

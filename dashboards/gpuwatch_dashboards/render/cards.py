@@ -8,16 +8,16 @@ from html import escape
 from urllib.parse import urlencode
 
 from gpuwatch.api import Series
-from gpuwatch_dashboards import markup
-from gpuwatch_dashboards.charts import drawn_lines, legend_values, spoken
-from gpuwatch_dashboards.marks import Mark
 from gpuwatch_dashboards.model import Scope, Span
-from gpuwatch_dashboards.option import Option, line_option
-from gpuwatch_dashboards.palette import SEVERITIES
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.panel import Column, Unit
+from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
+from gpuwatch_dashboards.render.marks import Mark
+from gpuwatch_dashboards.render.option import Option, line_option
+from gpuwatch_dashboards.render.palette import SEVERITIES
+from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.units import display
 
 HEIGHT_PX = 150
 ONE_SAMPLE = "One sample in this time range: a line needs two."

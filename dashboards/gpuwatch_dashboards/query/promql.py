@@ -6,7 +6,7 @@ import re
 
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.model import Scope, Span
-from gpuwatch_dashboards.query import Match, Query
+from gpuwatch_dashboards.query.evaluate import Match, Query
 
 INSTANCE = "instance"
 """Prometheus's label of a node's agent. Kept where a metric says nothing of a run, so that nodes never add up."""

@@ -8,9 +8,9 @@ from html import escape
 from gpuwatch.api import Gpu, Run
 from gpuwatch.units import percent
 from gpuwatch_dashboards.model import Growth
-from gpuwatch_dashboards.palette import STATES, Look
-from gpuwatch_dashboards.query import Query
-from gpuwatch_dashboards.units import digits, display
+from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.render.palette import STATES, Look
+from gpuwatch_dashboards.render.units import digits, display
 
 LEDGER = Query("gpuwatch_gpu_seconds_total", by=("gpu", "UUID", "state"))
 COLUMNS = ("GPU", "Now", "Time", "Utilisation", "Memory", "Power", "Held by")

@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 
 from gpuwatch.api import Run
 from gpuwatch.ledger import shares
-from gpuwatch_dashboards.gpu_strip import share_bar
-from gpuwatch_dashboards.markup import STATUS_SIGNS
-from gpuwatch_dashboards.palette import VERDICTS
+from gpuwatch_dashboards.render.gpu_strip import share_bar
+from gpuwatch_dashboards.render.markup import STATUS_SIGNS
+from gpuwatch_dashboards.render.palette import VERDICTS
+from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import key_of
-from gpuwatch_dashboards.units import digits, display
 
 COLUMNS = ("Run", "Verdict", "Last minute", "Step p50", "Steps/s")
 MOST_ROWS = 16

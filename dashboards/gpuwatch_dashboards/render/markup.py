@@ -10,10 +10,10 @@ from gpuwatch.costs import money
 from gpuwatch.errors import SourceError
 from gpuwatch.stacks.words import rows as stack_rows
 from gpuwatch.units import duration
-from gpuwatch_dashboards.charts import DrawnLine
 from gpuwatch_dashboards.model import Node
-from gpuwatch_dashboards.palette import SEVERITIES, STATES, VERDICTS, Look
-from gpuwatch_dashboards.units import digits, display
+from gpuwatch_dashboards.render.charts import DrawnLine
+from gpuwatch_dashboards.render.palette import SEVERITIES, STATES, VERDICTS, Look
+from gpuwatch_dashboards.render.units import digits, display
 
 BRAND = '<div class="gw-brand">gpuwatch</div>'
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}

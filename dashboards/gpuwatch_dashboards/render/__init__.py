@@ -1,0 +1,1 @@
+"""Numbers as cards, charts and HTML: no Streamlit call, no I/O."""
