@@ -18,7 +18,7 @@ import torch
 from benchmarks import async_device
 from benchmarks.async_device import COMPUTE, TRANSFER, Span
 from gpuwatch import Watch
-from gpuwatch.report import Report
+from gpuwatch.diagnosis.report import Report
 
 STARTUP, DATA, LAUNCH, AFTER, BETWEEN, OTHER = "startup", "data", "launch", "after", "between", "other"
 """Sections of the host's time; declared phases are sections by their own names.

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwatch import wire
+from gpuwatch.hook.identity import identify
 from gpuwatch.host.proc import start_ticks
-from gpuwatch.identity import identify
-from gpuwatch.ledger import Ledger
-from gpuwatch.transport import ZmqSender
+from gpuwatch.ledger.states import Ledger
+from gpuwatch.wire.sockets import ZmqSender
 
 EVERY_S = 0.5
 _HELLO_EVERY = 2

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 
 from benchmarks.recorded_trace import STATES, Copy, Trace, TraceError, latest_ends, load, true_times
-from gpuwatch.hook import Watch
-from gpuwatch.records import StepRecord
+from gpuwatch.hook.watch import Watch
+from gpuwatch.ledger.step_records import StepRecord
 from tests.unit.hook_fakes import MS, Clock, fake_watch
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
@@ -84,7 +84,7 @@ class ReplayEvent:
 
 
 class ReplayEvents:
-    """Timing events of a recorded device. Implements `gpuwatch.device.Events`."""
+    """Timing events of a recorded device. Implements `gpuwatch.ledger.device_timeline.Events`."""
 
     def __init__(self, trace: Trace, host: Host) -> None:
         self._host = host
@@ -162,7 +162,7 @@ class Replay:
         begins = [trace.window[0], *(op.begin for op in trace.ops), *(copy.begin for copy in trace.copies)]
         self._host = Host(min([*begins, *trace.optimizer_ends]))
         self.events = ReplayEvents(trace, self._host)
-        patch.setattr("gpuwatch.accounts.device", lambda: "cuda")  # torch has none here, and is not asked
+        patch.setattr("gpuwatch.hook.account.device", lambda: "cuda")  # torch has none here, and is not asked
         self.watch = self._host.watch = fake_watch(self._host.clock, patch)
         self.watch._taps.attach(self.events)
         self.num_workers = trace.num_workers

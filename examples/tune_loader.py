@@ -41,6 +41,6 @@ def make_loader(
 
 
 if __name__ == "__main__":
-    from gpuwatch.tuning import tune
+    from gpuwatch.tools.tuning import tune
 
     print(tune(make_loader, step_s=0.040))

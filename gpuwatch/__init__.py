@@ -9,11 +9,11 @@ __version__ = "0.1.0"
 from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, NoData, ProtocolError
-from gpuwatch.hook import Watch, watch
+from gpuwatch.hook.watch import Watch, watch
 
 if TYPE_CHECKING:
-    from gpuwatch.report import Report
-    from gpuwatch.tuning import TuneResult, tune
+    from gpuwatch.diagnosis.report import Report
+    from gpuwatch.tools.tuning import TuneResult, tune
 
 __all__ = [
     "ConfigError",
@@ -33,11 +33,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Return what is imported only when asked for: a training process has no use for it."""
     if name in ("tune", "TuneResult"):
-        from gpuwatch import tuning
+        from gpuwatch.tools import tuning
 
         return getattr(tuning, name)
     if name == "Report":
-        from gpuwatch.report import Report
+        from gpuwatch.diagnosis.report import Report
 
         return Report
     raise AttributeError(f"module 'gpuwatch' has no attribute {name!r}")

@@ -13,12 +13,12 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from gpuwatch import finding
-from gpuwatch.costs import Cost
+from gpuwatch.diagnosis import finding
+from gpuwatch.diagnosis.cost import Cost
+from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.errors import SourceError
-from gpuwatch.finding import Verdict
 from gpuwatch.http import LONG_TIMEOUT_S, Answer, Get, JsonServer, Params
-from gpuwatch.stacks.records import Stacks
+from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import LoaderSettings
 
 RunStatus = Literal["running", "ended", "lost", "gone"]

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwatch import thresholds
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.diagnosis import thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, MissingExtra
-from gpuwatch.thresholds import Thresholds
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.ledger.states import GPU_STATES
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 Unit = Literal["seconds", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "timestamp", "count"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuwatch.hook import Watch
+    from gpuwatch.hook.watch import Watch
 
 
 class FakeClock:
@@ -35,7 +35,7 @@ class FakeDevice:
     """A device that runs launches one after another, beside the host. It has no kernels: only time.
 
     `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: for how long the stream
-    was empty between the first launch and the last. Implements `gpuwatch.device.Events`.
+    was empty between the first launch and the last. Implements `gpuwatch.ledger.device_timeline.Events`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FakeDevice:
         """How much of what was launched the device has done by now. May be asked by any thread."""
         return self.busy_ns - max(0, (self._end_ns or 0) - self._clock())
 
-    # gpuwatch.device.Events ---------------------------------------------------------------------------------------
+    # gpuwatch.ledger.device_timeline.Events ---------------------------------------------------------------------------------------
 
     def record(self, event: FakeEvent | None) -> FakeEvent:
         if self.capturing:

@@ -9,7 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/api.md"
 MARK = "## Fields\n"
-MODULES = ("gpuwatch/api.py", "gpuwatch/finding.py", "gpuwatch/costs.py", "gpuwatch/wire/messages.py")
+MODULES = (
+    "gpuwatch/api.py",
+    "gpuwatch/diagnosis/finding.py",
+    "gpuwatch/diagnosis/cost.py",
+    "gpuwatch/wire/messages.py",
+)
 INTRODUCTION = (
     'Generated from `gpuwatch/api.py` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
     "`Severity` is info, warning or critical; `RunStatus` running, ended or lost; `Points` are [Unix time, value], oldest first;\n"

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from gpuwatch.reports import comparing, model
-from gpuwatch.reports.comparing import Comparison
-from gpuwatch.reports.model import RunReport
+from gpuwatch.tools.reports import comparing, model
+from gpuwatch.tools.reports.comparing import Comparison
+from gpuwatch.tools.reports.model import RunReport
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 

@@ -1,4 +1,4 @@
-"""Print docs/thresholds.md: every number that a diagnosis or a panel compares with, from `gpuwatch/thresholds.py`."""
+"""Print docs/thresholds.md: every number that a diagnosis or a panel compares with, from `gpuwatch/diagnosis/thresholds.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "gpuwatch" / "thresholds.py"
+SOURCE = Path(__file__).parents[1] / "gpuwatch/diagnosis/thresholds.py"
 _HEAD = """# Thresholds of the diagnosis
 
 Every number that a rule compares with or a panel warns from, once. Shares and ratios are 0 to 1, times in seconds. Any of them is changed in the configuration file, for the agent by

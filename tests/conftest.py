@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import this_process
+from gpuwatch.hook import process_state as this_process
 
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)

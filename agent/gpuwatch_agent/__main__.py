@@ -10,9 +10,9 @@ import os
 import pickle
 import sys
 
-from gpuwatch import thresholds
+from gpuwatch.diagnosis import thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, GpuwatchError
-from gpuwatch.thresholds import Thresholds
 from gpuwatch_agent.options import Options
 
 

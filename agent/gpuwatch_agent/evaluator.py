@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis import Finding, diagnose, in_order, is_explained
-from gpuwatch.rules import ENDINGS
-from gpuwatch.verdict import give_verdict
-from gpuwatch.window import GpuFacts, HostFacts, RankFacts
+from gpuwatch.diagnosis.diagnose import Finding, diagnose, in_order, is_explained
+from gpuwatch.diagnosis.rules import ENDINGS
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text, update_trends
 from gpuwatch_agent.processes import ProcessTable

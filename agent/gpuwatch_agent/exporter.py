@@ -19,9 +19,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from gpuwatch import api, wire
-from gpuwatch.ledger import GPU_STATES, RUN_STATES
+from gpuwatch.diagnosis.rules.straggler import STRAGGLER
+from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
-from gpuwatch.rules.straggler import STRAGGLER
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.processes import ProcessTable

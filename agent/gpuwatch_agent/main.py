@@ -12,10 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from gpuwatch.config import StackSettings
-from gpuwatch.endpoint import checked, default_listen
 from gpuwatch.errors import ConfigError
-from gpuwatch.stacks.spy import find_py_spy
-from gpuwatch.transport import ZmqReceiver
+from gpuwatch.tools.stacks.spy import find_py_spy
+from gpuwatch.wire.endpoint import checked, default_listen
+from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
 from gpuwatch_agent.http import make_app
 from gpuwatch_agent.notify import Notifier

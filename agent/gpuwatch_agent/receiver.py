@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
-from gpuwatch.transport import ZmqReceiver
+from gpuwatch.wire.sockets import ZmqReceiver
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuwatch.rules import CAUSES
+from gpuwatch.diagnosis.rules import CAUSES
 
 from .judge import Judged
 

@@ -10,7 +10,8 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader
 
-from gpuwatch import hook, this_process
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook import watch as hook
 
 from .gpu_programs import GPU, HEALTHY_GPU
 from .input_programs import INPUT

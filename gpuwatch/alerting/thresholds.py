@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
-from gpuwatch.thresholds import Thresholds
 
 XIDS = {
     48: "double-bit ECC error", 63: "row remapping pending", 64: "row remapping failed", 74: "NVLink error",

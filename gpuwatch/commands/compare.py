@@ -19,11 +19,11 @@ from gpuwatch.commands.report_options import (
     open_source,
     write,
 )
-from gpuwatch.reports import compare as compare_runs
-from gpuwatch.reports.compare_page import compare_page
-from gpuwatch.reports.comparing import as_json as comparison_json
-from gpuwatch.reports.gates import broken_of_two, parse_gate
-from gpuwatch.reports.markdown import compare_markdown
+from gpuwatch.tools.reports import compare as compare_runs
+from gpuwatch.tools.reports.compare_page import compare_page
+from gpuwatch.tools.reports.comparing import as_json as comparison_json
+from gpuwatch.tools.reports.gates import broken_of_two, parse_gate
+from gpuwatch.tools.reports.markdown import compare_markdown
 
 
 def compare(

@@ -102,7 +102,7 @@ def _training_command(bottleneck: Bottleneck, seconds: float) -> list[str]:
     command = [
         sys.executable,
         "-m",
-        "gpuwatch.demo_training",
+        "gpuwatch.tools.demo_training",
         "--bottleneck",
         bottleneck.value,
         "--seconds",
@@ -113,7 +113,7 @@ def _training_command(bottleneck: Bottleneck, seconds: float) -> list[str]:
             "--bottleneck transfer needs a GPU: without one nothing is copied to a device; choose another bottleneck"
         )
     if bottleneck is Bottleneck.shm:
-        from gpuwatch.demo_training import small_shm_command
+        from gpuwatch.tools.demo_training import small_shm_command
 
         return small_shm_command(command)
     return command

@@ -40,8 +40,8 @@ def doctor(
     require("rich", "agent")
     from rich.console import Console
 
-    from gpuwatch.doctor import examine, report
-    from gpuwatch.doctor.surroundings import here
+    from gpuwatch.tools.doctor import examine, report
+    from gpuwatch.tools.doctor.surroundings import here
 
     url = _url(agent, "--agent") if agent is not None else _default_agent(os.environ)
     prometheus_url = _url(prometheus, "--prometheus") if prometheus is not None else None

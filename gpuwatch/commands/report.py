@@ -19,10 +19,10 @@ from gpuwatch.commands.report_options import (
     open_source,
     write,
 )
-from gpuwatch.reports import broken, parse_gate
-from gpuwatch.reports.markdown import run_markdown
-from gpuwatch.reports.model import as_json as report_json
-from gpuwatch.reports.page import run_page
+from gpuwatch.tools.reports import broken, parse_gate
+from gpuwatch.tools.reports.markdown import run_markdown
+from gpuwatch.tools.reports.model import as_json as report_json
+from gpuwatch.tools.reports.page import run_page
 
 
 def report(

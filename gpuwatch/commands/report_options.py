@@ -13,7 +13,7 @@ from gpuwatch.api import Client, RunSource
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
-from gpuwatch.reports import RunReport, from_json, gather
+from gpuwatch.tools.reports import RunReport, from_json, gather
 
 AGENT = "http://127.0.0.1:9478"
 Agent = Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]

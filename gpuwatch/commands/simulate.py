@@ -23,7 +23,7 @@ def simulate(
     `/sd` is Prometheus' http_sd: it lists all nodes, one path each. Example: `gpuwatch simulate --nodes 100 --port 9477`
     """
     require("uvicorn", "agent")
-    from gpuwatch.simulation.server import Fleet, serve
+    from gpuwatch.tools.simulation.server import Fleet, serve
 
     free_port_or_error("--port", host, port)
     address = f"{host}:{port}"

@@ -13,9 +13,9 @@ import typer
 from gpuwatch.api import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError
-from gpuwatch.reports.choosing import choose
-from gpuwatch.stacks.spy import Target, find_py_spy, take
-from gpuwatch.stacks.words import lines
+from gpuwatch.tools.reports.choosing import choose
+from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
+from gpuwatch.tools.stacks.words import lines
 
 
 def stacks(

@@ -17,11 +17,11 @@ import typer
 from gpuwatch.api import Client
 from gpuwatch.errors import ConfigError
 from gpuwatch.extras import require
-from gpuwatch.tuning import Interrupted, Progress, Setting, TuneResult
-from gpuwatch.tuning import tune as tune_loader
-from gpuwatch.tuning.result import as_json, line, table
-from gpuwatch.tuning.target import load
-from gpuwatch.units import duration
+from gpuwatch.formatting import duration
+from gpuwatch.tools.tuning import Interrupted, Progress, Setting, TuneResult
+from gpuwatch.tools.tuning import tune as tune_loader
+from gpuwatch.tools.tuning.result import as_json, line, table
+from gpuwatch.tools.tuning.target import load
 
 _NARROW = 76
 """Columns of a terminal below which there is no room for a bar beside the words."""

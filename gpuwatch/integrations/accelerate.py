@@ -16,12 +16,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from gpuwatch.hook import Watch
-from gpuwatch.hook import watch as watch_loader
+from gpuwatch.hook.loader import WatchedLoader
+from gpuwatch.hook.torch.patches import Patches
+from gpuwatch.hook.watch import Watch
+from gpuwatch.hook.watch import watch as watch_loader
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.patches import Patches
 from gpuwatch.integrations.training import is_disabled, note_loader, open_watch
-from gpuwatch.watched_loader import WatchedLoader
 
 if find_spec("accelerate") is None:
     raise MissingFramework("accelerate", "accelerate")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from gpuwatch.hook import Watch
+from gpuwatch.hook.torch.patches import Patches
+from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.patches import Patches
 from gpuwatch.integrations.training import Training, checked
 
 try:

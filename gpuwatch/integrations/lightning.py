@@ -11,9 +11,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.hook import Watch
+from gpuwatch.hook.torch.patches import say_once
+from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.patches import say_once
 from gpuwatch.integrations.training import Training, checked
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

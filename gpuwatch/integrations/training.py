@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwatch import this_process
-from gpuwatch.batches import sample_count, sample_counter
-from gpuwatch.communication import is_parallel
-from gpuwatch.facts import loader_facts
-from gpuwatch.hook import Watch
-from gpuwatch.integrations.patches import Patches, say_once
-from gpuwatch.undisturbed import pass_on
-from gpuwatch.watched_iterator import WatchedIterator
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.batches import sample_count, sample_counter
+from gpuwatch.hook.interrupts import pass_on
+from gpuwatch.hook.iterator import WatchedIterator
+from gpuwatch.hook.loader_info import loader_facts
+from gpuwatch.hook.torch.communication import is_parallel
+from gpuwatch.hook.torch.patches import Patches, say_once
+from gpuwatch.hook.watch import Watch
 
 if TYPE_CHECKING:
     from typing import ParamSpec

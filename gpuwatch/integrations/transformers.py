@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.hook import Watch
+from gpuwatch.hook.torch.patches import Patches, say_once
+from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.patches import Patches, say_once
 from gpuwatch.integrations.training import Training, checked
 
 try:

@@ -1,4 +1,4 @@
-"""The contract between the hook and the agent: messages, their columns, their bounds. No I/O, no clock."""
+"""The contract between the hook and the agent: messages, their columns, their bounds. No I/O, no clock: `sockets` and `endpoint` carry them."""
 
 from gpuwatch.wire.checks import MAX_STEPS_A_MESSAGE, MAX_TAGS, MAX_TEXT
 from gpuwatch.wire.codec import MAX_MESSAGE_BYTES, decode, encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from gpuwatch.errors import ProtocolError
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.wire.columns import STEP_COLUMNS
 from gpuwatch.wire.messages import STEP_BUCKETS_S, Hello, Message, Phase, Steps, Totals, WorkerDeath
 

@@ -136,7 +136,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     timeline: str
     """"host" or "device": which clock the states come from."""
     device: str
-    """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what the training works on, as far as known; see `gpuwatch.window.Window.device`."""
+    """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what the training works on, as far as known; see `gpuwatch.diagnosis.window.Window.device`."""
     loader: Loader | None
     versions: dict[str, str]
     tags: dict[str, str]

@@ -87,7 +87,7 @@ def test_a_step_on_two_nodes_is_one_run_with_its_job(site: Site) -> None:
 
 def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    ask = "from gpuwatch.identity import identify; who = identify(); print(who.run, who.job)"
+    ask = "from gpuwatch.hook.identity import identify; who = identify(); print(who.run, who.job)"
     script.write_text(f"#!/bin/sh\nfor step in 0 1; do srun {sys.executable} -c '{ask}'; done\n")
     out = tmp_path / "out"
     number = site.slurm.run("sbatch", "--parsable", "--wait", "-o", str(out), str(script)).strip()

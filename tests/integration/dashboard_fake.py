@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from urllib.request import urlopen
 
-from gpuwatch.ledger import GPU_STATES, RUN_STATES
+from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.launch import streamlit_command
 from tests.integration.dashboard_steps import MadeUpSteps

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.ledger.states import GPU_STATES
 from tests.servers import require
 
 EVERY_S = 300

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from tests.integration.agent_process import Agent, Trainer, run_states
 from tests.servers import require

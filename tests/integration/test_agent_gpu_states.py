@@ -16,9 +16,9 @@ from tests.servers import wait_for
 ROOT = Path(__file__).parents[2]
 
 ALL_STATES = """
-import time, gpuwatch, gpuwatch.timeline
-gpuwatch.timeline.STALL_FLOOR_NS = 1_000_000_000
-gpuwatch.timeline.STALL_MEDIANS = 2
+import time, gpuwatch, gpuwatch.ledger.timeline
+gpuwatch.ledger.timeline.STALL_FLOOR_NS = 1_000_000_000
+gpuwatch.ledger.timeline.STALL_MEDIANS = 2
 
 def batches():
     for _ in range(5):
@@ -46,8 +46,8 @@ SPEAKER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
 from gpuwatch import wire
-from gpuwatch.identity import identify
-from gpuwatch.transport import ZmqSender
+from gpuwatch.hook.identity import identify
+from gpuwatch.wire.sockets import ZmqSender
 from tests.unit.agent.hooks import FakeHook
 import msgspec
 

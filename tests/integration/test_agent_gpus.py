@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.ledger.states import GPU_STATES
 from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from tests.integration.agent_process import Agent, Series, Trainer, run_states, watch_counters
 from tests.servers import wait_for

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import gpuwatch
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger.states import RUN_STATES
 from tests.integration.agent_process import Agent
 from tests.servers import free_port, wait_for
 

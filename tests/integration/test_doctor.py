@@ -21,7 +21,7 @@ from typing import Any
 from gpuwatch import __version__
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch.doctor import CHECKS
+from gpuwatch.tools.doctor import CHECKS
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.programs import agent, hook_environment
 from tests.servers import free_port, prometheus_config, start_prometheus, wait_for

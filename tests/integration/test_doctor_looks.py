@@ -14,11 +14,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuwatch.doctor.hook_socket import hook_socket
-from gpuwatch.doctor.nvml import read_nvml
-from gpuwatch.doctor.processes import holder, listening
-from gpuwatch.doctor.surroundings import Surroundings, here
 from gpuwatch.http import fetch
+from gpuwatch.tools.doctor.hook_socket import hook_socket
+from gpuwatch.tools.doctor.nvml import read_nvml
+from gpuwatch.tools.doctor.processes import holder, listening
+from gpuwatch.tools.doctor.surroundings import Surroundings, here
 from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
 import gpuwatch  # noqa: E402
-from gpuwatch.hook import Watch  # noqa: E402
+from gpuwatch.hook.watch import Watch  # noqa: E402
 
 pytestmark = pytest.mark.alone
 

@@ -16,7 +16,7 @@ import pytest
 
 import gpuwatch
 from gpuwatch import wire
-from gpuwatch.transport import ZmqReceiver
+from gpuwatch.wire.sockets import ZmqReceiver
 
 
 def run(script: str, tmp_path: Path, expect: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.own_gpu import OwnGpu
+from gpuwatch.hook.own_gpu import OwnGpu
 from tests.nvml.fake import FakeGpu, FakeNvml, recorded
 from tests.unit.test_hook_device import Rig
 

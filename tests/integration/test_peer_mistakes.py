@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import gpuwatch  # noqa: E402
 from gpuwatch import metrics, wire  # noqa: E402
-from gpuwatch.hook import Watch  # noqa: E402
+from gpuwatch.hook.watch import Watch  # noqa: E402
 from gpuwatch.testing import FakeDevice, FakeEvent  # noqa: E402
 from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402

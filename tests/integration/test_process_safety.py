@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpuwatch import wire
-from gpuwatch.transport import ZmqReceiver
+from gpuwatch.wire.sockets import ZmqReceiver
 from tests.integration.agent_process import Agent
 
 TRAIN = """
@@ -185,7 +185,7 @@ _NOTEBOOK = """
         return said.getvalue()
     said = [run({cell!r}), run({cell!r})]
     alive = [t.name for t in threading.enumerate()].count("gpuwatch")
-    from gpuwatch import this_process
+    from gpuwatch.hook import process_state as this_process
     print(json.dumps([said, alive, len(this_process.open_watches)]))
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuwatch.doctor.nvml import read_nvml
 from gpuwatch.metrics import Sample, check
+from gpuwatch.tools.doctor.nvml import read_nvml
 from gpuwatch_agent.collectors import GpuCollector, GpuProcess
 from gpuwatch_agent.exporter import standard
 from tests.integration.agent_process import Agent

@@ -24,7 +24,7 @@ HEAD = """
 import gc, json, os, signal, sys, threading, time
 sys.setswitchinterval(1e-4)
 import gpuwatch
-from gpuwatch.accounts import Accounts
+from gpuwatch.hook.account import Accounts
 def off(report):
     return abs(sum(report.states.values()) - report.duration_s)
 """
@@ -93,7 +93,7 @@ def test_reports_in_signal_handlers_while_reports_are_made(tmp_path: Path) -> No
 def test_a_handler_that_comes_while_the_books_are_held(tmp_path: Path, inside: str, then: str) -> None:
     """The handler runs right in the middle: in the books' own method, after it has begun. The run ends once, with every step."""
     source = f"""
-        from gpuwatch.timeline import Timeline
+        from gpuwatch.ledger.timeline import Timeline
         w = gpuwatch.Watch(quiet=True)
         states = []
         def handler(*_):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.stacks.spy import check_readable
+from gpuwatch.tools.stacks.spy import check_readable
 from tests.integration.agent_process import Agent
 from tests.servers import wait_for
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuwatch import wire
-from gpuwatch.accounts import Accounts
-from gpuwatch.evidence import HostWatcher
-from gpuwatch.hook import Watch
-from gpuwatch.publisher import Publisher
-from gpuwatch.transport import MemorySender
-from gpuwatch.window import HostFacts
+from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.evidence import HostWatcher
+from gpuwatch.hook.publisher import Publisher
+from gpuwatch.hook.watch import Watch
+from gpuwatch.wire.sockets import MemorySender
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -52,7 +52,7 @@ class QuietPublisher(Publisher):
 
 def fake_watch(clock: Clock, monkeypatch: Any, **options: Any) -> Watch:
     """Return a Watch whose every second comes from `clock`. `turn(watch)` does what its thread would."""
-    monkeypatch.setattr("gpuwatch.hook.Publisher", QuietPublisher)
+    monkeypatch.setattr("gpuwatch.hook.watch.Publisher", QuietPublisher)
     options.setdefault("quiet", True)
     watch = Watch(**options)
     watch._recorder.clock = clock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.batches import move, sample_count, sample_counter, size_bytes, tensors
+from gpuwatch.hook.batches import move, sample_count, sample_counter, size_bytes, tensors
 
 
 class Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.costs import cost_of, money, parse_price, price_told, together
+from gpuwatch.diagnosis.cost import cost_of, money, parse_price, price_told, together
 from gpuwatch.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.device import RING, DeviceTimeline, DeviceTimes, Piece
+from gpuwatch.ledger.device_timeline import RING, DeviceTimeline, DeviceTimes, Piece
 from gpuwatch.testing import FakeClock, FakeDevice, FakeEvent
 
 MS = 1_000_000

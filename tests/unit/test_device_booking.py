@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.device import DeviceTimeline, Piece
-from gpuwatch.device_booking import DeviceBooking, Exposed
-from gpuwatch.ledger import OTHER, Ledger
+from gpuwatch.ledger.device_booking import DeviceBooking, Exposed
+from gpuwatch.ledger.device_timeline import DeviceTimeline, Piece
+from gpuwatch.ledger.states import OTHER, Ledger
 from gpuwatch.testing import FakeClock, FakeDevice
 
 MS = 1_000_000

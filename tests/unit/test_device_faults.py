@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.device import RING
-from gpuwatch.hook import Watch
+from gpuwatch.hook.watch import Watch
+from gpuwatch.ledger.device_timeline import RING
 from gpuwatch.testing import FakeDevice, FakeEvent
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 
@@ -454,7 +454,7 @@ def test_each_state_is_within_a_point_of_what_the_device_did(
     monkeypatch: pytest.MonkeyPatch, steps: list[tuple[int, list[Op]]], own_steps: bool
 ) -> None:
     monkeypatch.setattr(
-        "gpuwatch.device.DETAILED_NS", 0
+        "gpuwatch.ledger.device_timeline.DETAILED_NS", 0
     )  # of quick steps a sample is: alternating ones would need many
     training = honest(monkeypatch, steps, own_steps)
     booked, truth = booked_ms(training), training.truth_ms()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import endpoint
 from gpuwatch.errors import ConfigError
+from gpuwatch.wire import endpoint
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.evidence import HostWatcher
-from gpuwatch.facts import loader_facts
+from gpuwatch.hook.evidence import HostWatcher
+from gpuwatch.hook.loader_info import loader_facts
 from gpuwatch.host import proc as procfs
 
 

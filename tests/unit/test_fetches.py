@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.fetches import FetchEvidence, ready_batches
-from gpuwatch.rules.input_unexplained import input_unexplained
-from gpuwatch.rules.input_wait import queue_evidence
+from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
+from gpuwatch.diagnosis.rules.input_wait import queue_evidence
+from gpuwatch.hook.fetches import FetchEvidence, ready_batches
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 

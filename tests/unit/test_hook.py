@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import gpuwatch
-from gpuwatch import this_process, wire
-from gpuwatch.entries import NOBODY
-from gpuwatch.hook import Watch
+from gpuwatch import wire
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.events import NOBODY
+from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
 
 
@@ -121,7 +122,7 @@ def test_two_threads_that_begin_at_once_start_one_background_thread(monkeypatch:
 
     watch = Watch(quiet=True)
     threads = [threading.Thread(target=watch._start) for _ in range(8)]
-    monkeypatch.setattr("gpuwatch.publisher.threading.Thread", SlowThread)
+    monkeypatch.setattr("gpuwatch.hook.publisher.threading.Thread", SlowThread)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -304,7 +305,7 @@ def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(publisher, "_tell", tell)
-    monkeypatch.setattr("gpuwatch.publisher.INTERVAL_S", 0)
+    monkeypatch.setattr("gpuwatch.hook.publisher.INTERVAL_S", 0)
     turns = itertools.count()
     publisher._run()
     assert next(turns) == 6
@@ -557,11 +558,11 @@ def test_an_agent_that_came_back_elsewhere_is_found(
     watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = "ipc:///first"
-    monkeypatch.setattr("gpuwatch.endpoint.find", lambda: where)
+    monkeypatch.setattr("gpuwatch.wire.endpoint.find", lambda: where)
     made: list[tuple[str, Any]] = []
 
     def make(endpoint: str) -> Any:
-        from gpuwatch.transport import MemorySender
+        from gpuwatch.wire.sockets import MemorySender
 
         made.append((endpoint, MemorySender()))
         return made[-1][1]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpuwatch import wire
-from gpuwatch.hook import Watch
+from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
 
@@ -109,7 +109,7 @@ def test_a_declared_step_finds_the_device_by_itself(monkeypatch: pytest.MonkeyPa
     device = FakeDevice(clock, lambda seconds: clock.sleep_ms(seconds * 1e3))
     watch = fake_watch(clock, monkeypatch)
     found: list[FakeDevice] = []
-    monkeypatch.setattr("gpuwatch.taps.torch_events", lambda _: found[0] if found else None)
+    monkeypatch.setattr("gpuwatch.hook.torch.install.torch_events", lambda _: found[0] if found else None)
     for number in range(20):
         with watch.step():
             with watch.data():

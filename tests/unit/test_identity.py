@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.identity import identify, script_name
+from gpuwatch.hook.identity import identify, script_name
 
 STAT = "4711 (python (x) y) S " + " ".join(str(field) for field in range(4, 22)) + " 987654 0 0"
 

@@ -14,11 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch import wire
-from gpuwatch.accounts import device
-from gpuwatch.diagnosis import diagnose
-from gpuwatch.hook import Watch
-from gpuwatch.jax_timeline import ASKED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
-from gpuwatch.verdict import give_verdict
+from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.hook.account import device
+from gpuwatch.hook.jax_timeline import ASKED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
+from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.ledger import COMPUTE, INPUT_WAIT, RUN_STATES, UNKNOWN, Ledger, phase_state, shares
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, RUN_STATES, UNKNOWN, Ledger, phase_state, shares
 
 times = st.integers(0, 10**12)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.accounts import Accounts
+from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.loader_health import LoaderHealth
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
+from gpuwatch.hook.worker_deaths import OomKills, deaths
 from gpuwatch.host.shm import largest_tensor_bytes
-from gpuwatch.loader_health import LoaderHealth
-from gpuwatch.recorder import Recorder
-from gpuwatch.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.wire import Loader, WorkerDeath
-from gpuwatch.worker_deaths import OomKills, deaths
 
 MIB = 1 << 20
 LOADER = Loader(num_workers=4, prefetch_factor=2, batch_size=32)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch import hook
-from gpuwatch.hook import Watch
-from gpuwatch.loops import Loop
+from gpuwatch.hook import watch as hook
+from gpuwatch.hook.loop import Loop
+from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import Clock, fake_watch, states_ms
 
 
@@ -282,7 +282,7 @@ def test_a_kept_iterator_that_is_dropped_late_closes_nothing_of_its_successor(
     watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loop, "_is_evaluation", lambda self: self._to is not None and not watch._recorder.in_phase)
-    monkeypatch.setattr("gpuwatch.loops.move", lambda batch, device: batch)
+    monkeypatch.setattr("gpuwatch.hook.loop.move", lambda batch, device: batch)
     evaluation: Any = None
     for _ in watch.steps(Loader(clock, 3, 1)):
         clock.sleep_ms(5)

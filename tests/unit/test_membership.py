@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuwatch import wire
-from gpuwatch.membership import Membership
+from gpuwatch.hook.distributed import Membership
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 
 

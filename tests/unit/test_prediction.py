@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.prediction import fetch_seconds, free_cores, plan, workers_needed
-from gpuwatch.window import HostFacts
+from gpuwatch.diagnosis.prediction import fetch_seconds, free_cores, plan, workers_needed
+from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import STARVED
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.accounts import Accounts
-from gpuwatch.entries import (
+from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.events import (
     BETWEEN,
     DATA_WAIT,
     IN_STEP,
@@ -19,7 +19,7 @@ from gpuwatch.entries import (
     STEP,
     TRANSFERRING,
 )
-from gpuwatch.recorder import Recorder
+from gpuwatch.hook.recorder import Recorder
 from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
 
 OPERATIONS = (

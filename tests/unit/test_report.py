@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.report import Report, make_report
-from gpuwatch.throughput import Done
-from gpuwatch.window import HostFacts, StepColumns, Window
+from gpuwatch.diagnosis.report import Report, make_report
+from gpuwatch.diagnosis.throughput import Done
+from gpuwatch.diagnosis.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
 
 WINDOW = Window(

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import hook, this_process
+from gpuwatch.diagnosis.rules.eval_share import eval_share
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds, use
+from gpuwatch.diagnosis.verdict import give_verdict
 from gpuwatch.errors import ConfigError
-from gpuwatch.rules.eval_share import eval_share
-from gpuwatch.thresholds import THRESHOLDS, Thresholds, use
-from gpuwatch.verdict import give_verdict
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook import watch as hook
 from tests.unit.rules.windows import states, steps, window
 
 PLAIN = asdict(Thresholds())

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from gpuwatch.thresholds import Thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 
 ROOT = Path(__file__).parents[2]
 

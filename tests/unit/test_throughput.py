@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpuwatch.diagnosis.throughput import Done, Throughput, declared, throughput
 from gpuwatch.errors import ConfigError
-from gpuwatch.throughput import Done, Throughput, declared, throughput
 from gpuwatch.wire import Flops
 from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn
 

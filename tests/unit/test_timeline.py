@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.accounts import Accounts
-from gpuwatch.entries import DATA_WAIT, PART, STEP
-from gpuwatch.recorder import Recorder
-from gpuwatch.rules.epoch_start_pause import epoch_start_pause
-from gpuwatch.timeline import Timeline
+from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
+from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.events import DATA_WAIT, PART, STEP
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.ledger.timeline import Timeline
 from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
 
 

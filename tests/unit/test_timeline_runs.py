@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.entries import ENTER, EXIT, PART, SPAN, STEP, TOKENS
-from gpuwatch.records import StepRecord
-from gpuwatch.timeline import Timeline
+from gpuwatch.hook.events import ENTER, EXIT, PART, SPAN, STEP, TOKENS
+from gpuwatch.ledger.step_records import StepRecord
+from gpuwatch.ledger.timeline import Timeline
 
 
 class OneByOne(Timeline):

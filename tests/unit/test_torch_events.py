@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpuwatch.torch_events import CudaEvents, TorchEvents, device_in_use, torch_events
+from gpuwatch.hook.torch.device_events import CudaEvents, TorchEvents, device_in_use, torch_events
 
 
 class Event:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch import this_process
-from gpuwatch.hook import Watch
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.torch.transfers import READS
+from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
-from gpuwatch.transfers import READS
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
@@ -184,8 +184,8 @@ def counted_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         delattr(owner, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpuwatch.torch_methods.setattr", setting, raising=False)
-        patch.setattr("gpuwatch.torch_methods.delattr", deleting, raising=False)
+        patch.setattr("gpuwatch.hook.torch.tensor_patch.setattr", setting, raising=False)
+        patch.setattr("gpuwatch.hook.torch.tensor_patch.delattr", deleting, raising=False)
         yield changes
 
 

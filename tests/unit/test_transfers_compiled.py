@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch import this_process
-from gpuwatch.compiling import _registered
-from gpuwatch.hook import Watch
-from gpuwatch.torch_methods import COMPILED_AROUND
+from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.torch.compile import _registered
+from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
+from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 from tests.unit.test_transfers import counted_changes
 

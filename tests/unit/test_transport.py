@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from gpuwatch.transport import MemorySender, Sender, ZmqSender
+from gpuwatch.wire.sockets import MemorySender, Sender, ZmqSender
 
 
 def test_the_memory_sender_refuses_while_it_is_not_connected() -> None:

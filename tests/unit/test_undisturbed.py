@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.undisturbed import raised_by_signal_handler, undisturbed
+from gpuwatch.hook.interrupts import raised_by_signal_handler, undisturbed
 
 
 def raises(*_: Any) -> None:

@@ -102,7 +102,7 @@ def test_a_step_on_another_stream_is_left_to_the_host_s_clock_and_unverified(rig
 def test_a_training_that_moves_to_another_device_is_measured_there(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """`set_device` after the loop's first batches: the events of the first device are left."""
     there = FakeDevice(rig.clock, lambda seconds: rig.clock.sleep_ms(seconds * 1e3))
-    monkeypatch.setattr("gpuwatch.taps.torch_events", lambda _: there)
+    monkeypatch.setattr("gpuwatch.hook.torch.install.torch_events", lambda _: there)
     for number in rig.watch.steps(rig.batches([5.0] * 100)):
         rig.device.elsewhere = number >= 3
         (rig.device if number < 3 else there).launch(0.004)

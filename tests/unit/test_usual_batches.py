@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.batches import sample_counter
-from gpuwatch.entries import UNKNOWN_SAMPLES
+from gpuwatch.hook.batches import sample_counter
+from gpuwatch.hook.events import UNKNOWN_SAMPLES
 
 
 class Tensor:

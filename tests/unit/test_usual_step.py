@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.hook import Watch
-from gpuwatch.looks import LOOKED_AT_SELDOM, Looks
-from gpuwatch.loops import Loop
+from gpuwatch.hook.iterator import WatchedIterator
+from gpuwatch.hook.loop import Loop
+from gpuwatch.hook.sampling import LOOKED_AT_SELDOM, Looks
+from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
-from gpuwatch.watched_iterator import WatchedIterator
 from tests.unit.hook_fakes import Clock, fake_watch, turn
 
 BODY = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.verdict import give_verdict
-from gpuwatch.window import Window
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.window import Window
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
 

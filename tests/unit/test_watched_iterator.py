@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.entries import USUAL
-from gpuwatch.hook import Watch
-from gpuwatch.loops import Loop
+from gpuwatch.hook.events import USUAL
+from gpuwatch.hook.loop import Loop
+from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import Clock, fake_watch
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuwatch.ledger import (
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.ledger.states import (
     BUSY_UNATTRIBUTED,
     COMPUTE,
     GPU_STATES,
@@ -16,7 +17,6 @@ from gpuwatch.ledger import (
     UNKNOWN,
     Ledger,
 )
-from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch_agent.gpus.following import GpuReading, GpuRecord, RunsOnGpu
 from gpuwatch_agent.processes.owners import SHARED
 from gpuwatch_agent.runs import RUNNING, Run

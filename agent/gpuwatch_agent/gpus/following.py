@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpuwatch.ledger import (
+from gpuwatch.ledger.states import (
     CHECKPOINT,
     COMM_WAIT,
     COMPILE,

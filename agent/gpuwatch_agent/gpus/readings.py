@@ -11,8 +11,8 @@ from itertools import pairwise
 from statistics import median
 
 from gpuwatch import api
-from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch.window import GpuFacts, MemoryTrend
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
 from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
 from gpuwatch_agent.processes import ProcessTable

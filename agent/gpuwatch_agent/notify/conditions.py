@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuwatch import api
 from gpuwatch.alerting.render import severity
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
-from gpuwatch.rules import ENDINGS
+from gpuwatch.diagnosis.rules import ENDINGS
 from gpuwatch_agent.exporter import Page
 
 _BY_CAUSE = {

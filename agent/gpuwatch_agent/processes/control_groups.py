@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.cgroup import (
     MemoryRoom,
     counts_those_within,
@@ -23,7 +24,6 @@ from gpuwatch.host.cgroup import (
 )
 from gpuwatch.host.proc import oom_kills_on_node, parse_pressure
 from gpuwatch.metrics import Sample
-from gpuwatch.window import MemoryKills
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import LOST, RUNNING, Run
 

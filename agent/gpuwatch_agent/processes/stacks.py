@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gpuwatch.config import StackSettings
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.stacks.causes import ALL_RANKS, LOOK_AT
-from gpuwatch.stacks.records import Stacks
-from gpuwatch.stacks.spy import Target, take
+from gpuwatch.tools.stacks.causes import ALL_RANKS, LOOK_AT
+from gpuwatch.tools.stacks.records import Stacks
+from gpuwatch.tools.stacks.spy import Target, take
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run

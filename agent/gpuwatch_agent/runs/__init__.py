@@ -9,8 +9,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from gpuwatch import wire
-from gpuwatch.ledger import UNKNOWN, Ledger
-from gpuwatch.window import MemoryKills
+from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.ledger.states import UNKNOWN, Ledger
 from gpuwatch_agent.processes.owners import NO_OWNER
 from gpuwatch_agent.runs.records import (
     MINUTE_NS,

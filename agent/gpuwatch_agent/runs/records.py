@@ -12,8 +12,8 @@ from operator import lt
 import msgspec
 
 from gpuwatch import wire
-from gpuwatch.ledger import Ledger
-from gpuwatch.window import MemoryKills
+from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.ledger.states import Ledger
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 
 PHASES = ("data_wait", "transfer", "compute")

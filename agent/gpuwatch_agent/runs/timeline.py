@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 
 from gpuwatch import wire
-from gpuwatch.ledger import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
 
 KEPT = 1200
 """Steps of one run: a minute at 20 a second. A faster run keeps a shorter while."""
@@ -25,7 +25,7 @@ _NEEDED_SET = frozenset(_NEEDED)
 class RecentColumns:
     """Steps, oldest first, by the device's timeline where that measured them; all columns of the same length [n_steps].
 
-    See `gpuwatch.window.StepColumns`.
+    See `gpuwatch.diagnosis.window.StepColumns`.
     """
 
     end_ns: tuple[int, ...] = ()

@@ -11,13 +11,13 @@ import msgspec
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.costs import cost_of
-from gpuwatch.finding import Finding, Verdict
-from gpuwatch.stacks.causes import LOOK_AT, WORKERS
-from gpuwatch.stacks.records import Stacks
-from gpuwatch.stacks.words import evidence as stack_evidence
-from gpuwatch.throughput import Done, throughput
-from gpuwatch.window import Window
+from gpuwatch.diagnosis.cost import cost_of
+from gpuwatch.diagnosis.finding import Finding, Verdict
+from gpuwatch.diagnosis.throughput import Done, throughput
+from gpuwatch.diagnosis.window import Window
+from gpuwatch.tools.stacks.causes import LOOK_AT, WORKERS
+from gpuwatch.tools.stacks.records import Stacks
+from gpuwatch.tools.stacks.words import evidence as stack_evidence
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import Counts, RunRecord
 

@@ -9,10 +9,10 @@ from itertools import compress
 
 from msgspec.structs import replace
 
-from gpuwatch.entries import BETWEEN, DATA_WAIT, IN_STEP
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
+from gpuwatch.hook.events import BETWEEN, DATA_WAIT, IN_STEP
+from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import HistogramSample, Sample
-from gpuwatch.timeline import STALL_FLOOR_NS
-from gpuwatch.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run

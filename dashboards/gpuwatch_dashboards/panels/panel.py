@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_dashboards.query.evaluate import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
@@ -22,14 +22,14 @@ _THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
 
 @dataclass(frozen=True)
 class Threshold:
-    """A value from which a panel warns, by its name in `gpuwatch.thresholds`. Raises ValueError for an unknown name."""
+    """A value from which a panel warns, by its name in `gpuwatch.diagnosis.thresholds`. Raises ValueError for an unknown name."""
 
     name: str
     severity: Severity = "warning"
 
     def __post_init__(self) -> None:
         if self.name not in _THRESHOLD_NAMES:
-            raise ValueError(f"{self.name}: not a field of gpuwatch.thresholds.Thresholds; add it there")
+            raise ValueError(f"{self.name}: not a field of gpuwatch.diagnosis.thresholds.Thresholds; add it there")
 
     @property
     def value(self) -> float:

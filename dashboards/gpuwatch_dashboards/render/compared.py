@@ -1,4 +1,4 @@
-"""What the page "Compare" shows: outcome and prediction in words, speeds, step times and shares. `gpuwatch.reports` decides."""
+"""What the page "Compare" shows: outcome and prediction in words, speeds, step times and shares. `gpuwatch.tools.reports` decides."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuwatch.api import Run
-from gpuwatch.reports import Comparison, RunReport, compare
-from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
-from gpuwatch.reports.words import headline, plotted_steps
-from gpuwatch.units import duration
+from gpuwatch.formatting import duration
+from gpuwatch.tools.reports import Comparison, RunReport, compare
+from gpuwatch.tools.reports.compared_words import compared_rows, loader_rows, outcome_sentences
+from gpuwatch.tools.reports.words import headline, plotted_steps
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.gpu_strip import share_bar

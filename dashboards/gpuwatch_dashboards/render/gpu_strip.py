@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from gpuwatch.api import Gpu, Run
-from gpuwatch.units import percent
+from gpuwatch.formatting import percent
 from gpuwatch_dashboards.model import Growth
 from gpuwatch_dashboards.query.evaluate import Query
 from gpuwatch_dashboards.render.palette import STATES, Look

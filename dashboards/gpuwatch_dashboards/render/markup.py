@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from gpuwatch.api import Finding, Recent, Run
-from gpuwatch.costs import money
+from gpuwatch.diagnosis.cost import money
 from gpuwatch.errors import SourceError
-from gpuwatch.stacks.words import rows as stack_rows
-from gpuwatch.units import duration
+from gpuwatch.formatting import duration
+from gpuwatch.tools.stacks.words import rows as stack_rows
 from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.render.charts import DrawnLine
 from gpuwatch_dashboards.render.palette import SEVERITIES, STATES, VERDICTS, Look

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from gpuwatch.api import Finding, Run
-from gpuwatch.ledger import shares
+from gpuwatch.ledger.states import shares
 from gpuwatch_dashboards.render.gpu_strip import share_bar
 from gpuwatch_dashboards.render.markup import STATUS_SIGNS
 from gpuwatch_dashboards.render.units import digits, display

@@ -7,7 +7,7 @@ from html import escape
 from urllib.parse import urlencode
 
 from gpuwatch.api import Run
-from gpuwatch.ledger import shares
+from gpuwatch.ledger.states import shares
 from gpuwatch_dashboards.render.gpu_strip import share_bar
 from gpuwatch_dashboards.render.markup import STATUS_SIGNS
 from gpuwatch_dashboards.render.palette import VERDICTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuwatch.units import percent
+from gpuwatch.formatting import percent
 from gpuwatch_dashboards.panels.panel import Unit
 
 

@@ -10,7 +10,7 @@ from gpuwatch.api import Client, Finding, Run, Series, Steps
 from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.http import Get, Params
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.reports import RunReport, gather
+from gpuwatch.tools.reports import RunReport, gather
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.query.evaluate import Query, evaluate, grown
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuwatch.api import Finding, Recent, Run, RunStatus, Series, Steps
-from gpuwatch.diagnosis import in_order
+from gpuwatch.diagnosis.diagnose import in_order
 from gpuwatch.http import Get, JsonServer, Params
-from gpuwatch.reports import RunReport
+from gpuwatch.tools.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query.evaluate import Match, Query

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuwatch.api import Finding, Recent
-from gpuwatch.finding import Verdict
-from gpuwatch.verdict import give_verdict
-from gpuwatch.window import StepColumns, Window
+from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.window import StepColumns, Window
 
 
 def verdict_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuwatch.api import Finding, Run, Series, Steps
-from gpuwatch.reports import RunReport
+from gpuwatch.tools.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.query.evaluate import Query

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpuwatch.api import Finding, Run, Series, Steps
-from gpuwatch.reports import RunReport
+from gpuwatch.tools.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.query.evaluate import Query
 

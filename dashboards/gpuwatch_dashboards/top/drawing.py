@@ -20,8 +20,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuwatch.api import Points, Series
-from gpuwatch.ledger import shares
-from gpuwatch.units import percent
+from gpuwatch.formatting import percent
+from gpuwatch.ledger.states import shares
 from gpuwatch_dashboards.render.palette import STATES, Look
 
 GLYPHS: dict[str, str] = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gpuwatch.api import Gpu, Run
-from gpuwatch.thresholds import THRESHOLDS
-from gpuwatch.units import size
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.formatting import size
 from gpuwatch_dashboards.render.palette import BLUE, GREEN, ORANGE
 from gpuwatch_dashboards.render.units import display, scale_for
 from gpuwatch_dashboards.top.drawing import (

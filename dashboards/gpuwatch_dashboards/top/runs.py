@@ -8,8 +8,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuwatch.api import Finding, Recent, Run
-from gpuwatch.costs import money
-from gpuwatch.units import duration, percent
+from gpuwatch.diagnosis.cost import money
+from gpuwatch.formatting import duration, percent
 from gpuwatch_dashboards.render.palette import PHASES, SEVERITIES, VERDICTS
 from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import key_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.transport import ZmqReceiver
 from gpuwatch.wire import Bye, Hello, Totals, decode
+from gpuwatch.wire.sockets import ZmqReceiver
 from tests.integration.integrations import workload as w
 
 SCRIPT = Path(__file__).with_name("script.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from gpuwatch import wire
-from gpuwatch.ledger import Ledger
+from gpuwatch.ledger.states import Ledger
 
 MS = 1_000_000
 S = 1_000_000_000

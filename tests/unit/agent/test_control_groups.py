@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.proc import PAGE_BYTES
-from gpuwatch.window import MemoryKills
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import OomWatch
 from gpuwatch_agent.runs import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.config import NotifySettings
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_agent import __main__ as fresh
 from gpuwatch_agent.options import Options
 

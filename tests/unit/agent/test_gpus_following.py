@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
-from gpuwatch.ledger import RUN_STATES
+from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.gpus.following import PRIORITY, fuse
 from gpuwatch_agent.runs import Run

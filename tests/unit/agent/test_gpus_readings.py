@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch import wire
-from gpuwatch.window import MemoryTrend
+from gpuwatch.diagnosis.window import MemoryTrend
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends
 from gpuwatch_agent.runs import Run

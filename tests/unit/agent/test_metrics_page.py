@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuwatch.errors import NoData
-from gpuwatch.ledger import GPU_STATES, RUN_STATES
+from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Choice, Collector, Roots, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector

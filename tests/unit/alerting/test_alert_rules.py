@@ -14,10 +14,10 @@ import yaml
 
 from gpuwatch.alerting.render import TEMPLATES, alerts, filled, groups, names, render, template
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
+from gpuwatch.diagnosis.rules import CAUSES
 from gpuwatch.errors import ConfigError
-from gpuwatch.ledger import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.rules import CAUSES
 from gpuwatch_agent.notify.conditions import alert_of
 
 ROOT = Path(__file__).parents[3]

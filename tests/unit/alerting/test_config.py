@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch import thresholds
 from gpuwatch.config import AgentSettings, Config, NotifySettings, parse_config, read_config
+from gpuwatch.diagnosis import thresholds
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ConfigError
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
 
 ROOT = Path(__file__).parents[3]
 

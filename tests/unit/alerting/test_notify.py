@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.api import Finding, Run
 from gpuwatch.config import NotifySettings
+from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.errors import ConfigError
-from gpuwatch.finding import Evidence
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import Notifier, apprise_senders

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.api import Collector, Finding, Recent, Run, Series
-from gpuwatch.costs import Cost
+from gpuwatch.diagnosis.cost import Cost
+from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
-from gpuwatch.finding import Evidence, Verdict
-from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
+from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Node, Span
 from gpuwatch_dashboards.panels import BY_KEY

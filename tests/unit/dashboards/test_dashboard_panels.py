@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of

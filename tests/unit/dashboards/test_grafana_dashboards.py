@@ -19,8 +19,8 @@ from gpuwatch.alerting.render import alerts as alert_rules
 from gpuwatch.alerting.render import groups
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.thresholds import THRESHOLDS, Thresholds
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.files import runbook_url
 from gpuwatch_dashboards.panels import BY_KEY, PANELS

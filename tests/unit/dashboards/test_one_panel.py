@@ -13,9 +13,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from gpuwatch.api import Series
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.http import Reply
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.thresholds import THRESHOLDS
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.doctor.nvml import NvmlFacts
-from gpuwatch.doctor.surroundings import Clocks, Surroundings
-from gpuwatch.doctor.web import AgentView
+from gpuwatch.tools.doctor.nvml import NvmlFacts
+from gpuwatch.tools.doctor.surroundings import Clocks, Surroundings
+from gpuwatch.tools.doctor.web import AgentView
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuwatch import endpoint
 from gpuwatch.api import Status
-from gpuwatch.doctor.agent import agent, agent_clock, agent_version, collectors
-from gpuwatch.doctor.hook_socket import hook_socket
-from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.web import AgentView, ask_agent
 from gpuwatch.http import Reply
+from gpuwatch.tools.doctor.agent import agent, agent_clock, agent_version, collectors
+from gpuwatch.tools.doctor.hook_socket import hook_socket
+from gpuwatch.tools.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor.web import AgentView, ask_agent
+from gpuwatch.wire import endpoint
 from tests.unit.doctor.machines import STATUS, answers
 
 Machine = Callable[..., Surroundings]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.doctor import CHECKS, examine, report
-from gpuwatch.doctor.deadline import Once
-from gpuwatch.doctor.outcome import Check, Outcome, ok
-from gpuwatch.doctor.settings import KNOWN
-from gpuwatch.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor import CHECKS, examine, report
+from gpuwatch.tools.doctor.deadline import Once
+from gpuwatch.tools.doctor.outcome import Check, Outcome, ok
+from gpuwatch.tools.doctor.settings import KNOWN
+from gpuwatch.tools.doctor.surroundings import Surroundings
 
 Machine = Callable[..., Surroundings]
 ROOT = Path(__file__).parents[3]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.doctor.driver import driver
-from gpuwatch.doctor.namespaces import pid_namespace, ptrace
-from gpuwatch.doctor.nvml import NvmlFacts
-from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.visible_gpus import visible, visible_gpus
+from gpuwatch.tools.doctor.driver import driver
+from gpuwatch.tools.doctor.namespaces import pid_namespace, ptrace
+from gpuwatch.tools.doctor.nvml import NvmlFacts
+from gpuwatch.tools.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor.visible_gpus import visible, visible_gpus
 from tests.unit.doctor.machines import two_gpus, write
 
 Machine = Callable[..., Surroundings]

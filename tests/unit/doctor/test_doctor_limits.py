@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.doctor.clock import clock, ntp
-from gpuwatch.doctor.cpu import cores, pressure
-from gpuwatch.doctor.limits import locked_memory, open_files, shm, tasks
-from gpuwatch.doctor.surroundings import Clocks, Surroundings
 from gpuwatch.host.cgroup import Quota, quota
+from gpuwatch.tools.doctor.clock import clock, ntp
+from gpuwatch.tools.doctor.cpu import cores, pressure
+from gpuwatch.tools.doctor.limits import locked_memory, open_files, shm, tasks
+from gpuwatch.tools.doctor.surroundings import Clocks, Surroundings
 from tests.unit.doctor.machines import GIB, UNLIMITED, write
 
 Machine = Callable[..., Surroundings]

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from gpuwatch.api import Status
-from gpuwatch.doctor.history import history
-from gpuwatch.doctor.ports import agent_port, page_port
-from gpuwatch.doctor.processes import command, gpuwatch_part, holder, listening
-from gpuwatch.doctor.prometheus import alert_rules, prometheus
-from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.web import AgentView
 from gpuwatch.http import Reply
+from gpuwatch.tools.doctor.history import history
+from gpuwatch.tools.doctor.ports import agent_port, page_port
+from gpuwatch.tools.doctor.processes import command, gpuwatch_part, holder, listening
+from gpuwatch.tools.doctor.prometheus import alert_rules, prometheus
+from gpuwatch.tools.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor.web import AgentView
 from tests.unit.doctor.machines import GIB, STATUS, write
 
 Machine = Callable[..., Surroundings]

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.doctor.settings import environment
-from gpuwatch.doctor.software import agent_extra, dashboard_extra, gpuwatch, hook, numbers, pynvml, python, required
-from gpuwatch.doctor.surroundings import Surroundings
-from gpuwatch.doctor.torch_build import read_build, torch
+from gpuwatch.tools.doctor.settings import environment
+from gpuwatch.tools.doctor.software import (
+    agent_extra,
+    dashboard_extra,
+    gpuwatch,
+    hook,
+    numbers,
+    pynvml,
+    python,
+    required,
+)
+from gpuwatch.tools.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor.torch_build import read_build, torch
 from tests.unit.doctor.machines import REQUIREMENTS, VERSIONS, two_gpus
 
 Machine = Callable[..., Surroundings]

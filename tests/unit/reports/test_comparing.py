@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.reports import compare, gather
-from gpuwatch.reports.compared_words import compared_rows, loader_rows, outcome_sentences
-from gpuwatch.reports.model import RunReport
+from gpuwatch.tools.reports import compare, gather
+from gpuwatch.tools.reports.compared_words import compared_rows, loader_rows, outcome_sentences
+from gpuwatch.tools.reports.model import RunReport
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
 
 

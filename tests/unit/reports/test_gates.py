@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.reports import broken, compare, gather, parse_gate
-from gpuwatch.reports.comparing import Comparison
-from gpuwatch.reports.gates import Gate, broken_of_two
+from gpuwatch.tools.reports import broken, compare, gather, parse_gate
+from gpuwatch.tools.reports.comparing import Comparison
+from gpuwatch.tools.reports.gates import Gate, broken_of_two
 from tests.unit.reports.fake_source import START_S, FakeSource, run, steps
 
 REPORT = gather(FakeSource(), "resnet", START_S)

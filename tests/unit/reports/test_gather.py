@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.reports import RunReport, as_json, compare, from_json, gather
-from gpuwatch.reports.compared_words import compared_rows, outcome_sentences
-from gpuwatch.reports.markdown import run_markdown
-from gpuwatch.reports.page import run_page
-from gpuwatch.reports.words import headline, measured_steps, plotted_steps, when
+from gpuwatch.tools.reports import RunReport, as_json, compare, from_json, gather
+from gpuwatch.tools.reports.compared_words import compared_rows, outcome_sentences
+from gpuwatch.tools.reports.markdown import run_markdown
+from gpuwatch.tools.reports.page import run_page
+from gpuwatch.tools.reports.words import headline, measured_steps, plotted_steps, when
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
 
 NOW_S = START_S + 100

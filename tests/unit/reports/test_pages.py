@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gpuwatch.reports import compare, gather, parse_gate
-from gpuwatch.reports.compare_page import compare_page
-from gpuwatch.reports.gates import broken
-from gpuwatch.reports.looks import SEVERITIES, STATES
-from gpuwatch.reports.markdown import compare_markdown, plain, run_markdown
-from gpuwatch.reports.page import run_page
-from gpuwatch.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
+from gpuwatch.tools.reports import compare, gather, parse_gate
+from gpuwatch.tools.reports.compare_page import compare_page
+from gpuwatch.tools.reports.gates import broken
+from gpuwatch.tools.reports.looks import SEVERITIES, STATES
+from gpuwatch.tools.reports.markdown import compare_markdown, plain, run_markdown
+from gpuwatch.tools.reports.page import run_page
+from gpuwatch.tools.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
 from gpuwatch_dashboards.render import palette
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
 

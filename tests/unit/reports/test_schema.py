@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuwatch.finding import Evidence, Verdict
-from gpuwatch.reports import compare, comparing, gather, model
-from gpuwatch.reports.comparing import Comparison, Prediction
+from gpuwatch.diagnosis.finding import Evidence, Verdict
+from gpuwatch.tools.reports import compare, comparing, gather, model
+from gpuwatch.tools.reports.comparing import Comparison, Prediction
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
 
 ROOT = Path(__file__).parents[3]

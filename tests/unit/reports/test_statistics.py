@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpuwatch.reports.statistics import block_means, mean_interval, quantile, speedup
+from gpuwatch.tools.reports.statistics import block_means, mean_interval, quantile, speedup
 
 
 def test_blocks_are_of_equal_size_and_the_oldest_values_are_left_out() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuwatch.diagnosis import ROOTS
-from gpuwatch.rules import CAUSES
-from gpuwatch.thresholds import Thresholds
+from gpuwatch.diagnosis.diagnose import ROOTS
+from gpuwatch.diagnosis.rules import CAUSES
+from gpuwatch.diagnosis.thresholds import Thresholds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "causes.md").read_text()
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis import diagnose
-from gpuwatch.rules.host_bound import host_bound
-from gpuwatch.rules.hung import hung
-from gpuwatch.rules.memory_creep import memory_creep
-from gpuwatch.rules.sync_every_step import sync_every_step
-from gpuwatch.rules.throttled import throttled
-from gpuwatch.rules.transfer_pcie import transfer_pcie
-from gpuwatch.verdict import give_verdict
-from gpuwatch.window import GpuFacts, MemoryTrend, Window
+from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules.host_bound import host_bound
+from gpuwatch.diagnosis.rules.hung import hung
+from gpuwatch.diagnosis.rules.memory_creep import memory_creep
+from gpuwatch.diagnosis.rules.sync_every_step import sync_every_step
+from gpuwatch.diagnosis.rules.throttled import throttled
+from gpuwatch.diagnosis.rules.transfer_pcie import transfer_pcie
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis import diagnose
-from gpuwatch.rules.input_cpu import input_cpu
-from gpuwatch.rules.input_cpu_saturated import input_cpu_saturated
-from gpuwatch.rules.input_single_process import input_single_process
-from gpuwatch.rules.input_unexplained import input_unexplained
-from gpuwatch.window import HostFacts
+from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules.input_cpu import input_cpu
+from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
+from gpuwatch.diagnosis.rules.input_single_process import input_single_process
+from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
+from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis import ROOTS, diagnose, in_order
-from gpuwatch.rules import CAUSES, FALLBACK_RULES, RULES
-from gpuwatch.rules.checkpoint_stall import checkpoint_stall
-from gpuwatch.rules.compute_bound import compute_bound
-from gpuwatch.rules.epoch_start_pause import epoch_start_pause
-from gpuwatch.rules.eval_share import eval_share
-from gpuwatch.rules.gpu_saturated import gpu_saturated
-from gpuwatch.rules.held_idle import held_idle
-from gpuwatch.rules.shm_exhaustion import shm_exhaustion
-from gpuwatch.rules.stalled import stalled
-from gpuwatch.rules.transfer_pageable import transfer_pageable
-from gpuwatch.window import GpuFacts, HostFacts, Window
+from gpuwatch.diagnosis.diagnose import ROOTS, diagnose, in_order
+from gpuwatch.diagnosis.rules import CAUSES, FALLBACK_RULES, RULES
+from gpuwatch.diagnosis.rules.checkpoint_stall import checkpoint_stall
+from gpuwatch.diagnosis.rules.compute_bound import compute_bound
+from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
+from gpuwatch.diagnosis.rules.eval_share import eval_share
+from gpuwatch.diagnosis.rules.gpu_saturated import gpu_saturated
+from gpuwatch.diagnosis.rules.held_idle import held_idle
+from gpuwatch.diagnosis.rules.shm_exhaustion import shm_exhaustion
+from gpuwatch.diagnosis.rules.stalled import stalled
+from gpuwatch.diagnosis.rules.transfer_pageable import transfer_pageable
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis import diagnose
-from gpuwatch.rules.straggler import straggler
-from gpuwatch.window import RankFacts, Window
+from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules.straggler import straggler
+from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED
 

@@ -7,8 +7,8 @@ from signal import SIGKILL
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.rules.training_killed import training_killed
-from gpuwatch.window import MemoryKills, Window
+from gpuwatch.diagnosis.rules.training_killed import training_killed
+from gpuwatch.diagnosis.window import MemoryKills, Window
 from gpuwatch.wire import WorkerDeath
 from tests.unit.rules.windows import HEALTHY
 

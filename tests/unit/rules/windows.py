@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuwatch.window import HostFacts, StepColumns, Window
+from gpuwatch.diagnosis.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
 
 

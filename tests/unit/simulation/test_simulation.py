@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.simulation.page import NodePages
-from gpuwatch.simulation.server import Fleet
-from gpuwatch.simulation.story import GROUP, MIXES, Node
+from gpuwatch.tools.simulation.page import NodePages
+from gpuwatch.tools.simulation.server import Fleet
+from gpuwatch.tools.simulation.story import GROUP, MIXES, Node
 
 EPOCH_S = 1_790_000_000.0
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]

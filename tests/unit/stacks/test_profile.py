@@ -10,7 +10,7 @@ import pytest
 
 import gpuwatch
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.stacks.profile import read_profile
+from gpuwatch.tools.stacks.profile import read_profile
 
 HEAD = ("process 100", "", 0)
 MAIN = ("main", "/home/alice/train.py", 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import GpuwatchError, MissingExtra
-from gpuwatch.stacks.spy import check_readable, find_py_spy
+from gpuwatch.tools.stacks.spy import check_readable, find_py_spy
 
 
 def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

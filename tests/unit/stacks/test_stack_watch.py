@@ -10,10 +10,10 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.config import StackSettings
-from gpuwatch.diagnosis import Finding
+from gpuwatch.diagnosis.diagnose import Finding
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
-from gpuwatch.stacks.spy import Target
+from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
+from gpuwatch.tools.stacks.spy import Target
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch

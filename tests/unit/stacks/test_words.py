@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuwatch.rules import FALLBACK_RULES, RULES
-from gpuwatch.stacks.causes import LOOK_AT
-from gpuwatch.stacks.records import HotLine, ProcessStacks, Stacks
-from gpuwatch.stacks.words import evidence, lines
+from gpuwatch.diagnosis.rules import FALLBACK_RULES, RULES
+from gpuwatch.tools.stacks.causes import LOOK_AT
+from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
+from gpuwatch.tools.stacks.words import evidence, lines
 
 MAIN = HotLine("/home/alice/train.py", 20, "main", 0.98, 0.98)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwatch.api import Finding, Gpu, Points, Recent, Run, Series
+from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
-from gpuwatch.finding import Evidence, Verdict
 from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwatch.api import Series
-from gpuwatch.ledger import GPU_STATES
+from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch_dashboards.render.palette import STATES
 from gpuwatch_dashboards.top.drawing import GLYPHS, area, bar, buckets, cells, legend, sparkline, table
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuwatch.tuning.host import Room
-from gpuwatch.tuning.result import TuneResult
-from gpuwatch.tuning.rows import Failed, Measured, Setting, Usage
-from gpuwatch.tuning.sweep import Goal, Sweep
-from gpuwatch.tuning.trial import Plan
+from gpuwatch.tools.tuning.host import Room
+from gpuwatch.tools.tuning.result import TuneResult
+from gpuwatch.tools.tuning.rows import Failed, Measured, Setting, Usage
+from gpuwatch.tools.tuning.sweep import Goal, Sweep
+from gpuwatch.tools.tuning.trial import Plan
 
 MIB = 1024**2
 GIB = 1024**3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gpuwatch.tuning.result import as_json, line, table
-from gpuwatch.tuning.sweep import Goal
+from gpuwatch.tools.tuning.result import as_json, line, table
+from gpuwatch.tools.tuning.sweep import Goal
 from tests.unit.tuning.machines import MIB, Machine
 
 EXPECTED = """\

@@ -9,13 +9,13 @@ from math import ceil
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tuning.bounds import fetch_cpu_ratio, most_workers
-from gpuwatch.tuning.choose import doubt, faster
-from gpuwatch.tuning.host import Room
-from gpuwatch.tuning.result import TuneResult
-from gpuwatch.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting
-from gpuwatch.tuning.sweep import Goal, Interrupted, Sweep
-from gpuwatch.tuning.trial import Plan
+from gpuwatch.tools.tuning.bounds import fetch_cpu_ratio, most_workers
+from gpuwatch.tools.tuning.choose import doubt, faster
+from gpuwatch.tools.tuning.host import Room
+from gpuwatch.tools.tuning.result import TuneResult
+from gpuwatch.tools.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting
+from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Sweep
+from gpuwatch.tools.tuning.trial import Plan
 from tests.unit.tuning.machines import GIB, MIB, Machine
 
 WORKERS_ALONE = frozenset({"num_workers", "prefetch_factor"})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tuning.rows import Setting
-from gpuwatch.tuning.target import load, target
+from gpuwatch.tools.tuning.rows import Setting
+from gpuwatch.tools.tuning.target import load, target
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""What more loader workers would bring, and what they would take. Pure arithmetic; times in seconds a step, sizes in bytes.
+
+A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot be shorter than that, nor than its own
+transfer and compute, so that `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the wait is the handover: the training
+thread takes a batch that is ready out of a worker's queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from gpuwatch.diagnosis.shm_need import prefetch_of
+from gpuwatch.diagnosis.window import Window
+from gpuwatch.ledger.states import INPUT_WAIT
+
+HANDOVER_S = (0.0003, 0.003)
+"""What a handover takes where it cannot be seen: without workers, or while none of them ever has a batch ready."""
+CONTENTION = 1.10
+"""By so much, at most, workers slow down the host that launches for a device, and with it the rest of the step: 6.5–8 % on recorded GPUs."""
+SHM_USABLE = 0.8
+"""The share of /dev/shm that queues may fill."""
+_NEARLY_A_CORE = 0.25
+"""A core that is idle but for so much is a core for a worker."""
+_LEAST_OF_A_CORE = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A number of workers with what to expect of it."""
+
+    workers: int
+    needed: int
+    """How many would feed the step, if nothing limited them."""
+    limit: str | None
+    """What limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough."""
+    step_s: tuple[float, float]
+    """Shortest and longest step to expect."""
+    speedup: tuple[float, float]
+    """Lowest and highest gain in throughput that goes with it."""
+    queue_bytes: int | None
+    """What full queues take of /dev/shm and of memory, all of the run's ranks on this node; None: the batch's size is not known."""
+    memory_bytes: int | None = None
+    """The same with the workers' own memory; None: that, or the batch's size, is not known."""
+
+
+def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
+    """Return what a batch costs one worker.
+
+    Without workers it is the training thread's own wait. W workers that are the limit deliver a batch a step, each of them one
+    in W steps.
+    """
+    return wait_s + hidden_s if workers == 0 else workers * (wait_s + rest_s)
+
+
+def workers_needed(fetch_s: float, rest_s: float) -> int:
+    """Return how many workers deliver a batch as often as the step takes one."""
+    return max(1, ceil(fetch_s / rest_s)) if rest_s > 0 else 1
+
+
+def free_cores(window: Window) -> int | None:
+    """Return the cores that loader workers of one rank may have; at least 1, None when not known.
+
+    One core is set aside for each rank, unless it is seen to be idle: a training thread that waits for its device needs little.
+    """
+    cores = window.host.cpu_cores if window.host else None
+    if cores is None:
+        return None
+    ranks = window.local_world_size
+    measured = cores_to_be_had(window)
+    idle = 0 if measured is None else min(cores // ranks, int(measured + _NEARLY_A_CORE))
+    return max(1, (cores - ranks) // ranks, idle)
+
+
+def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s: float = 0.0) -> Plan:
+    """Return the number of workers that feeds the step, within cores (for fetches that compute), memory and /dev/shm.
+
+    The range: where cores are busy with other work, the workers may get no more than what is idle now and what they have.
+    """
+    loader = window.loader
+    have = (loader.num_workers if loader is not None else None) or 0
+    now_s = wait_s + rest_s
+    fetch_s = fetch_seconds(have, wait_s, rest_s, hidden_s)
+    needed = workers_needed(fetch_s, rest_s)
+    caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
+    if on_cpu:
+        caps["cores"] = free_cores(window)
+    known = {name: cap for name, cap in caps.items() if cap is not None}
+    limit = min(known, key=lambda name: known[name], default=None)
+    workers = needed if limit is None else max(1, min(needed, known[limit]))
+    handover_s = handover(window, have)
+    best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
+    at_once = cores_to_be_had(window) if on_cpu else None
+    at_work = float(workers) if at_once is None else max(_LEAST_OF_A_CORE, min(float(workers), at_once))
+    slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
+    worst_s = min(max(slowed_s + handover_s[1], fetch_s / at_work), now_s)
+    each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
+    return Plan(
+        workers=workers,
+        needed=needed,
+        limit=limit if workers < needed else None,
+        step_s=(best_s, worst_s),
+        speedup=(now_s / worst_s, now_s / best_s) if best_s > 0 else (1.0, 1.0),
+        queue_bytes=None if each is None else workers * each,
+        memory_bytes=None if each is None or own is None else workers * (each + own * window.local_world_size),
+    )
+
+
+def handover(window: Window, workers: int) -> tuple[float, float]:
+    """Return the shortest and longest time that taking a ready batch may cost a step.
+
+    Where batches are ready at times, the shortest waits are it. What the device's queue hides costs nothing.
+    """
+    waits = sorted(
+        wait for wait, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first
+    )
+    low, high = HANDOVER_S
+    if workers and waits and waits[len(waits) // 10] <= high:
+        low = high = waits[len(waits) // 10]
+    return (0.0 if window.steps.hidden_wait_s else low), high
+
+
+def cores_to_be_had(window: Window) -> float | None:
+    """Return the cores that are idle now and those that make batches already, for one rank; None where not measured."""
+    host = window.host
+    if window.loader is not None and window.loader.num_workers:
+        fetching = sum(window.worker_cpu_ratios or ())
+    else:
+        fetching = window.share(INPUT_WAIT) * min(
+            1.0, 1.0 if window.fetch_cpu_ratio is None else window.fetch_cpu_ratio
+        )
+    if host is None or host.cpu_cores is None or host.cpu_busy_ratio is None:
+        return None
+    return (1 - host.cpu_busy_ratio) * host.cpu_cores / window.local_world_size + fetching
+
+
+def _queue_bytes_a_worker(window: Window) -> int | None:
+    loader = window.loader
+    if loader is None or loader.batch_bytes is None:
+        return None
+    return prefetch_of(loader) * loader.batch_bytes * window.local_world_size
+
+
+def _shm_cap(window: Window, workers: int) -> int | None:
+    """Return how many workers' queues fit into /dev/shm beside what others keep there."""
+    each, host = _queue_bytes_a_worker(window), window.host
+    if not each or host is None or host.shm_size_bytes is None or host.shm_used_bytes is None:
+        return None
+    others = max(0, host.shm_used_bytes - workers * each)
+    return max(0, int(SHM_USABLE * (host.shm_size_bytes - others))) // each
+
+
+def _memory_cap(window: Window, workers: int) -> int | None:
+    """Return how many workers, with their queues, fit into the memory that is available; their own is left out where not known."""
+    each, host = _queue_bytes_a_worker(window), window.host
+    if each is not None:
+        each += (window.worker_private_bytes or 0) * window.local_world_size
+    if not each or host is None or host.memory_available_bytes is None:
+        return None
+    return workers + host.memory_available_bytes // each

@@ -1,0 +1,1 @@
+"""What touches training: a watched loop, its recorder and its publisher."""

@@ -1,0 +1,346 @@
+"""The books of one watched process: its recorder folded into a timeline, with what a diagnosis needs beside it.
+
+Shared by the background thread and `report()`, under one lock that the training thread never takes on the hot path. A signal handler or
+a finalizer may come in at any moment, in a thread that holds the lock already: it gets it too, but it reads only, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from statistics import median
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuwatch.hook.events import IN_STEP, TRANSFERRING
+from gpuwatch.hook.jax_timeline import asynchronous_framework
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.device_events import device_in_use
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
+from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
+from gpuwatch.ledger.timeline import Timeline
+from gpuwatch.wire import Loader, Totals, WorkerDeath
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.window import StepColumns, Window
+    from gpuwatch.hook.evidence import HostWatcher
+    from gpuwatch.hook.own_gpu import OwnGpu
+
+_STEPS_KEPT = 2048
+_EPOCH_STARTS_KEPT = 256
+_STEPS_SHOWN = 20_000
+"""Rows of a window at most."""
+
+
+class News(msgspec.Struct, frozen=True):
+    """What was folded since the last time."""
+
+    steps: list[StepRecord]
+    phases: list[PhaseRecord]
+    first_step: int
+    """Index of the first of `steps`, from 0."""
+
+
+class Accounts:
+    """Everything known of this process's run."""
+
+    def __init__(self, recorder: Recorder, watcher: HostWatcher | None = None) -> None:
+        self.recorder = recorder
+        self._watcher = watcher
+        self.lock = threading.RLock()
+        self._holder: int | None = None
+        """The thread that holds the lock by `held()`."""
+        self.timeline = Timeline(recorder.clock())
+        self.loader: Loader | None = None
+        self.batch_bytes: int | None = None
+        self.local_world_size = 1
+        """Ranks of the run on this node."""
+        self.worker_deaths: tuple[WorkerDeath, ...] = ()
+        """Loader workers that a signal has killed, 256 at most."""
+        self.failures = 0
+        self.blind = False
+        """The hook has stopped recording: what comes after the watermark is unknown."""
+        self.own_gpu: OwnGpu | None = None
+        self._first_batches = 0
+        self._first_waits_ns = 0
+        self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
+        self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
+        self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
+
+    @property
+    def watcher(self) -> HostWatcher:
+        """What this process sees of its node."""
+        if self._watcher is None:
+            from gpuwatch.hook.evidence import HostWatcher
+
+            self._watcher = HostWatcher()
+        return self._watcher
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the lock; gives False where this thread holds it already, and then nothing may be changed: it is in the midst of that."""
+        with self.lock:
+            if self._holder is not None:
+                yield False
+                return
+            self._holder = get_ident()
+            try:
+                yield True
+            finally:
+                self._holder = None
+
+    def forget_holder(self) -> None:
+        """Free the lock: called in a forked child, whose parent's threads may have held it."""
+        self.lock = threading.RLock()
+        self._holder = None
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread holds the lock by `held()`."""
+        return self._holder == get_ident()
+
+    def fold(self, now_ns: int) -> None:
+        """Book all that the recorder has logged, and what is certain of the time since. Call with the lock held."""
+        with contextlib.suppress(IndexError):  # in one call: what a signal handler raises comes before or after it
+            self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
+        steps, phases = self.timeline.fold()
+        for step in steps:
+            if step.epoch_start:
+                self._epoch_starts.append(step)
+                self._first_batches += 1
+                self._first_waits_ns += step.data_wait_ns
+            else:
+                self._recent.append(step)
+        self._unsent[0].extend(steps)
+        self._unsent[1].extend(phases)
+        if not self.blind:
+            self.timeline.book_certain(now_ns, self.recorder.in_step)
+            self.timeline.book_stall(now_ns)
+
+    def take_news(self) -> News:
+        """Return what was folded since the last call. Call with the lock held."""
+        steps, phases = self._unsent
+        self._unsent = ([], [])
+        return News(steps, phases, self.timeline.counts.steps - len(steps))
+
+    def totals(self, dropped: int, overhead_ns: int) -> Totals:
+        """Return the cumulative totals for the wire. Call with the lock held."""
+        line, counts, fetches = self.timeline, self.timeline.counts, self.recorder.fetches
+        return Totals(
+            start_ns=line.ledger.start_ns,
+            watermark_ns=line.ledger.watermark_ns,
+            states_ns={state: ns for state, ns in line.ledger.totals_ns.items() if ns},
+            phases_ns=dict(counts.phases_ns),
+            steps=counts.steps,
+            samples=counts.samples if counts.samples_known else -1,
+            step_histogram=list(counts.histogram),
+            records_dropped=dropped,
+            overhead_ns=overhead_ns + self.recorder.meter.cost_ns,
+            hidden_ns=counts.hidden_ns,
+            device_steps=counts.device_steps,
+            tokens=counts.tokens if counts.tokens_known else -1,
+            comm_steps=counts.comm_steps,
+            drained_steps=counts.drained_steps,
+            kept_up_steps=counts.kept_up_steps,
+            unverified_steps=counts.unverified_steps,
+            fetches_sampled=fetches.sampled,
+            worker_fetches=fetches.looked,
+            ready_batches=fetches.ready,
+            empty_fetches=fetches.empty,
+            read_back_steps=counts.read_back_steps,
+        )
+
+    def settle_cost(self) -> None:
+        """Have the hook's own cost counted, and its sampling thinned where it is too much. Call with the lock held."""
+        counts = self.timeline.counts
+        self.recorder.meter.settle(counts.steps, self.recorder.fetches.sampled, counts.total_ns)
+
+    @property
+    def which_clock(self) -> str:
+        """The clock that the states come from: "device" once its own timeline has measured a step, else "host"."""
+        return "device" if self.timeline.counts.device_steps else "host"
+
+    def provisional_ns(self, now_ns: int) -> dict[str, int]:
+        """Return the time after the watermark by the state it will most likely be booked under. Lock held."""
+        watermark = self.timeline.ledger.watermark_ns
+        begin, parts = self.recorder.open_parts_ns(now_ns)
+        open_ns = max(0, now_ns - watermark)
+        if self.blind:
+            return {UNKNOWN: open_ns} if open_ns else {}
+        tail: dict[str, int] = {}
+        held, between = self.timeline.held_tail()
+        for state, until in held:
+            if until > watermark:
+                tail[state] = tail.get(state, 0) + min(until, now_ns) - watermark
+                watermark = min(until, now_ns)
+        if not parts or self.timeline.open_phase is not None or between not in (OTHER, STARTUP):
+            if now_ns > watermark:
+                tail[between] = tail.get(between, 0) + now_ns - watermark
+            return tail
+        if begin > watermark:
+            tail[between] = tail.get(between, 0) + begin - watermark
+        at = begin
+        for state, part in parts.items():
+            at += part
+            late = min(part, max(0, at - watermark))
+            if late:
+                tail[state] = tail.get(state, 0) + late
+        missing = open_ns - sum(tail.values())  # the training thread went on while we read its slots
+        if missing > 0:
+            tail[COMPUTE] = tail.get(COMPUTE, 0) + missing
+        return tail
+
+    def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
+        """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held.
+
+        Not `settled`: this interrupts the thread that books. What is booked holds; the tail is unknown.
+        """
+        from gpuwatch.diagnosis.window import Window
+
+        states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
+        if settled:
+            tail = self.provisional_ns(now_ns)
+        else:
+            tail = {UNKNOWN: now_ns - self.timeline.start_ns - sum(states.values())}
+        for state, ns in tail.items():
+            states[state] = states.get(state, 0) + ns
+        counts, recorder, fetches = self.timeline.counts, self.recorder, self.recorder.fetches
+        stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
+        window = Window(
+            duration_s=(now_ns - self.timeline.start_ns) / 1e9,
+            states_s={state: ns / 1e9 for state, ns in states.items()},
+            timeline=self.which_clock,
+            device=device(),
+            steps=_columns(self._steps_in_proportion()),
+            coverage=counts.device_steps / counts.steps if counts.steps else 0.0,
+            unverified_ratio=counts.unverified_steps / counts.steps if counts.steps else 0.0,
+            drained_ratio=self._of_device_steps(counts.drained_steps),
+            kept_up_ratio=self._of_device_steps(counts.kept_up_steps),
+            first_step_s=_states_s(counts.slow_first),
+            read_back_ratio=self._of_device_steps(counts.read_back_steps),
+            fetch_cpu_ratio=fetches.cpu_ratio,
+            ready_batches=fetches.ready / fetches.looked if fetches.looked else None,
+            empty_fetch_ratio=fetches.empty / fetches.looked if fetches.looked else None,
+            loader=self.loader_with_batch(),
+            worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
+            worker_busy_ratios=self.watcher.worker_busy_ratios(),
+            worker_waits=self.watcher.worker_waits(),
+            worker_private_bytes=self.watcher.worker_private_bytes,
+            host=self.watcher.facts(),
+            gpus=() if self.own_gpu is None else self.own_gpu.facts(),
+            local_world_size=self.local_world_size,
+            worker_deaths=self.worker_deaths,
+            activity=activity(recorder),
+            stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
+        )
+        return window, tail
+
+    def _steps_in_proportion(self) -> list[StepRecord]:
+        """Return steps as a diagnosis may sum them: first batches among later ones as often as in the whole run.
+
+        Far more passes than steps are kept (256 first batches, the last 2,048 others), so with long passes a pause of a
+        second an hour would look like a tenth of the time. First batches are therefore thinned out. Where passes are so long
+        that not two of them would stay, though the pauses matter, the later steps are repeated instead.
+        """
+        from gpuwatch.diagnosis.thresholds import THRESHOLDS
+
+        firsts, later = list(self._epoch_starts), list(self._recent)
+        others = self.timeline.counts.steps - self._first_batches
+        if len(firsts) < 2 or not later:
+            return sorted((*firsts, *later), key=lambda step: step.start_ns)
+        wanted = min(len(firsts), round(len(later) * self._first_batches / others))
+        if wanted < 2:
+            usual_ns = median(step.data_wait_ns for step in later)
+            lost_ns = self._first_waits_ns - usual_ns * self._first_batches
+            if lost_ns < THRESHOLDS.first_batch_share * self.timeline.counts.total_ns:
+                return later
+            wanted = 2
+            rows = min(_STEPS_SHOWN, 2 * others // self._first_batches)
+            later *= max(1, round(rows / len(later)))
+        stride = len(firsts) / wanted
+        firsts = [firsts[-1 - int(stride * index)] for index in range(wanted)]
+        # Short passes: all that is kept of them are first batches, and later ones are thinned out.
+        fitting = max(1, round(wanted * others / self._first_batches))
+        return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
+
+    def _of_device_steps(self, steps: int) -> float | None:
+        measured = self.timeline.counts.device_steps
+        return steps / measured if measured else None
+
+    def look_at_host(self) -> None:
+        """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
+        from gpuwatch.diagnosis.thresholds import THRESHOLDS
+        from gpuwatch.hook.own_gpu import OwnGpu
+
+        loader = self.loader
+        self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
+        home = self.recorder.home
+        if home is not None and home.uuid and self.own_gpu is None:
+            self.own_gpu = OwnGpu(home.uuid)
+        trains = self.timeline.counts.steps >= THRESHOLDS.min_steps and not self.recorder.in_phase
+        if self.own_gpu is not None and trains:
+            self.own_gpu.sample()
+
+    def loader_with_batch(self) -> Loader | None:
+        """Return the loader's settings with the size of a batch."""
+        if self.loader is None or self.batch_bytes is None:
+            return self.loader
+        return msgspec.structs.replace(self.loader, batch_bytes=self.batch_bytes)
+
+    def finish(self, now_ns: int) -> None:
+        """Book the tail: the run ends now. Call with the lock held."""
+        self.fold(now_ns)
+        self.settle_cost()
+        for state, ns in self.provisional_ns(now_ns).items():
+            self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
+
+
+def activity(recorder: Recorder) -> str:
+    """Return what the training thread does, in the words of the wire: a copy is a part of the step."""
+    doing = recorder.doing()
+    return IN_STEP if doing is TRANSFERRING else doing
+
+
+def _columns(steps: Sequence[StepRecord]) -> StepColumns:
+    """Return the steps as a diagnosis looks at them: by the device's timeline where it measured them."""
+    from gpuwatch.diagnosis.window import StepColumns
+
+    waits = [step.data_wait_ns if step.exposed is None else step.exposed.input_wait_ns for step in steps]
+    copies = [step.transfer_ns if step.exposed is None else step.exposed.transfer_ns for step in steps]
+    rests = [
+        step.compute_ns if step.exposed is None else step.exposed.compute_ns + (step.exposed.host_wait_ns or 0)
+        for step in steps
+    ]
+    return StepColumns(
+        data_wait_s=tuple(ns / 1e9 for ns in waits),
+        transfer_s=tuple(ns / 1e9 for ns in copies),
+        compute_s=tuple(ns / 1e9 for ns in rests),
+        epoch_start=tuple(step.epoch_start for step in steps),
+        hidden_wait_s=tuple((step.hidden_ns or 0) / 1e9 for step in steps),
+    )
+
+
+def _states_s(step: StepRecord | None) -> dict[str, float]:
+    """Return a step's time by state, in seconds; empty for none."""
+    if step is None:
+        return {}
+    exposed = step.exposed
+    if exposed is None:
+        parts = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
+    else:
+        parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
+        parts[HOST_WAIT] = exposed.host_wait_ns or 0
+    parts[COMM_WAIT] = step.comm_wait_ns or 0
+    parts[COMPUTE] -= parts[COMM_WAIT]
+    return {state: ns / 1e9 for state, ns in parts.items()}
+
+
+def device() -> str:
+    """Return what the training works on as far as it has been set up: "cuda", "xpu" … of torch, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
+    torch = sys.modules.get("torch")
+    return (device_in_use(torch) if torch is not None else None) or asynchronous_framework() or "cpu"

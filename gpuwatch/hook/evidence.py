@@ -1,0 +1,207 @@
+"""What the training process itself can see of its node: CPU, pressure, /dev/shm, its loader workers.
+
+Read every two seconds by the hook's background thread (about 0.1 ms), so that a verdict has its evidence without an agent, and
+from inside the container that the training runs in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch.errors import NoData
+from gpuwatch.host import blocked, cgroup, proc
+from gpuwatch.host.shm import shm_bytes
+
+T = TypeVar("T")
+_WORKERS_LOOKED_AT = 64
+_MEMORY_EVERY = 8
+"""Looks for each one at memory."""
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """One look at the node. Times in seconds; None: not measured."""
+
+    at_s: float
+    cpu_busy_s: float | None
+    cpu_total_s: float | None
+    cpu_pressure_s: float | None
+    io_pressure_s: float | None
+    shm: tuple[int, int] | None
+    worker_cpu_s: dict[int, float]
+    worker_queue_s: dict[int, float]
+    """Time that each worker was ready to run and had no core."""
+    worker_waits: tuple[str, ...] = ()
+    """What each worker was blocked on."""
+    quota: cgroup.Quota | None = None
+    received_bytes: int | None = None
+    disks: dict[str, tuple[int, float]] | None = None
+    """(bytes read, seconds with work) since boot by disk."""
+
+
+def usable_cores() -> int | None:
+    """Return how many cores this process may use: its affinity, and its cgroup's quota rounded up."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count()
+    return cgroup.within_quota(cores)
+
+
+class HostWatcher:
+    """The node over the last minutes, as one process sees it."""
+
+    def __init__(
+        self,
+        procfs: Path = Path("/proc"),
+        shm: Path = Path("/dev/shm"),
+        keep: int = 150,
+        sysfs: Path = Path("/sys"),
+    ) -> None:
+        self._procfs = procfs
+        self._sysfs = sysfs
+        self._shm = shm
+        self._samples: deque[HostSample] = deque(maxlen=keep)
+        self._first: HostSample | None = None
+        self._looks = 0
+        self._memory_available: int | None = None
+        self.worker_private_bytes: int | None = None
+        """What one loader worker has of its own; None before that was looked at."""
+        self._cores = usable_cores()
+
+    def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
+        """Take one look."""
+        busy_total = _optional(lambda: proc.cpu_times_s(self._procfs))
+        sample = HostSample(
+            at_s=at_s,
+            cpu_busy_s=busy_total[0] if busy_total else None,
+            cpu_total_s=busy_total[1] if busy_total else None,
+            cpu_pressure_s=_optional(lambda: proc.pressure_s("cpu", self._procfs)),
+            io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
+            shm=_optional(lambda: shm_bytes(self._shm)),
+            worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, self._procfs),
+            worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, self._procfs),
+            worker_waits=tuple(
+                w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := blocked.blocked_on(pid, self._procfs))
+            ),
+            quota=cgroup.quota(self._procfs, self._sysfs),
+            received_bytes=_optional(lambda: proc.received_bytes(self._procfs / "self")),
+            disks=_optional(lambda: proc.disks(self._procfs)),
+        )
+        if self._looks % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
+            self._look_at_memory(worker_pids)
+        self._looks += 1
+        self._samples.append(sample)
+        self._first = self._first or sample
+
+    def _look_at_memory(self, worker_pids: Sequence[int]) -> None:
+        available = _optional(lambda: proc.memory_available_bytes(self._procfs))
+        self._memory_available = cgroup.within_limit(available, self._procfs, self._sysfs)
+        if worker_pids:
+            found = _optional(lambda: proc.private_bytes(worker_pids[0], self._procfs))
+            self.worker_private_bytes = self.worker_private_bytes if found is None else found
+
+    def facts(self) -> HostFacts:
+        """Return means since the first look, which need two looks; /dev/shm is given at its fullest."""
+        samples = list(self._samples)  # another thread may be taking a look
+        if self._first is None or not samples:
+            return HostFacts(cpu_cores=self._cores)
+        first, last = self._first, samples[-1]
+        elapsed = last.at_s - first.at_s
+        shm = [sample.shm for sample in samples if sample.shm is not None]
+        return HostFacts(
+            cpu_cores=self._cores,
+            cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
+            cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
+            cpu_quota_cores=last.quota.cores if last.quota else None,
+            cpu_throttled_ratio=cgroup.throttled_ratio(first.quota, last.quota),
+            io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
+            disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
+            disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),
+            network_receive_bytes_per_s=_rate(first.received_bytes, last.received_bytes, elapsed),
+            memory_available_bytes=self._memory_available,
+            shm_size_bytes=shm[-1][0] if shm else None,
+            shm_used_bytes=max(used for _, used in shm) if shm else None,
+        )
+
+    def worker_cpu_ratios(self) -> tuple[float, ...] | None:
+        """Return the CPU use of each loader worker that lived when workers were last seen, 1.0 = one core.
+
+        None with fewer than two looks at them. At the end of a pass the workers have gone, and yet it is them that it is about.
+        """
+        return self._worker_ratios(lambda sample: sample.worker_cpu_s)
+
+    def worker_busy_ratios(self) -> tuple[float, ...] | None:
+        """Return the same with the time in which a worker was ready to run and had no core; None where that is not told."""
+        return self._worker_ratios(
+            lambda sample: {
+                pid: cpu_s + sample.worker_queue_s[pid]
+                for pid, cpu_s in sample.worker_cpu_s.items()
+                if pid in sample.worker_queue_s
+            }
+        )
+
+    def _worker_ratios(self, seconds: Callable[[HostSample], dict[int, float]]) -> tuple[float, ...] | None:
+        samples = [(sample.at_s, found) for sample in list(self._samples) if (found := seconds(sample))]
+        if not samples:
+            return None
+        last_s, last = samples[-1]
+        ratios = []
+        for pid, worked_s in last.items():
+            first_s, first = next((at_s, found) for at_s, found in samples if pid in found)
+            if last_s > first_s:
+                ratios.append((worked_s - first[pid]) / (last_s - first_s))
+        return tuple(ratios) if ratios else None
+
+    def worker_waits(self) -> dict[str, float] | None:
+        """Return in which share of the samples workers were blocked on each of `blocked.WAITS`; None with too few samples."""
+        return blocked.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
+
+
+def _busiest(
+    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
+) -> float | None:
+    """Return the share of time in which the busiest disk had work."""
+    ratios = [
+        _ratio(first[name][1], last[name][1], elapsed_s)
+        for name in (last or {})
+        if first is not None and name in first and last
+    ]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return max(known) if known else None
+
+
+def _read_rate(
+    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
+) -> float | None:
+    if first is None or last is None or elapsed_s <= 0:
+        return None
+    return sum(max(0, last[name][0] - first[name][0]) for name in last if name in first) / elapsed_s
+
+
+def _rate(first: int | None, last: int | None, elapsed_s: float) -> float | None:
+    return None if first is None or last is None or elapsed_s <= 0 else max(0, last - first) / elapsed_s
+
+
+def _optional(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except (NoData, ValueError, IndexError):
+        return None
+
+
+def _difference(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else last - first
+
+
+def _ratio(first: float | None, last: float | None, whole: float | None) -> float | None:
+    part = _difference(first, last)
+    if part is None or not whole or whole <= 0:
+        return None
+    return min(1.0, max(0.0, part / whole))

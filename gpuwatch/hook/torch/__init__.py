@@ -1,0 +1,1 @@
+"""What is hooked in torch while a training is watched."""

@@ -1,0 +1,141 @@
+"""How long training waits for other ranks: measured on request, for DistributedDataParallel, and for FSDP on a device.
+
+DDP: a rank that is done with its backward pass waits until all ranks' gradients are reduced, in a callback of the autograd engine. Two callbacks
+of our own, around it, mark begin and end. On the CPU the training thread waits, and they read the clock. On a device the stream waits, and they
+record two events on it. What DDP reduces while the backward pass still computes is hidden by it, and is not between the two.
+
+FSDP makes the stream wait for each of its collectives by `Stream.wait_event`: `stream_waits` has the two events recorded around that. Nothing of
+the communication itself is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from itertools import islice
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet
+
+from gpuwatch.hook.batches import tensors
+from gpuwatch.hook.events import COMM, IN_STEP
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.ledger.device_timeline import DeviceTimeline
+
+logger = logging.getLogger(__name__)
+
+_OUTPUTS = 16
+"""Tensors of a model's output that get a hook: the loss comes from one of them."""
+
+
+class CommunicationWatch:
+    """The watched models of one recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._watched: WeakSet[Any] = WeakSet()
+        self._handles: list[Any] = []
+        self._begin: Any = None
+        """When the wait began, or what the device's timeline wants back at its end."""
+        self._pending = False
+        self._on_device = False
+        """The backward pass that comes runs on a device."""
+        self._devices = False
+        """A watched model is on a device."""
+
+    def watch(self, model: Any) -> None:
+        """Time the waits of a model's steps from the next one on."""
+        if model in self._watched:
+            return
+        is_ddp = _is_ddp(model)
+        kinds = {parameter.device.type for parameter in model.parameters()} if is_parallel(model) else set()
+        if not kinds or (kinds == {"cpu"} and not is_ddp):
+            reason = "FSDP is measured on a device only" if kinds else f"{type(model).__name__} is no DDP or FSDP model"
+            logger.warning("gpuwatch: comm_wait is not measured: %s", reason)
+            return
+        self._watched.add(model)
+        if is_ddp:
+            self._handles.append(model.register_forward_hook(self._forward))
+        self._devices |= kinds != {"cpu"}
+        if self._recorder.home is not None:
+            self.measure_by(self._recorder.home)
+
+    def measure_by(self, timeline: DeviceTimeline) -> None:
+        """Have a device's timeline time the waits of the models that are on a device."""
+        timeline.watches_ranks |= self._devices
+
+    def remove(self) -> None:
+        """Take back hooks."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _forward(self, module: Any, inputs: Any, output: Any) -> None:
+        self._pending = False  # a backward pass that has failed says nothing of the next one
+        self._on_device = module.device_type != "cpu"
+        waits = module.require_backward_grad_sync or not self._on_device
+        if waits and self._trains() and self._recorder.thread == get_ident():
+            for tensor in islice(tensors(output), _OUTPUTS):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._backward)
+
+    def _backward(self, gradient: Any) -> None:
+        """The backward pass begins. DDP queues its wait later in it, so that `_computed` comes before that."""
+        if not self._pending and self._trains():
+            self._pending = True
+            _engine().queue_callback(self._computed)
+
+    def _computed(self) -> None:
+        recorder = self._recorder
+        if not self._on_device:
+            self._begin = recorder.clock()
+        else:  # the streams of the backward pass have joined the current one by now
+            self._begin = None if recorder.device is None else recorder.device.wait_begins()
+        _engine().queue_callback(self._reduced)
+
+    def _reduced(self) -> None:
+        self._pending = False
+        begin, self._begin = self._begin, None
+        if begin is None or not self._trains():
+            return
+        recorder = self._recorder
+        if self._on_device:
+            if recorder.device is not None:
+                recorder.device.wait_ends(begin)
+        elif begin >= recorder.begin_ns:
+            recorder.log.append((COMM, begin, recorder.clock()))
+
+    def _trains(self) -> bool:
+        """Whether the training thread is in a step's own work, so that what it waits for is a part of that.
+
+        The backward pass of a device runs in autograd's threads, while the training thread waits for it.
+        """
+        recorder = self._recorder
+        if recorder.doing() is not IN_STEP:
+            return False
+        return (
+            recorder.device is not None
+            if self._on_device
+            else recorder.device is None and recorder.thread == get_ident()
+        )
+
+
+def _engine() -> Any:
+    return sys.modules["torch"].autograd.Variable._execution_engine
+
+
+def _classes(module: str, *names: str) -> tuple[type, ...]:
+    """Return those of a module's classes that there are; none while it is not imported."""
+    return tuple(found for name in names if (found := getattr(sys.modules.get(module), name, None)) is not None)
+
+
+def _is_ddp(model: Any) -> bool:
+    return isinstance(model, _classes("torch.nn.parallel", "DistributedDataParallel"))
+
+
+def is_parallel(model: Any) -> bool:
+    """Whether ranks wait for each other in a model's steps: by DDP, or by FSDP in the model or a part of it."""
+    sharded = _classes("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
+    return _is_ddp(model) or bool(
+        sharded and any(isinstance(part, sharded) for part in getattr(model, "modules", tuple)())
+    )

@@ -1,0 +1,145 @@
+"""Time that torch spends compiling, told by dynamo's own callbacks: the state `compile`.
+
+Meanwhile what stands in place of torch's own methods steps aside, whichever thread compiles. Dynamo is imported by the first optimizer or the
+first `torch.compile`: where that comes while a loop runs, the import is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.tensor_patch import come_back, step_aside
+from gpuwatch.ledger.states import COMPILE
+
+_PACKAGE = __name__.partition(".")[0]
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+"""The folder of the whole package, as dynamo notes it."""
+_taught: Any = None
+"""Dynamo's rules, once they know to leave this package alone: asking them again takes a long search."""
+_registered: list[CompileWatch] = []
+"""Those whose callbacks dynamo has."""
+
+
+class CompileWatch:
+    """Books compilations of the training thread as a phase of their own, once torch's compiler is there at all."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._level = 0
+        self._callbacks: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None
+        self._finder: _DynamoIsImported | None = None
+
+    def install(self) -> None:
+        """Register with dynamo, now or when it is imported. Called again at every pass."""
+        if _handler() is not None:
+            if self._finder is not None:  # it was imported meanwhile, and need not have compiled anything
+                self._forget_finder()
+                come_back()
+            self._register()
+            _leave_us_alone()
+        elif self._finder is None and "torch" in sys.modules:
+            self._finder = _DynamoIsImported(self._register)
+            sys.meta_path.insert(0, self._finder)
+
+    def _register(self) -> None:
+        handler = _handler()
+        if handler is None or (self._callbacks is not None and self._callbacks[0] in handler.start_callbacks):
+            return
+        self._callbacks = (self._begins, self._ends)
+        handler.register_start_callback(self._begins)
+        handler.register_end_callback(self._ends)
+        if self not in _registered:
+            _registered.append(self)
+        vars(handler)["clear"] = _clear
+
+    def _forget_finder(self) -> None:
+        finder, self._finder = self._finder, None
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    def remove(self) -> None:
+        """Take the callbacks back."""
+        self._forget_finder()
+        callbacks, self._callbacks = self._callbacks, None
+        handler = _handler()
+        if callbacks is None or handler is None:
+            return
+        if self in _registered:
+            _registered.remove(self)
+        if not _registered:
+            vars(handler).pop("clear", None)
+        with contextlib.suppress(ValueError):  # somebody has cleared all callbacks
+            handler.remove_start_callback(callbacks[0])
+        with contextlib.suppress(ValueError):
+            handler.remove_end_callback(callbacks[1])
+        come_back()  # a compilation in another thread would not tell its end any more
+
+    def _begins(self, _: Any) -> None:
+        step_aside()
+        recorder = self._recorder
+        if recorder.thread == get_ident() and not self._level:
+            self._level = recorder.enter(COMPILE, recorder.clock())
+
+    def _ends(self, _: Any) -> None:
+        come_back()
+        level, self._level = self._level, 0
+        recorder = self._recorder
+        if level and recorder.thread == get_ident():
+            recorder.exit(level, recorder.clock())
+
+
+class _DynamoIsImported:
+    """Sees dynamo's modules imported, and finds none of them.
+
+    It learns torch's own functions by heart then: ours step aside, and come back after its first compilation or for the next pass.
+    """
+
+    def __init__(self, register: Callable[[], None]) -> None:
+        self._register: Callable[[], None] | None = register
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch._dynamo":
+            step_aside()
+        elif self._register is not None and name.startswith("torch._dynamo.") and _handler() is not None:
+            register, self._register = self._register, None
+            register()
+
+
+def _leave_us_alone() -> None:
+    """Have dynamo run this package's functions as they are, and learn torch's own methods while ours are not there.
+
+    It would compile those of ours that are called between two graphs. The methods are learned once, by the first `torch.compile` maybe.
+    """
+    global _taught
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is None or rules is _taught:
+        return
+    with contextlib.suppress(AttributeError):  # a torch without such rules
+        if _OURS not in rules.SKIP_DIRS:
+            rules.add(_PACKAGE)
+            step_aside()
+            rules.get_tensor_method()
+            come_back()
+        _taught = rules
+
+
+def _clear() -> None:
+    """Clear dynamo's callbacks, but for ours: `torch._dynamo.reset()` does this, and torch may compile before the next pass."""
+    handler: Any = _handler()
+    try:
+        type(handler).clear(handler)
+    finally:
+        for watch in _registered:
+            watch._register()
+
+
+def _handler() -> Any | None:
+    """Return dynamo's callback handler; None before it was imported, or where torch has none."""
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

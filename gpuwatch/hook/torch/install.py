@@ -1,0 +1,120 @@
+"""What is tapped in torch and JAX while a training is watched: the device's times, copies, compilations. All of it is taken back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.hook.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.communication import CommunicationWatch
+from gpuwatch.hook.torch.compile import CompileWatch
+from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.stream_waits import StreamWaits
+from gpuwatch.hook.torch.transfers import READS, TransferWatch
+from gpuwatch.ledger.device_timeline import DeviceTimeline, Events
+
+if TYPE_CHECKING:
+    from gpuwatch.hook.torch.patches import Patches
+
+
+class Taps:
+    """The taps of one recorder. Nothing of torch is imported, and no device is set up, for them."""
+
+    def __init__(self, recorder: Recorder, device_events: bool, transfers: bool) -> None:
+        self._recorder = recorder
+        self._device_events = device_events
+        self._transfers = TransferWatch(recorder).methods if transfers else None
+        self._compiling = CompileWatch(recorder)
+        self._optimizer_hook: Any | None = None
+        self._torch_hook: Any | None = None
+        """Notes torch's steps where another framework computes too."""
+        self.communication = CommunicationWatch(recorder)
+        self._streams = StreamWaits(recorder)
+        self._accelerate: Patches | None = None
+
+    def loader_made(self) -> None:
+        """A loader is watched, and may be handed to Accelerate before its first pass."""
+        if self._accelerate is None and "accelerate.accelerator" in sys.modules:
+            # By name: the integration is built on the hook, and is loaded where its framework is.
+            self._accelerate = import_module("gpuwatch.integrations.accelerate").watched_loaders_prepared()
+
+    def loop_begins(self) -> None:
+        """A pass over a loader begins: time copies and compilations while it runs."""
+        self._leave_accelerate()
+        if self._transfers is not None:
+            self._transfers.install()
+        self._compiling.install()
+
+    def step_begins(self) -> None:
+        """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
+        self._compiling.install()
+        self.find_device()
+
+    def loop_ends(self) -> None:
+        """The pass is over."""
+        if self._transfers is not None:
+            self._transfers.remove()
+
+    def find_device(self) -> None:
+        """Begin to measure by the device once the user's code has set one up. Cheap while there is none.
+
+        One that the training has left for another device or stream is left too.
+        """
+        recorder, torch = self._recorder, sys.modules.get("torch")
+        home, framework = recorder.home, asynchronous_framework()
+        if framework is not None and self._torch_hook is None:
+            self._torch_hook = _after_each_optimizer_step(torch_steps.note)
+        if not self._device_events or recorder.device_failed or not (home is None or home.is_astray):
+            return
+        # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
+        is_used = torch is not None and (framework is None or torch.cuda.memory_allocated() > 0 or torch_steps.seen)
+        events = torch_events(torch) if is_used else None
+        if events is not None:
+            self.attach(events)
+        elif home is not None and torch_steps.seen:
+            recorder.release_device(recorder.clock())
+        elif home is None and (timeline := jax_timeline(recorder.clock)) is not None:
+            recorder.adopt_device(timeline)
+
+    def attach(self, events: Events) -> None:
+        """Measure by these events from the next batch on."""
+        timeline = DeviceTimeline(events)
+        self.communication.measure_by(timeline)
+        self._recorder.adopt_device(timeline)
+        self._streams.install(getattr(events, "kind", None))
+        if self._transfers is not None:
+            self._transfers.also(READS)
+        if self._optimizer_hook is None:
+            self._optimizer_hook = _after_each_optimizer_step(self._recorder.launched)
+
+    def remove_all(self, in_training_thread: bool) -> None:
+        """Take every tap back. The device is asked a last time in the training thread only."""
+        self.remove_from_torch()
+        self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
+
+    def remove_from_torch(self) -> None:
+        """Leave torch as it was. No device is touched, so that a forked child may call this too."""
+        self._leave_accelerate()
+        if self._transfers is not None:
+            self._transfers.remove_all()
+        self._compiling.remove()
+        self.communication.remove()
+        self._streams.remove()
+        hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
+        for hook in hooks:
+            if hook is not None:
+                hook.remove()
+
+    def _leave_accelerate(self) -> None:
+        patches, self._accelerate = self._accelerate, None
+        if patches is not None:
+            patches.restore()
+
+
+def _after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
+    """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    return None if optimizer is None else optimizer.register_optimizer_step_post_hook(call)

@@ -1,0 +1,153 @@
+"""What torch's streams and the host wait for on a device: copies on another stream, FSDP's collectives, `synchronize()`.
+
+A prefetcher copies batches on a stream of its own, and makes the training's stream wait for that one: what it waits, while it has nothing else to do,
+is `transfer`. FSDP does the same for its collectives: `comm_wait` where a model is watched. Events are recorded before and after such a wait.
+Where the user synchronises, the host waits for the device, as it does for a result that is read back.
+
+From when a device is adopted until the Watch is closed these are replaced, each by a function that calls torch's own: `wait_event` and
+`synchronize` of the device's `Stream`, `wait` and `synchronize` of its `Event`, and what `torch.cuda.synchronize` and
+`torch.accelerator.synchronize` call in `torch._C`, so that a `synchronize` which was imported by name is seen too.
+`torch.Stream` and `torch.Event` themselves are of C and cannot be replaced: what goes through them alone, such as
+`torch.accelerator.current_stream().wait_stream(side)`, is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from math import inf
+from operator import attrgetter
+from threading import get_ident
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.hook.events import IN_STEP
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.tensor_patch import TorchMethods
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.device_timeline import DeviceTimeline
+
+_SYNCHRONIZE = "synchronize"
+_FSDP = "torch.distributed.fsdp."
+_BETWEEN = ("gpuwatch.", "torch.cuda.streams", "torch.xpu.streams")
+"""Modules between the code that makes a stream wait and our function: `wait_stream`, another Watch."""
+
+
+class StreamWaits:
+    """The waits of one recorder's training, while its `methods` are installed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._kind: str | None = None
+        self._home: tuple[int, int] | None = None
+        """The training's stream: its id and its device's index."""
+        self._methods: list[TorchMethods] = []
+        self._is_waiting = False
+        """`wait_event` calls `wait`, which is replaced too."""
+
+    def install(self, kind: str | None) -> None:
+        """A device of this kind ("cuda") measures from now on, on the stream that is current. None: it is none of torch's."""
+        torch = sys.modules.get("torch")
+        module: Any = getattr(torch, kind or "", None)
+        self._home = _identity(module.current_stream()) if hasattr(module, "current_stream") else None
+        if self._home is None or kind == self._kind:
+            return
+        self.remove()
+        self._kind = kind
+        for owner, names in (
+            (f"{kind}.Stream", ("wait_event", _SYNCHRONIZE)),
+            (f"{kind}.Event", ("wait", _SYNCHRONIZE)),
+        ):
+            found = getattr(module, owner.rpartition(".")[2], None)
+            self._replace(owner, tuple(name for name in names if isinstance(getattr(found, name, None), FunctionType)))
+        calls = (f"_{kind}_synchronize", "_accelerator_synchronizeDevice")
+        self._replace("_C", tuple(name for name in calls if hasattr(getattr(torch, "_C", None), name)))
+
+    def remove(self) -> None:
+        """Leave torch's own functions in their places."""
+        methods, self._methods, self._kind = self._methods, [], None
+        for replaced in methods:
+            replaced.remove_all()
+
+    def _replace(self, owner: str, names: tuple[str, ...]) -> None:
+        if names:
+            methods = TorchMethods(names, self._made, attrgetter(owner), compiled_around=inf)
+            self._methods.append(methods)
+            methods.install()
+
+    def _made(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        if _SYNCHRONIZE in name:
+            return self._synchronizes(original)
+        return self._waits(original, stream_of=_first if name == "wait_event" else _second)
+
+    def _synchronizes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        @functools.wraps(original)
+        def synchronizes(*args: Any, **kwargs: Any) -> Any:
+            device = recorder.device
+            if device is None or recorder.thread != get_ident() or recorder.doing() is not IN_STEP:
+                return original(*args, **kwargs)
+            begin = recorder.clock()
+            result = original(*args, **kwargs)
+            device.read_back(recorder.clock() - begin)
+            return result
+
+        return synchronizes
+
+    def _waits(self, original: Callable[..., Any], stream_of: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        @functools.wraps(original)
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            device = recorder.device
+            if device is None or not (device.copied_aside or device.watches_ranks) or self._is_waiting:
+                return original(*args, **kwargs)
+            end, begin = self._begins(device, stream_of(*args, **kwargs))
+            self._is_waiting = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._is_waiting = False
+                end(begin)
+
+        return waits
+
+    def _begins(self, device: DeviceTimeline, stream: Any) -> tuple[Callable[[Any], None], Any]:
+        """Have the device's timeline note that this stream (None: the current one) is about to wait.
+
+        Return what is to be called after that, and with what.
+        """
+        try:
+            current = _identity(getattr(sys.modules["torch"], self._kind or "").current_stream())
+            waits = current == self._home and (stream is None or _identity(stream) == current)
+        except Exception:  # a stream of a kind that we do not know
+            waits = False
+        if waits and device.watches_ranks and _is_asked_by_fsdp():
+            return device.wait_ends, device.wait_begins()
+        recorder = self._recorder
+        if not (waits and device.copied_aside and recorder.thread == get_ident()):
+            return device.wait_ends, None
+        return device.copy_ends, device.awaits_asides(recorder.clock() if recorder.doing() is IN_STEP else None)
+
+
+def _first(stream: Any, *args: Any, **kwargs: Any) -> Any:
+    return stream
+
+
+def _second(event: Any, stream: Any = None) -> Any:
+    return stream
+
+
+def _identity(stream: Any) -> tuple[int, int]:
+    return stream.stream_id, stream.device_index
+
+
+def _is_asked_by_fsdp() -> bool:
+    """Whether FSDP's code is what makes a stream wait."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    return bool(frame.f_globals.get("__name__", "").startswith(_FSDP))

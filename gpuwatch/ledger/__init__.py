@@ -1,0 +1,1 @@
+"""The states of a GPU-second and their arithmetic. No I/O, no clock."""

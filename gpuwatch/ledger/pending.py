@@ -1,0 +1,70 @@
+"""Log entries that wait for the device: what follows a piece that it has not finished is booked after that piece."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwatch.hook.events import ENTER, EXIT, PART, SPAN, STEP
+from gpuwatch.ledger.states import COMPUTE, OTHER, phase_state
+
+
+class HeldEntries:
+    """Entries from the oldest piece on whose device times are not known yet."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Any, ...]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def takes(self, entry: tuple[Any, ...]) -> bool:
+        """Take an entry that must wait; return False for one that can be booked now."""
+        if self._entries or _waits(entry):
+            self._entries.append(entry)
+            return True
+        return False
+
+    def released(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the entries that can be booked by now, in order."""
+        held = self._entries
+        while held and not _waits(held[0]):
+            yield held.popleft()
+
+    @property
+    def has_phase(self) -> bool:
+        """Whether a phase begins among them."""
+        return any(entry[0] == ENTER for entry in self._entries)
+
+    def tail(self, names: list[str | None]) -> tuple[list[tuple[str, int]], str]:
+        """Return the provisional states of held time, as (state, until) in order, and the state of what follows it.
+
+        A held piece is one that the device still works on. `names` are those of the phases that were open before, outermost first.
+        """
+        parts: list[tuple[str, int]] = []
+        names = list(names)
+
+        def between() -> str:
+            name = next((name for name in reversed(names) if name is not None), None)
+            return OTHER if name is None else phase_state(name)
+
+        for entry in self._entries:
+            kind = entry[0]
+            if kind == ENTER:
+                parts.append((between(), entry[1]))
+                names.append(entry[2])
+            elif kind == EXIT:
+                parts.append((between(), entry[1]))
+                names.pop()
+            elif kind == SPAN:
+                parts.append((entry[3] if between() == OTHER else between(), entry[2]))
+            elif kind in (STEP, PART):
+                parts.append((COMPUTE if between() == OTHER else between(), entry[2]))
+        return parts, between()
+
+
+def _waits(entry: tuple[Any, ...]) -> bool:
+    """Whether the device has still to finish the piece that this entry describes."""
+    piece = entry[7] if entry[0] in (STEP, PART) and len(entry) > 7 else None
+    return piece is not None and piece.is_pending

@@ -1,0 +1,308 @@
+"""Turn a recorder's log into a ledger, step records and phases: the host timeline. No I/O, no clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwatch.hook.events import COMM, ENTER, EXIT, REST, SPAN, STEP, TOKENS, UNVERIFIED, USUAL
+from gpuwatch.ledger.device_booking import DeviceBooking
+from gpuwatch.ledger.device_timeline import Piece
+from gpuwatch.ledger.pending import HeldEntries
+from gpuwatch.ledger.states import (
+    COMM_WAIT,
+    COMPUTE,
+    INPUT_WAIT,
+    OTHER,
+    STALLED,
+    STARTUP,
+    TRANSFER,
+    Ledger,
+    phase_state,
+)
+from gpuwatch.ledger.step_counts import BUCKETS_NS, MEDIAN_OF, StepCounts
+from gpuwatch.ledger.step_records import Carry, Level, PhaseRecord, StepRecord
+
+STALL_FLOOR_NS = 30_000_000_000
+STALL_MEDIANS = 10
+_NOTHING = Carry()
+_ON_HOST = ((), (None,))
+
+
+@dataclass
+class Timeline:
+    """The accounts of one watched process, kept by folding log entries in their order."""
+
+    start_ns: int
+    ledger: Ledger = field(init=False)
+    counts: StepCounts = field(default_factory=StepCounts)
+    last_progress_ns: int = 0
+    """End of the last thing that happened: a step, a phase's edge."""
+
+    entries: list[tuple[Any, ...]] = field(default_factory=list)
+    """What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile."""
+
+    def __post_init__(self) -> None:
+        self._at = 0
+        """How many of `entries` are booked."""
+        self._made: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
+        self.ledger = Ledger(self.start_ns)
+        self.last_progress_ns = self.start_ns
+        self._levels: list[Level] = []
+        self._carry = Carry()
+        self._held = HeldEntries()
+        self._resting = False
+        self._on_device = DeviceBooking(self.ledger)
+
+    def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
+        """Book log entries after those in `entries`; return the training steps and the phase edges among them, in order.
+
+        What follows a piece that the device has not finished is held until its times are known.
+        """
+        self.entries.extend(entries)
+        entries, held = self.entries, self._held
+        steps, phases = self._made
+        while self._at < len(entries):
+            entry = entries[self._at]
+            if entry[0] in (STEP, USUAL) and (whole := self._book_whole_steps(entries, self._at, steps)):
+                self._at += whole
+                continue
+            self._at += 1
+            if entry[0] == USUAL:
+                _, begin, end, fed, transfer, samples = entry
+                if fed:
+                    entry = (STEP, begin, end, fed - begin, transfer, samples, False, None)
+                else:  # a signal's exception came just before the batch was noted: it never reached the loop
+                    entry = (SPAN, begin, end, INPUT_WAIT)
+            if not held.takes(entry):
+                self._book(entry, steps, phases)
+        for entry in held.released():
+            self._book(entry, steps, phases)
+        self.entries, self._at, self._made = [], 0, ([], [])
+        return steps, phases
+
+    def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
+        """Book the run of steps from `at` on that nothing interrupts; return how many, 0 where the next one is not of that kind.
+
+        What `_book` does for any entry, at a tenth of its cost: the background thread takes the interpreter from the training thread meanwhile.
+        """
+        if not self.counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
+            return 0
+        ledger, whole = self.ledger, list[StepRecord]()
+        counts, made, bucket = self.counts, whole.append, bisect_left
+        histogram = list(counts.histogram)
+        watermark = ledger.watermark_ns
+        if watermark < self.last_progress_ns:
+            return 0
+        between = waited = copied = computed = samples_seen = 0
+        for index in range(at, len(entries)):
+            entry = entries[index]
+            if entry[0] == USUAL:
+                _, begin, end, fed, transfer, samples = entry
+                data, epoch_start = fed - begin, False
+            elif entry[0] == STEP:
+                _, begin, end, data, transfer, samples, epoch_start = entry[:7]
+                if entry[7:] not in _ON_HOST:
+                    break
+            else:
+                break
+            compute = end - begin - data - transfer
+            if begin < watermark or data < 0 or transfer < 0 or compute < 0:
+                break
+            between += begin - watermark
+            watermark = end
+            waited += data
+            copied += transfer
+            computed += compute
+            if samples >= 0:
+                samples_seen += samples
+                counts.samples_known = True
+            histogram[bucket(BUCKETS_NS, end - begin)] += 1
+            made(StepRecord(begin, data, transfer, compute, samples, epoch_start))
+        count = len(whole)
+        if count:
+            steps += whole
+            counts.histogram[:] = histogram
+            counts.steps += count
+            counts.samples += samples_seen
+            for phase, spent in (("data_wait", waited), ("transfer", copied), ("compute", computed)):
+                counts.phases_ns[phase] += spent
+            ledger.book_parts({OTHER: between, INPUT_WAIT: waited, TRANSFER: copied, COMPUTE: computed})
+            self.last_progress_ns = watermark
+            counts.recent_ns.extend(step.total_ns for step in whole[-MEDIAN_OF:])
+        return count
+
+    def _book(
+        self,
+        entry: tuple[Any, ...],
+        steps: list[StepRecord],
+        phases: list[PhaseRecord],
+    ) -> None:
+        kind = entry[0]
+        if kind == TOKENS:
+            self._carry.tokens = (self._carry.tokens or 0) + entry[1]
+            return
+        if kind == COMM:
+            self._carry.waited(entry[2] - entry[1])
+            return
+        if kind == UNVERIFIED:
+            self._carry.verified = False
+            return
+        if kind == REST:
+            self._resting = entry[1]
+            return
+        if kind == ENTER:
+            self._enter(entry[1], entry[2], phases)
+        elif kind == EXIT:
+            self._exit(entry[1], phases)
+        elif kind == SPAN:
+            _, begin, end, state = entry
+            self.ledger.book(self._between_state, begin)
+            self.ledger.book(self._phase_state or state, end)
+            self._on_device.interrupted(COMPUTE)
+            self._carry = Carry()
+            self.last_progress_ns = max(self.last_progress_ns, end)
+        else:
+            record = self._piece(*entry)
+            if record is not None:
+                steps.append(record)
+
+    def held_tail(self) -> tuple[list[tuple[str, int]], str]:
+        """Return how time after the ledger looks now, as (state, until) in order, and the state of what follows it.
+
+        A held piece is one that the device still works on.
+        """
+        names = [level.name for level in self._levels]
+        return self._held.tail(names) if self._held else ([], self._between_state)
+
+    @property
+    def holds(self) -> bool:
+        """Whether entries wait for the device."""
+        return bool(self._held)
+
+    def book_certain(self, now_ns: int, in_step: bool) -> None:
+        """Book what is certain already although it has not ended: an open phase, or the start-up before any step."""
+        if in_step or self._held:
+            return
+        if self._phase_state is not None:
+            self.ledger.book(self._phase_state, now_ns)
+        elif not self.counts.steps and not self._levels:
+            self.ledger.book(STARTUP, now_ns)
+
+    def book_stall(self, now_ns: int) -> bool:
+        """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
+        if not self.is_stalled(now_ns):
+            return False
+        for state, until_ns in self.held_tail()[
+            0
+        ]:  # steps that have ended: in a stall the device is not polled for them
+            self.ledger.book(state, until_ns)
+        self.ledger.book(STALLED, now_ns)
+        return True
+
+    def is_stalled(self, now_ns: int) -> bool:
+        if not self.counts.steps or self._phase_state is not None or self._held.has_phase:
+            return False
+        held = self.held_tail()[0]
+        last_ns = max(self.last_progress_ns, held[-1][1]) if held else self.last_progress_ns
+        return now_ns - last_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns)
+
+    def state_between(self) -> str:
+        """Return the state of time in which no step is open."""
+        return self._between_state
+
+    @property
+    def open_phase(self) -> str | None:
+        return next((level.name for level in reversed(self._levels) if level.name is not None), None)
+
+    @property
+    def _phase_state(self) -> str | None:
+        name = self.open_phase
+        return None if name is None else phase_state(name)
+
+    @property
+    def _between_state(self) -> str:
+        return self._phase_state or (OTHER if self.counts.steps else STARTUP)
+
+    def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
+        self.ledger.book(self._between_state, at_ns)
+        self._on_device.interrupted(COMPUTE)
+        self._levels.append(Level(name, at_ns, self._carry))
+        self._carry = Carry()
+        self.last_progress_ns = at_ns
+        if name is not None:
+            phases.append(PhaseRecord(name, at_ns, None))
+
+    def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
+        self.ledger.book(self._between_state, at_ns)
+        self._on_device.interrupted(self._phase_state or COMPUTE)
+        if not self._levels:  # what entered it was lost to a signal handler's exception
+            return
+        level = self._levels.pop()
+        self._carry = level.carry
+        self.last_progress_ns = at_ns
+        if level.name is not None:
+            phases.append(PhaseRecord(level.name, level.start_ns, at_ns))
+
+    def _piece(
+        self,
+        kind: int,
+        begin: int,
+        end: int,
+        data: int,
+        transfer: int,
+        samples: int,
+        epoch_start: bool,
+        piece: Piece | None = None,
+    ) -> StepRecord | None:
+        ledger, phase = self.ledger, self._phase_state
+        times = None if piece is None else piece.times
+        # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.
+        begin = max(begin, self.last_progress_ns)
+        end = max(begin, end)
+        data = min(data, end - begin)
+        transfer = min(transfer, end - begin - data)
+        comm, self._carry.open_comm_ns = min(self._carry.open_comm_ns, end - begin - data - transfer), 0
+        if phase is not None:
+            ledger.book(self._between_state, begin)
+            ledger.book(phase, end)
+        elif times is not None or self._resting:
+            between = self._between_state
+            exposed = (
+                self._on_device.book(begin, end, data, between, times, kind == STEP)
+                if times is not None
+                else self._on_device.estimate(begin, end, data, between)
+            )
+            if exposed.comm_wait_ns is not None:
+                self._carry.comm_wait_ns = (self._carry.comm_wait_ns or 0) + exposed.comm_wait_ns
+            self._carry.exposed = exposed if self._carry.exposed is None else self._carry.exposed.plus(exposed)
+        else:
+            ledger.book(self._between_state, begin)
+            ledger.book(INPUT_WAIT, begin + data)
+            ledger.book(TRANSFER, begin + data + transfer)
+            ledger.book(COMPUTE, end - comm)
+            ledger.book(COMM_WAIT, end)
+        self.last_progress_ns = end
+        self._carry.add(begin, end, data, transfer)
+        if kind != STEP:
+            return None
+        carry, self._carry = self._carry, Carry()
+        if phase is not None or carry.start_ns is None:
+            return None
+        compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
+        record = StepRecord(
+            carry.start_ns,
+            carry.data_ns,
+            carry.transfer_ns,
+            compute,
+            samples,
+            epoch_start,
+            carry.exposed,
+            carry.tokens,
+            carry.comm_wait_ns,
+            carry.verified,
+        )
+        self.counts.add(record)
+        return record

@@ -1,0 +1,1 @@
+"""What a user starts by hand: doctor, tune, stacks, reports."""

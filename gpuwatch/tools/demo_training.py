@@ -1,0 +1,221 @@
+"""The demo's training: a small network on synthetic images, with one thing wrong. Run by `gpuwatch demo`.
+
+Everything it does is real: the loader decodes and augments, the model learns, buffers go through /dev/shm. What is slow is slow
+because of how the loop is written, as in a user's script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gpuwatch
+from gpuwatch.errors import ConfigError
+from gpuwatch.host.shm import shm_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+_SMALL_SHM_BYTES = 64 << 20
+_MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+
+
+class Training:
+    """A model, its optimizer and a clock that says when to end."""
+
+    def __init__(self, seconds: float, width: int) -> None:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = nn.Sequential(
+            nn.Conv2d(3, width, 5, stride=4), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, stride=2), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * width, 10),
+        ).to(self.device)  # fmt: skip
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.loss = nn.CrossEntropyLoss()
+        self._ends = time.monotonic() + seconds
+
+    def over(self) -> bool:
+        return time.monotonic() >= self._ends
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        images, labels = images.to(self.device), labels.to(self.device)
+        self.optimizer.zero_grad()
+        self.loss(self.model(images), labels).backward()
+        self.optimizer.step()
+
+
+class Images:
+    """A map-style dataset of synthetic images; `decode` makes each one cost what reading a photograph costs."""
+
+    def __init__(self, count: int, side: int, decode: bool) -> None:
+        import torch
+
+        self._side = side
+        self._decode = decode
+        self._ready = torch.rand(3, side, side)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return (_decoded(index, self._side) if self._decode else self._ready), index % 10
+
+
+class ReadyBatches:
+    """A dataset of whole batches that are there already: nothing to decode, nothing to collate."""
+
+    def __init__(self, count: int, size: int, side: int) -> None:
+        import torch
+
+        self._count = count
+        self._batch = (torch.rand(size, 3, side, side), torch.arange(size) % 10)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._batch
+
+
+def _decoded(index: int, side: int) -> torch.Tensor:
+    """Return an image made from noise the way a JPEG is: blocks through an inverse cosine transform, then augmented."""
+    import torch
+    from torch.nn import functional
+
+    noise = torch.Generator().manual_seed(index)
+    blocks = torch.randn(3 * (side // 8) ** 2, 8, 8, generator=noise)
+    frequencies = torch.arange(8).float()
+    basis = torch.cos(torch.outer(2 * frequencies + 1, frequencies) * torch.pi / 16)
+    for _ in range(3):
+        blocks = (basis @ blocks @ basis.T).tanh()
+    image = blocks.reshape(1, 3, side, side)
+    image = functional.interpolate(image, scale_factor=1.4, mode="bicubic")[..., :side, :side].flip(-1)
+    return ((image - image.mean()) / (image.std() + 1e-6))[0]
+
+
+def train_input(training: Training) -> None:
+    """Decode in the training process: num_workers=0."""
+    for images, labels in gpuwatch.watch(_loader(Images(100_000, 128, decode=True), batch_size=32)):
+        training.step(images, labels)
+        if training.over():
+            break
+
+
+def train_none(training: Training) -> None:
+    """Data that is ready."""
+    for images, labels in gpuwatch.watch(_loader(ReadyBatches(10_000_000, 32, 128), batch_size=None)):
+        training.step(images, labels)
+        if training.over():
+            break
+
+
+def train_transfer(training: Training) -> None:
+    """Large batches from pageable memory."""
+    with gpuwatch.Watch() as watch:
+        for images, _labels in watch.steps(
+            _loader(Images(10_000_000, 512, decode=False), batch_size=64), to=training.device
+        ):
+            training.model(images[:1]).sum().backward()
+            if training.over():
+                break
+
+
+def _slow_start(worker: int) -> None:
+    time.sleep(1.5)  # opening an archive, reading its index
+
+
+def train_epoch_start(training: Training) -> None:
+    """Short passes, and workers that are started anew for each."""
+    while not training.over():
+        loader = _loader(Images(640, 128, decode=False), batch_size=32, num_workers=2, worker_init_fn=_slow_start)
+        for images, labels in gpuwatch.watch(loader):
+            training.step(images, labels)
+
+
+def train_eval(training: Training) -> None:
+    """An evaluation after every few steps."""
+    import torch
+
+    with gpuwatch.Watch() as watch:
+        held_out = torch.rand(64, 3, 128, 128, device=training.device)
+        for number, (images, labels) in enumerate(
+            watch.steps(_loader(ReadyBatches(10_000_000, 32, 128), batch_size=None))
+        ):
+            training.step(images, labels)
+            if number % 10 == 9:
+                with watch.phase("eval"), torch.no_grad():
+                    for _ in range(10):
+                        training.model(held_out)
+            if training.over():
+                break
+
+
+def train_shm(training: Training) -> None:
+    """Batches whose buffers fill a small /dev/shm."""
+    shm_size, _ = shm_bytes()
+    # 2 workers × 8 batches fill 84% of it; beside them there is one in the training's hand and one on its way.
+    batch_size = max(1, int(0.84 * shm_size / 16 / (3 * 64 * 64 * 4)))
+    images = Images(10_000_000, 64, decode=False)
+    loader = _loader(images, batch_size=batch_size, num_workers=2, prefetch_factor=8)
+    for batch, labels in gpuwatch.watch(loader):
+        training.step(batch, labels)
+        del batch
+        if training.over():
+            break
+
+
+BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
+    "input": (train_input, 32),
+    "transfer": (train_transfer, 16),
+    "epoch-start": (train_epoch_start, 32),
+    "eval": (train_eval, 32),
+    "shm": (train_shm, 32),
+    "none": (train_none, 64),
+}
+"""Training and width of the network, by bottleneck."""
+
+
+def small_shm_command(command: list[str]) -> list[str]:
+    """Return the command as it runs with a /dev/shm of 64 MiB, Docker's default.
+
+    A process may have a mount namespace of its own: as root, or through a user namespace. Raises: ConfigError where neither
+    is allowed and /dev/shm is large.
+    """
+    if shm_bytes()[0] <= 4 * _SMALL_SHM_BYTES:
+        return command
+    unshare = shutil.which("unshare")
+    for options in (["-m"], ["-r", "-m"]):
+        prefix = [unshare or "unshare", *options, "sh", "-c", _MOUNT, "sh"]
+        if unshare and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+            return [*prefix, *command]
+    raise ConfigError(
+        "--bottleneck shm needs a small /dev/shm: this machine's is large and no namespace with another may be made "
+        "(run as root, or in a container with its default 64 MB)"
+    )
+
+
+def _loader(dataset: Any, **options: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, **options)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpuwatch.tools.demo_training")
+    parser.add_argument("--bottleneck", choices=sorted(BOTTLENECKS), default="input")
+    parser.add_argument("--seconds", type=float, default=40.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = _arguments()
+    train, network_width = BOTTLENECKS[arguments.bottleneck]
+    train(Training(arguments.seconds, network_width))

@@ -1,0 +1,88 @@
+"""Find a loader's settings by trying them: `gpuwatch.tune(make_loader, step_s=0.040)`.
+
+The loader runs alone, each setting in a process of its own, within the cores, memory and /dev/shm there are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.hook.evidence import usable_cores
+from gpuwatch.tools.tuning.host import room
+from gpuwatch.tools.tuning.measure import measure
+from gpuwatch.tools.tuning.result import TuneResult
+from gpuwatch.tools.tuning.rows import Failed, LeftOut, Measured, Row, Setting, Usage
+from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Progress, Sweep
+from gpuwatch.tools.tuning.target import target
+
+__all__ = [
+    "Failed",
+    "Interrupted",
+    "LeftOut",
+    "Measured",
+    "Progress",
+    "Row",
+    "Setting",
+    "TuneResult",
+    "Usage",
+    "tune",
+]
+
+
+def tune(
+    make_loader: Any,
+    step_s: float | None = None,
+    *,
+    budget_s: float = 60.0,
+    max_workers: int | None = None,
+    ranks: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+    name: str | None = None,
+) -> TuneResult:
+    """Return the loader settings that feed a training step, and what each setting tried brought.
+
+    Args:
+        make_loader: a function of num_workers, prefetch_factor, pin_memory, persistent_workers (or some of them, num_workers
+            among them) that returns an iterable of batches; or a DataLoader, or a function without arguments that returns one.
+        step_s: a training step without any wait for data, in seconds; None: as fast as it gets.
+        budget_s: how long to try, in seconds.
+        max_workers: the most workers to try; None: what cores and CPU use of a fetch allow.
+        ranks: training processes of this node that share it; each gets its share of cores, memory and /dev/shm.
+        progress: called often while trying.
+        name: what messages call the loader.
+
+    Raises:
+        ConfigError: make_loader is no such thing, or none of its loaders gives a batch.
+        Interrupted: a KeyboardInterrupt with the `result` so far.
+    """
+    if step_s is not None and not step_s > 0:
+        raise ConfigError(f"step_s={step_s}: a step takes some time; give it in seconds, e.g. 0.040")
+    if not budget_s > 0 or ranks < 1 or (max_workers is not None and max_workers < 0):
+        raise ConfigError(
+            f"budget_s={budget_s}, ranks={ranks}, max_workers={max_workers}: the first two are positive, the last is at least 0"
+        )
+    if sys.platform != "linux":
+        raise ConfigError("tuning needs Linux: it reads /proc to stay within the machine")
+    wanted = target(make_loader, name)
+    takes = wanted.varies - ({"pin_memory"} if _cuda_in_use() else set())
+    cores = max(1, (usable_cores() or 1) // ranks)
+    sweep = Sweep(
+        Goal(step_s, budget_s, max_workers, ranks, wanted.name, frozenset(takes)),
+        lambda setting, plan, watcher: measure(wanted, setting, plan, cores, watcher),
+        lambda: room(cores),
+        progress or (lambda _: None),
+    )
+    result = sweep.run()
+    if "pin_memory" in wanted.varies - takes:
+        note = "pin_memory was not varied: CUDA is in use in this process, and its children cannot use it; run `gpuwatch tune`"
+        result = replace(result, notes=(*result.notes, note))
+    return result
+
+
+def _cuda_in_use() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())

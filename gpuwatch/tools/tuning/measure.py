@@ -1,0 +1,245 @@
+"""A trial's process seen from outside: started, watched, ended. Whatever happens in it is a row of the table, never our death.
+
+It is forked, so that any function can be tried, has a session of its own, so that its workers can be ended with it, is the first that the
+kernel takes when memory runs out, and dies with us.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import BinaryIO
+
+from gpuwatch.errors import ConfigError, NoData
+from gpuwatch.formatting import size
+from gpuwatch.hook.worker_deaths import OomKills
+from gpuwatch.host.proc import stat_fields
+from gpuwatch.host.shm import shm_bytes
+from gpuwatch.tools.tuning.host import Room, descendants, give_cores, memory_of, room
+from gpuwatch.tools.tuning.rows import Failed, FailureKind, Measured, Setting, Usage
+from gpuwatch.tools.tuning.target import Target
+from gpuwatch.tools.tuning.trial import Plan, run_trial
+
+_POLL_S = 0.02
+_MEMORY_EVERY_S = 0.25
+_END_WAIT_S = 2.0
+_KEEP_FREE_RATIO, _KEEP_FREE_BYTES = 0.10, 2 * 1024**3
+"""A trial that leaves less than the smaller of the two free, of memory or /dev/shm, is ended, whatever was forecast."""
+_OUTPUT_KEPT = 4000
+_PR_SET_PDEATHSIG = 1
+
+Watcher = Callable[[], None]
+"""Called some fifty times a second while a trial runs; what it raises ends the trial."""
+
+
+def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: Watcher) -> Measured | Failed:
+    """Return what a trial brought. A KeyboardInterrupt, or what `watcher` raises, passes on once its processes are gone."""
+    kills = OomKills()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryFile() as output, receiver:
+        process = context.Process(target=_child, args=(target, setting, plan, cores, sender, output), daemon=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, as every DataLoader does
+            process.start()
+        sender.close()
+        assert process.pid is not None
+        watch = _Watch(process.pid)
+        try:
+            answer = _answer(receiver, watch, plan, watcher, cores)
+        except BaseException:
+            _end(process, at_once=True)
+            raise
+        _end(process, at_once=not isinstance(answer, Measured))
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
+        printed = output.read().decode(errors="replace").strip()
+        if isinstance(answer, Measured):
+            return replace(answer, usage=watch.usage())
+        return _failure(setting, answer, process.exitcode, printed, killed_for_memory=bool(kills.grown()))
+
+
+Answer = Measured | tuple[FailureKind, str, str] | None
+"""A measurement, a failure told (kind, text, detail), or None: it ended without a word."""
+
+
+def _answer(receiver: Connection, watch: _Watch, plan: Plan, watcher: Watcher, cores: int) -> Answer:
+    deadline = time.perf_counter() + plan.limit_s + 1.0  # it ends by itself, between two batches, at plan.limit_s
+    while not receiver.poll(_POLL_S):
+        watcher()
+        watch.look()
+        danger = _danger(room(cores, watch.shm))
+        if danger is not None:
+            return "host_protected", danger, ""
+        if time.perf_counter() >= deadline:
+            return "timeout", f"nothing measured within {plan.limit_s:.0f} s", ""
+    try:
+        answer: Answer = receiver.recv()
+    except EOFError:
+        return None
+    watch.look()
+    return answer
+
+
+def _danger(now: Room) -> str | None:
+    for what, free, total in (
+        ("memory", now.memory_bytes, now.memory_total_bytes),
+        ("/dev/shm", now.shm_bytes, now.shm_total_bytes),
+    ):
+        if free is not None and total and free < min(_KEEP_FREE_RATIO * total, _KEEP_FREE_BYTES):
+            return f"ended to protect the host: {what} had {size(free)} of {size(total)} left"
+    return None
+
+
+class _Watch:
+    """The peaks of a trial's processes."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.shm = Path(f"/proc/{pid}/root/dev/shm")
+        self._shm_before = self._shm_used()
+        self._shm_peak = self._shm_before
+        self._memory_due = 0.0
+        self._main = (0, 0)
+        self._workers_rss = 0
+        self._worker_private = 0
+
+    def look(self) -> None:
+        used = self._shm_used()
+        if used is not None and self._shm_peak is not None:
+            self._shm_peak = max(self._shm_peak, used)
+        now = time.perf_counter()
+        if now < self._memory_due:
+            return
+        main = memory_of(self._pid)
+        if main is not None:
+            self._main = max(self._main[0], main[0]), max(self._main[1], main[1])
+        workers = [found for pid in descendants(self._pid) if (found := memory_of(pid)) is not None]
+        self._workers_rss = max(self._workers_rss, sum(resident for resident, _ in workers))
+        self._worker_private = max([self._worker_private, *(private for _, private in workers)])
+        spent = time.perf_counter() - now
+        self._memory_due = now + max(_MEMORY_EVERY_S, 20 * spent)  # at most 5% of a core
+
+    def usage(self) -> Usage:
+        shm = None
+        if self._shm_before is not None and self._shm_peak is not None:
+            shm = self._shm_peak - self._shm_before
+        return Usage(
+            self._main[0] or None, self._workers_rss or None, self._main[1] or None, self._worker_private or None, shm
+        )
+
+    def _shm_used(self) -> int | None:
+        try:
+            return shm_bytes(self.shm)[1]
+        except NoData:
+            return None
+
+
+def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Connection, output: BinaryIO) -> None:
+    """Run a trial and send what it brought."""
+    os.setsid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["GPUWATCH_DISABLE"] = "1"  # a watched loader would print a verdict about us
+    warnings.simplefilter("ignore")  # that there are more workers than cores is meant
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    give_cores(cores)
+    try:
+        run_trial(target, setting, plan, sender.send)
+    except BaseException as error:
+        kind, text = _told(error)
+        sender.send((kind, text, traceback.format_exc()))
+
+
+def _told(error: BaseException) -> tuple[FailureKind, str]:
+    """Return what an exception in a trial means. DataLoader tells of a worker's death in words."""
+    message = str(error).strip()
+    if isinstance(error, ConfigError):
+        return "no_loader", message
+    if "Bus error" in message or "bus error" in message or "No space left on device" in message:
+        return "bus_error", "a worker was killed by a bus error: /dev/shm was full"
+    if "killed by signal: Killed" in message or isinstance(error, MemoryError):
+        return "killed", "a worker was killed" if message else "out of memory"
+    if "killed by signal" in message or "exited unexpectedly" in message:
+        return "killed", _line(message)
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "gpuwatch/tools/tuning" not in frame.filename
+    ]
+    # A worker's exception arrives as text: its own place is the last "File" line of its traceback.
+    remote = [line.strip() for line in message.splitlines() if line.strip().startswith('File "')]
+    place = remote[-1] if remote else f'File "{frames[-1].filename}", line {frames[-1].lineno}' if frames else ""
+    last = message.splitlines()[-1] if remote else f"{type(error).__name__}: {_line(message)}"
+    return "error", f"{last} ({place})" if place else last
+
+
+def _line(message: str) -> str:
+    return message.partition("\n")[0] or "no message"
+
+
+def _failure(setting: Setting, answer: Answer, exit_code: int | None, printed: str, killed_for_memory: bool) -> Failed:
+    if isinstance(answer, tuple):
+        kind, text, detail = answer
+    elif exit_code is not None and exit_code < 0:
+        kind, text, detail = (
+            _by_signal(-exit_code),
+            f"the loader's process was killed by {_signal_name(-exit_code)}",
+            "",
+        )
+    else:
+        kind, text, detail = "error", f"the loader's process ended with status {exit_code}", ""
+    if kind == "killed" and killed_for_memory:
+        kind, text = "out_of_memory", f"{text}: the kernel ended it for memory"
+    if kind == "killed" and "us error" in printed:
+        kind, text = "bus_error", "a worker was killed by a bus error: /dev/shm was full"
+    return Failed(setting, kind, text, "\n".join(part for part in (detail, printed) if part))
+
+
+def _by_signal(number: int) -> FailureKind:
+    return "bus_error" if number == signal.SIGBUS else "killed"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(process: multiprocessing.process.BaseProcess, at_once: bool) -> None:
+    """End a trial's process and all that it started, and wait for them."""
+    assert process.pid is not None
+    if not at_once:
+        process.join(_END_WAIT_S)
+    others = descendants(process.pid)
+    if process.is_alive() or others:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.is_alive():
+        process.kill()  # it may not have come as far as its own session
+    process.join()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers that lived on
+    deadline = time.perf_counter() + _END_WAIT_S
+    while any(_lives(pid) for pid in others) and time.perf_counter() < deadline:
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return stat_fields(Path(f"/proc/{pid}"))[0] not in "ZX"
+    except (NoData, IndexError):
+        return False
