@@ -143,7 +143,7 @@ def test_a_short_pause_before_more_work_is_a_gap_between_launches(pause_s: float
     """After the optimizer's step the host waits for a copy, then launches a metric: a pause of 0.5 ms in between is the step's own."""
     loop = Loop()
     for _ in range(4):
-        loop.clock.sleep(0.001)
+        loop.clock.sleep(0.010)
         loop.timeline.begin(loop.clock())
         loop.device.launch(0.005)
         loop.timeline.launched(loop.clock())
