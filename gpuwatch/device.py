@@ -688,7 +688,15 @@ class DeviceTimeline:
         for number, piece in enumerate(pending):
             known = piece.chained or number > 0
             piece.times = DeviceTimes(
-                piece.begin_ns, 0 if known else None, 0, piece.end_ns - piece.begin_ns, None, piece.end_ns, None, False
+                piece.begin_ns,
+                0 if known else None,
+                0,
+                piece.end_ns - piece.begin_ns,
+                None,
+                piece.end_ns,
+                None,
+                is_anchored=False,
+                observed_ns=piece.end_ns,  # nothing is booked beyond it
             )
         self.given_up += len(pending)
         self.abandon()
