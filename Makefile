@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.demo
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 
@@ -13,13 +15,16 @@ CUDA_STAMP := $(CUDA_VENV)/.installed
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-$(STAMP): pyproject.toml requirements-test.txt
+$(DEMO_STAMP): pyproject.toml requirements-demo.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) -r requirements-demo.txt --editable '.[all]'
 	@touch $@
 
-demo: $(STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck eval --keep')
+$(STAMP): $(DEMO_STAMP) requirements-test.txt
+	$(PIP) -r requirements-test.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(DEMO_STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck eval --keep')
 	$(BIN)/gpuwatch demo $(DEMO)
 
 test-tools: ## install what the tests need beside Python (as root, with apt; elsewhere says what is missing)

@@ -37,6 +37,8 @@ DETAILED_NS = 20_000_000
 """Pieces that take longer than this on average are all measured in detail; of shorter ones one in sixteen is."""
 SHORT_PAUSE_NS = 50_000
 """A pause of the host this short is not looked into."""
+LAUNCH_GAP_NS = 1_000_000
+"""A pause up to this long, with more work launched after it in the same piece, is a gap between launches: compute, as between any two kernels."""
 WAIT_TIMED_EVERY_NS = 1_500_000
 """A wait for other ranks is timed as often on average, at most: pieces with more waits for their time are not all timed."""
 LAG_SAMPLED = 1 / 8
@@ -686,7 +688,15 @@ class DeviceTimeline:
         for number, piece in enumerate(pending):
             known = piece.chained or number > 0
             piece.times = DeviceTimes(
-                piece.begin_ns, 0 if known else None, 0, piece.end_ns - piece.begin_ns, None, piece.end_ns, None, False
+                piece.begin_ns,
+                0 if known else None,
+                0,
+                piece.end_ns - piece.begin_ns,
+                None,
+                piece.end_ns,
+                None,
+                is_anchored=False,
+                observed_ns=piece.end_ns,  # nothing is booked beyond it
             )
         self.given_up += len(pending)
         self.abandon()
@@ -901,6 +911,8 @@ class DeviceTimeline:
         # While a result is waited for, the device catches up.
         busy_ns = max(launch_ns - piece.launch_ns + late_ns, piece.paused_ns)
         idle_ns = piece.end_ns - piece.launch_ns - busy_ns
+        if idle_ns < LAUNCH_GAP_NS and end_ns - piece.end_ns > SHORT_PAUSE_NS:
+            idle_ns = 0
         return max(0, idle_ns), lag_ns if known else None
 
     def _release(self, piece: Piece) -> None:

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -174,9 +175,13 @@ static int wait_until(int64_t at_ns) {
     if (is_manual) {
         if (at_ns > manual_ns) manual_ns = at_ns;
     } else {
-        struct timespec until = {(at_ns - ahead_ns) / 1000000000, (at_ns - ahead_ns) % 1000000000};
+        /* CUDA's own wait spins, so that the host goes on within microseconds; a sleeping thread wakes 0.1 to 1 ms late. */
+        int64_t sleep_ns = at_ns - ahead_ns - 500000;
+        struct timespec until = {sleep_ns / 1000000000, sleep_ns % 1000000000};
         pthread_mutex_unlock(&lock);
-        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL)) {}
+        if (now() < at_ns - 500000)
+            while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL)) {}
+        while (now() < at_ns) sched_yield();
         pthread_mutex_lock(&lock);
     }
     if (fails_with && now() >= fails_at_ns) sticky = fails_with, fails_with = 0;

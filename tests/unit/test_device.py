@@ -138,6 +138,21 @@ def test_host_work_after_the_last_launch_is_host_wait() -> None:
     assert [(t.gap_ns, t.compute_ns, t.host_wait_ns, t.lag_ns) for t in times] == [(MS, 5 * MS, 30 * MS, 0)] * 4
 
 
+@pytest.mark.parametrize(("pause_s", "host_wait_ns"), [(0.0005, 0), (0.030, 30 * MS)])
+def test_a_short_pause_before_more_work_is_a_gap_between_launches(pause_s: float, host_wait_ns: int) -> None:
+    """After the optimizer's step the host waits for a copy, then launches a metric: a pause of 0.5 ms in between is the step's own."""
+    loop = Loop()
+    for _ in range(4):
+        loop.clock.sleep(0.010)
+        loop.timeline.begin(loop.clock())
+        loop.device.launch(0.005)
+        loop.timeline.launched(loop.clock())
+        loop.clock.sleep(0.005 + pause_s)  # the device is done after 5 ms
+        loop.device.launch(0.004)
+        loop.end()
+    assert [t.host_wait_ns for t in loop.finish()] == [host_wait_ns] * 4
+
+
 @pytest.mark.parametrize("device_s", [0.002, 0.010, 0.019])
 def test_a_busy_device_has_no_host_wait_when_measuring_in_detail_ends(device_s: float) -> None:
     loop = Loop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.hook.watch import Watch
@@ -301,8 +301,22 @@ def trained(monkeypatch: pytest.MonkeyPatch, ops: list[Op], plan: dict[int, Any]
 many = partial(settings, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
+GIVEN_UP = ["host", "zip", "host", "host", "data in transfer", "nested", "host", "host", "host"]
+
+
 @many(max_examples=150)
 @given(any_ops, faults)
+@example(
+    [
+        *[(kind, 0) for kind in GIVEN_UP],
+        ("launch", 1),
+        ("launch", 400_000),
+        ("host", 0),
+        ("host", 0),
+        ("host", 400_000),
+    ],
+    {},
+)
 def test_a_training_goes_as_without_gpuwatch_whatever_the_device_does(
     monkeypatch: pytest.MonkeyPatch, ops: list[Op], plan: dict[int, Any]
 ) -> None:
