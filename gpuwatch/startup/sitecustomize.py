@@ -26,7 +26,7 @@ INSTRUMENTED = {
     "pytorch_lightning.trainer.trainer": "watch_lightning",
     "ignite.engine.engine": "watch_ignite",
 }
-"""Module → the function of gpuwatch.startup.instrument that is called with it once it is imported."""
+"""Module → the function of gpuwatch.hook.instrument that is called with it once it is imported."""
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -50,7 +50,7 @@ def _call_after(loader: Any, function: str) -> None:
         del loader.exec_module
         execute(module)
         try:
-            from gpuwatch.startup import instrument
+            from gpuwatch.hook import instrument
 
             getattr(instrument, function)(module)
         except Exception as error:
