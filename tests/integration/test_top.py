@@ -20,7 +20,7 @@ from tests.servers import prometheus_config, start_prometheus, wait_for
 
 TOP = [sys.executable, "-m", "gpuwatch", "top"]
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM", "COLUMNS")},
+    **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")},
     "PYTHONUTF8": "1",
 }
 BERT = {

@@ -151,7 +151,7 @@ class Top(App[None]):
         self.query_one("#keys", Lines).show([self._keys()], width)
 
     def _keys(self) -> Text:
-        """Return the key bar. (Textual's Footer is composed again in the background, and was lost where a resize met that.)"""
+        """Return the key bar: the keys that do something on this page."""
         shown = [each for each in self.BINDINGS if each.show and self.check_action(each.action, ())]
         keys = [Text.assemble((each.key_display or each.key, "bold"), " ", each.description) for each in shown]
         return Text(" ").join(keys)
