@@ -18,6 +18,7 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import Footer
 
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
@@ -74,7 +75,7 @@ class Top(App[None]):
     Lines { height: auto; background: ansi_default; color: ansi_default; scrollbar-size: 0 1; }
     .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
     """
-    BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
+    BINDINGS: ClassVar = [
         Binding("down,j", "move(1)", show=False),
         Binding("up,k", "move(-1)", show=False),
         Binding("pagedown,space", "move(10)", show=False),
@@ -110,7 +111,7 @@ class Top(App[None]):
         yield Lines(id="above")
         yield Lines(id="body", classes="body")
         yield Lines(id="below")
-        yield Lines(id="keys")
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         self.theme = "ansi-dark"
@@ -148,13 +149,6 @@ class Top(App[None]):
         self.query_one("#above", Lines).show(drawn.above, width)
         self.query_one("#body", Lines).show(drawn.body, width - 1)
         self.query_one("#below", Lines).show(drawn.below, width)
-        self.query_one("#keys", Lines).show([self._keys()], width)
-
-    def _keys(self) -> Text:
-        """Return the key bar: the keys that do something on this page."""
-        shown = [each for each in self.BINDINGS if each.show and self.check_action(each.action, ())]
-        keys = [Text.assemble((each.key_display or each.key, "bold"), " ", each.description) for each in shown]
-        return Text(" ").join(keys)
 
     def _show(self, view: View) -> None:
         """Show another page, or another choice on it, from its top."""
@@ -162,6 +156,7 @@ class Top(App[None]):
             self.view = view
             self._again.set()
             self.query_one("#body", Lines).scroll_home(animate=False)
+            self.refresh_bindings()
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
