@@ -26,7 +26,7 @@ TRANSFERRING = "transfer"
 """In a step, copying a batch to the device. Told to others as IN_STEP."""
 
 UNKNOWN_SAMPLES = -1
-NOBODY = -1
+CLOSED = -1
 """The training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more."""
 
 COPY_FOLLOWS_NS = 100_000

@@ -21,7 +21,7 @@ from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.account import Accounts, activity
 from gpuwatch.hook.distributed import Membership
 from gpuwatch.hook.encoder import RunFacts, Speaker
-from gpuwatch.hook.events import NOBODY
+from gpuwatch.hook.events import CLOSED
 from gpuwatch.hook.interrupts import pass_on
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.send_buffer import MOST_MESSAGES, Outbox
@@ -308,7 +308,7 @@ class Publisher:
             logger.warning(message, *arguments)
 
     def _disable(self, error: BaseException) -> None:
-        self._recorder.thread = NOBODY
+        self._recorder.thread = CLOSED
         self.accounts.blind = True
         self.accounts.failures += 1
         self._warn("hook", "gpuwatch: the hook has stopped and records nothing more: %r", error)

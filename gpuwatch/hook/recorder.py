@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.hook.events import (
     BETWEEN,
+    CLOSED,
     COPY_FOLLOWS_NS,
     DATA_WAIT,
     ENTER,
     EXIT,
     IN_STEP,
     LOOSE,
-    NOBODY,
     PART,
     PHASE,
     REST,
@@ -91,7 +91,7 @@ class Recorder:
         """Called with what has failed and why."""
         self.log: deque[tuple[Any, ...]] = deque()
         self.thread: int | None = None
-        """The training thread; None until a loop begins, NOBODY once nothing is to be recorded any more."""
+        """The training thread; None until a loop begins, CLOSED once nothing is to be recorded any more."""
         self.in_step = False
         self.begin_ns = 0
         self.data_ns = 0
@@ -144,7 +144,7 @@ class Recorder:
 
     def _take_over(self, steps: bool) -> bool:
         me, owner = get_ident(), self.thread
-        if owner == NOBODY:
+        if owner == CLOSED:
             return False
         if owner is not None:
             is_main = me == threading.main_thread().ident

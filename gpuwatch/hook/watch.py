@@ -24,7 +24,7 @@ from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.batches import size_bytes
 from gpuwatch.hook.distributed import Membership
 from gpuwatch.hook.encoder import RunFacts
-from gpuwatch.hook.events import DATA_WAIT, NOBODY, TRANSFERRING, UNKNOWN_SAMPLES
+from gpuwatch.hook.events import CLOSED, DATA_WAIT, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.hook.identity import Identity, script_name
 from gpuwatch.hook.interrupts import pass_on, undisturbed
 from gpuwatch.hook.iterator import WatchedIterator
@@ -108,7 +108,7 @@ class Watch:
         self._data = PartContext(self, DATA_WAIT)
         self._transfer = PartContext(self, TRANSFERRING)
         if self._disabled:
-            self._recorder.thread = NOBODY
+            self._recorder.thread = CLOSED
         else:
             self._read_config()
             this_process.open_watches.append(self)
@@ -204,12 +204,12 @@ class Watch:
             this_process.open_watches.remove(self)
         atexit.unregister(self._at_exit)
         try:
-            owner, self._recorder.thread = self._recorder.thread, NOBODY
+            owner, self._recorder.thread = self._recorder.thread, CLOSED
             now = self._recorder.clock()  # the run ends here: what closing takes is not training's
             for loop in list(self._loops):
                 loop.is_open = False
             try:
-                if owner not in (None, NOBODY):
+                if owner not in (None, CLOSED):
                     self._recorder.exit_all(now)
                     self._recorder.end_step(now)
             finally:  # whatever a signal handler raises
@@ -362,7 +362,7 @@ class Watch:
 
     def _abandon(self) -> None:
         """This is a forked child: record, tell and print nothing of the parent's run."""
-        self._recorder.thread = NOBODY
+        self._recorder.thread = CLOSED
         self._closed = True
         self._publisher.abandon()
         self._tap(self._taps.remove_from_torch)

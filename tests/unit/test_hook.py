@@ -16,7 +16,7 @@ import pytest
 import gpuwatch
 from gpuwatch import wire
 from gpuwatch.hook import process_state as this_process
-from gpuwatch.hook.events import NOBODY
+from gpuwatch.hook.events import CLOSED
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
 
@@ -328,7 +328,7 @@ def test_a_hook_that_breaks_stops_recording_says_so_and_books_the_rest_as_unknow
     with monkeypatch.context() as patch:
         patch.setattr(watch._publisher.accounts, "fold", broken)
         watch._publisher._run()
-    assert watch._recorder.thread == NOBODY
+    assert watch._recorder.thread == CLOSED
     assert caplog.text.count("the hook has stopped and records nothing more") == 1
     for _ in range(2):
         loop(watch, clock)

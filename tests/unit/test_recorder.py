@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.events import (
     BETWEEN,
+    CLOSED,
     DATA_WAIT,
     IN_STEP,
     LOOSE,
-    NOBODY,
     STARTUP,
     STEP,
     TRANSFERRING,
@@ -286,5 +286,5 @@ def test_training_may_happen_in_another_thread() -> None:
 
 def test_nobody_records_after_the_end() -> None:
     recorder = Recorder(Clock())
-    recorder.thread = NOBODY
+    recorder.thread = CLOSED
     assert not recorder.claim_thread() and not recorder.claim_thread(steps=False)
