@@ -40,22 +40,23 @@ def doctor(
     require("rich", "agent")
     from rich.console import Console
 
-    from gpuwatch.tools.doctor import examine, report
-    from gpuwatch.tools.doctor.surroundings import here
+    from gpuwatch.tools.doctor import examine
+    from gpuwatch.tools.doctor.machine import this_machine
+    from gpuwatch.tools.doctor.outcome import as_json as checks_json
+    from gpuwatch.tools.doctor.outcome import as_text, show
 
     url = _url(agent, "--agent") if agent is not None else _default_agent(os.environ)
     prometheus_url = _url(prometheus, "--prometheus") if prometheus is not None else None
-    around = here(url, agent is not None, prometheus_url, history or _default_history(), port)
-    checks = examine(around)
+    checks = examine(this_machine(url, agent is not None, prometheus_url, history or _default_history(), port))
     host = socket.gethostname()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     console = Console(highlight=False)
     if as_json:
-        typer.echo(report.as_json(checks, __version__, host))
+        typer.echo(checks_json(checks, __version__, host))
     elif sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
-        report.show(checks, title, console)
+        show(checks, title, console)
     else:
-        typer.echo(report.as_text(checks, title))
+        typer.echo(as_text(checks, title))
     if any(check.status == "problem" for check in checks):
         raise typer.Exit(1)
 

@@ -15,10 +15,9 @@ import pynvml
 import pytest
 
 from gpuwatch.http import fetch
-from gpuwatch.tools.doctor.hook_socket import hook_socket
-from gpuwatch.tools.doctor.nvml import read_nvml
+from gpuwatch.tools.doctor.machine import Machine, read_nvml, this_machine as machine_of
 from gpuwatch.tools.doctor.processes import holder, listening
-from gpuwatch.tools.doctor.surroundings import Surroundings, here
+from gpuwatch.tools.doctor.services import hook_socket
 from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 
@@ -29,14 +28,14 @@ def test_nvml_tells_driver_gpus_and_processes(nvml: FakeNvml) -> None:
     assert (facts.state, facts.driver) == ("answers", "550.54.15")
     assert facts.cuda is not None and facts.cuda >= (12, 0)
     assert facts.gpus == (("GPU-00000000-0000-4000-8000-000000000000", "NVIDIA H100 80GB HBM3"), ("GPU-b", "NVIDIA L4"))
-    assert facts.pids == {4711} and facts.silent == ()
+    assert facts.pids == {4711} and facts.lost == ()
 
 
 def test_nvml_names_the_gpu_that_is_lost_and_still_lists_the_others(nvml: FakeNvml) -> None:
     nvml.write([FakeGpu(), FakeGpu(uuid="GPU-b", minor=1, lost=True)])
     facts = read_nvml()
-    assert facts.state == "answers" and len(facts.silent) == 1
-    assert facts.silent[0].startswith("GPU 1: ") and len(facts.gpus) == 1
+    assert facts.state == "answers" and len(facts.lost) == 1
+    assert facts.lost[0].startswith("GPU 1: ") and len(facts.gpus) == 1
 
 
 def test_nvml_without_driver_library_or_with_two_versions(
@@ -61,8 +60,8 @@ def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml) -> None:
         nvml.write([])  # lets the thread go
 
 
-def this_machine() -> Surroundings:
-    return here("http://127.0.0.1:9478", False, None, None, 8501)
+def this_machine() -> Machine:
+    return machine_of("http://127.0.0.1:9478", False, None, None, 8501)
 
 
 def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
