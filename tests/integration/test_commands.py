@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,24 @@ def test_up_with_a_busy_agent_port_says_so_and_ends(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert f"--http 127.0.0.1:{http}: Address already in use" in done.stderr
+
+
+def test_help_shows_every_word_of_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help is Markdown: what looks like HTML, as `<Alert>` does, would be dropped."""
+    import typer
+    from typer.testing import CliRunner
+
+    from gpuwatch.cli import build
+
+    monkeypatch.setenv("COLUMNS", "1000")
+    app = build(typer)
+    commands: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        subcommands = getattr(command, "commands", {"": command})
+        commands |= {f"{name} {sub}".strip(): each for sub, each in subcommands.items()}
+    assert len(commands) >= 16
+    for name, command in commands.items():
+        shown = " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).stdout.split())
+        for parameter in command.params:
+            text = getattr(parameter, "help", None) or ""
+            assert " ".join(text.replace("`", "").split()) in shown, (name, parameter.name)
