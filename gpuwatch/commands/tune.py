@@ -93,7 +93,9 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     from rich.table import Column
 
     console = Console(stderr=True)
-    column = Column(no_wrap=True, overflow="ellipsis", max_width=min(40, console.width - 16))  # the rest is for the time
+    column = Column(
+        no_wrap=True, overflow="ellipsis", max_width=min(40, console.width - 16)
+    )  # the rest is for the time
     setting = TextColumn("{task.description}", markup=False, table_column=column)
     bars = () if console.width < _NARROW else (BarColumn(bar_width=20),)
     printed, drawn_s = 0, 0.0

@@ -31,7 +31,7 @@ from gpuwatch.api import LastSteps, Run, Runs
 from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
-from gpuwatch.tools.tuning.host import descendants
+from gpuwatch.tools.tuning.trial import descendants
 from tests.memory_limit import memory_limit
 
 pytestmark = pytest.mark.timeout(60)
