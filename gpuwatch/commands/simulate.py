@@ -25,7 +25,7 @@ def simulate(
     `/sd` lists all nodes, one path each, for Prometheus' HTTP service discovery (`http_sd_configs`).
     """
     require("uvicorn", "agent")
-    from gpuwatch.tools.simulation.server import Fleet, serve
+    from gpuwatch.tools.simulation.page import Fleet, serve
 
     free_port_or_error("--port", host, port)
     address = f"{host}:{port}"
