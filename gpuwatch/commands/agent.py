@@ -6,8 +6,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from gpuwatch.config import Config, read_config
 from gpuwatch.errors import require
 
 
@@ -18,16 +20,27 @@ class Series(str, Enum):
     full = "full"
 
 
+def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
+    """Make the [agent] section the defaults of the other options, which the command line and environment override."""
+    if config is not None:
+        given = msgspec.to_builtins(read_config(config).agent)
+        context.default_map = {name: value for name, value in given.items() if value not in (None, [], ())}
+    return config
+
+
 def agent(
     config: Annotated[
-        Path | None, typer.Option(help="TOML file; an option given here wins.", envvar="GPUWATCH_CONFIG")
-    ] = None,
-    http: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
-            help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP", show_default="127.0.0.1:9478"
+            help="TOML file; options given here override it.",
+            envvar="GPUWATCH_CONFIG",
+            is_eager=True,
+            callback=_defaults_from,
         ),
     ] = None,
+    http: Annotated[
+        str, typer.Option(help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP")
+    ] = "127.0.0.1:9478",
     listen: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,40 +56,26 @@ def agent(
             show_default="~/.local/state/gpuwatch/history.db; for root below /var/lib",
         ),
     ] = None,
-    keep_days: Annotated[
-        float | None, typer.Option(help="Days that the history is kept.", min=0.01, show_default="7")
-    ] = None,
-    keep_gib: Annotated[
-        float | None, typer.Option(help="Maximum size of the history, in GiB.", min=0.01, show_default="2")
-    ] = None,
-    procfs: Annotated[
-        Path | None, typer.Option(help="In a container: where the node's /proc is mounted.", show_default="/proc")
-    ] = None,
-    sysfs: Annotated[
-        Path | None, typer.Option(help="In a container: where the node's /sys is mounted.", show_default="/sys")
-    ] = None,
-    shm: Annotated[
-        Path | None, typer.Option(help="In a container: where the node's /dev/shm is mounted.", show_default="/dev/shm")
-    ] = None,
+    keep_days: Annotated[float, typer.Option(help="Days that the history is kept.", min=0.01)] = 7.0,
+    keep_gib: Annotated[float, typer.Option(help="Maximum size of the history, in GiB.", min=0.01)] = 2.0,
+    procfs: Annotated[Path, typer.Option(help="In a container: where the node's /proc is mounted.")] = Path("/proc"),
+    sysfs: Annotated[Path, typer.Option(help="In a container: where the node's /sys is mounted.")] = Path("/sys"),
+    shm: Annotated[Path, typer.Option(help="In a container: where the node's /dev/shm is mounted.")] = Path("/dev/shm"),
     series: Annotated[
-        Series | None,
-        typer.Option(
-            help="full adds series per core and per link, GPM's rates, and error counters that are still 0.",
-            show_default="standard",
-        ),
-    ] = None,
+        Series,
+        typer.Option(help="full adds series per core and per link, GPM's rates, and error counters that are still 0."),
+    ] = Series.standard,
     dcgm: Annotated[
         str | None,
         typer.Option(help="Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."),
     ] = None,
     full_hours: Annotated[
-        float | None,
+        float,
         typer.Option(
             help="Hours that steps and samples are kept at full resolution, before they are downsampled to one per minute.",
             min=0.1,
-            show_default="24",
         ),
-    ] = None,
+    ] = 24.0,
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Sample stacks when a finding begins (needs py-spy; docs/stacks.md).")
     ] = False,
@@ -94,26 +93,19 @@ def agent(
         require(module, "agent")
     from dataclasses import replace
 
-    from gpuwatch.config import Config, read_config
     from gpuwatch_agent.__main__ import go_on_as_agent
     from gpuwatch_agent.options import Choice, Options, Roots
 
     settings = read_config(config) if config is not None else Config()
-    own = settings.agent
-    kept = history or own.history
     options = Options(
-        http=http or own.http or "127.0.0.1:9478",
-        listen=tuple(listen or own.listen),
-        history=Path(kept) if kept else None,
-        keep_days=keep_days or own.keep_days or 7.0,
-        keep_gib=keep_gib or own.keep_gib or 2.0,
-        roots=Roots(
-            Path(procfs or own.procfs or "/proc"),
-            Path(sysfs or own.sysfs or "/sys"),
-            Path(shm or own.shm or "/dev/shm"),
-        ),
-        choice=Choice((series or own.series) == "full", dcgm or own.dcgm),
-        full_hours=full_hours or own.full_hours or 24.0,
+        http=http,
+        listen=tuple(listen or ()),
+        history=history,
+        keep_days=keep_days,
+        keep_gib=keep_gib,
+        full_hours=full_hours,
+        roots=Roots(procfs, sysfs, shm),
+        choice=Choice(series is Series.full, dcgm),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
         alerts=settings.alerts,
         prices=settings.prices,
