@@ -5,8 +5,8 @@ torch is not imported here: a DataLoader exists only once the user's code has im
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,34 +45,22 @@ def load(name: str) -> Any:
         directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    module = found = _imported(name, module_name, directory)
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            own = {key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
-            known = ", ".join(sorted(own)[:8]) or "no function"
-            raise ConfigError(f"{name}: {module_name} has no '{part}'; it defines {known}") from None
-    return found
-
-
-def _imported(name: str, module_name: str, directory: str) -> Any:
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        top = module_name.partition(".")[0]
-        if error.name in (module_name, top):
-            raise ConfigError(f"{name}: no module '{module_name}' in {directory} or on PYTHONPATH") from None
-        raise ConfigError(f"{name}: importing {module_name} failed: {error}; {place_of(error)}") from error
+        return pkgutil.resolve_name(f"{module_name}:{attribute}")
     except SystemExit as error:
         raise ConfigError(
             f"{name}: {module_name} ends the program when it is imported (exit {error.code}); "
             'put what it runs as a script under `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        raise ConfigError(
-            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}; {place_of(error)}"
-        ) from error
+        if module := sys.modules.get(module_name):
+            own = {key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name}
+            known = ", ".join(sorted(own)[:8]) or "no function"
+            raise ConfigError(f"{name}: {module_name} has no '{attribute}'; it defines {known}") from None
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+            raise ConfigError(f"{name}: no module '{module_name}' in {directory} or on PYTHONPATH") from None
+        what = f"{type(error).__name__}: {error}; {place_of(error)}"
+        raise ConfigError(f"{name}: importing {module_name} failed: {what}") from error
 
 
 def place_of(error: BaseException) -> str:
