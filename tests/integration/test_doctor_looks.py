@@ -6,16 +6,20 @@ import http.server
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from gpuwatch.http import fetch
-from gpuwatch.tools.doctor.machine import Machine, read_nvml, this_machine as machine_of
+from gpuwatch.tools.doctor.machine import Machine, read_nvml
+from gpuwatch.tools.doctor.machine import this_machine as machine_of
 from gpuwatch.tools.doctor.processes import holder, listening
 from gpuwatch.tools.doctor.services import hook_socket
 from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
@@ -70,6 +74,31 @@ def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hook_socket(this_machine()).status == "ok"
     refused = hook_socket(this_machine())
     assert refused.status == "problem" and "refused" in refused.found
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("groups", "status"), [([], "problem"), ([4343], "ok")])
+def test_a_socket_of_root_is_open_to_its_group_alone(groups: list[int], status: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="gw-") as directory, socket.socket(socket.AF_UNIX) as server:
+        path = Path(directory) / "hook.sock"
+        server.bind(str(path))
+        server.listen()
+        os.chown(path, 0, 4343)
+        path.chmod(0o660)
+        path.parent.chmod(0o755)
+        around = replace(this_machine(), environ={}, socket_directories=(path.parent,), uid=4242)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the doctor's own threads do not matter to the child
+            child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups(groups)
+                os.setgid(4242)
+                os.setuid(4242)
+                os._exit(int(hook_socket(around).status != status))
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])

@@ -14,6 +14,15 @@ from gpuwatch.tools.doctor.software import numbers
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 """PCI class of graphics and compute: an NVIDIA sound function or an NVSwitch is no GPU."""
+_BROKEN = {
+    "mismatch": (
+        "the driver's library and its kernel module are of different versions",
+        "the driver was updated while loaded: reboot, or unload nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia and "
+        "modprobe nvidia; restart containers",
+    ),
+    "hangs": ("NVML hangs", "dmesg | grep -iE 'nvrm|xid' shows why; often only a reboot helps"),
+    "fails": ("NVML does not start", "run nvidia-smi, and dmesg | grep -iE 'nvrm|xid'"),
+}
 _TOOLKIT = "start the container with the GPU runtime: docker run --gpus all … (needs the NVIDIA Container Toolkit)"
 
 
@@ -22,16 +31,9 @@ def driver(machine: Machine) -> Outcome:
     nvml = machine.nvml()
     if nvml.state == "answers":
         return _answering(nvml, machine.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
-    if nvml.state == "mismatch":
-        return problem(
-            f"the driver's library and its kernel module are of different versions: {nvml.error}",
-            "the driver was updated while loaded: reboot, or unload nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia and "
-            "modprobe nvidia; restart containers",
-        )
-    if nvml.state == "hangs":
-        return problem(f"NVML hangs: {nvml.error}", "dmesg | grep -iE 'nvrm|xid' shows why; often only a reboot helps")
-    if nvml.state == "fails":
-        return problem(f"NVML does not start: {nvml.error}", "run nvidia-smi, and dmesg | grep -iE 'nvrm|xid'")
+    if nvml.state in _BROKEN:
+        found, remedy = _BROKEN[nvml.state]
+        return problem(f"{found}: {nvml.error}", remedy)
     devices = nvidia_devices(machine)
     if not devices:
         return skipped("no GPU expected: there is no NVIDIA device here, and no driver")

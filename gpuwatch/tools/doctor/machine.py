@@ -242,7 +242,6 @@ class Machine:
     nvml: Callable[[], NvmlFacts]
     agent: Callable[[], AgentView]
     environ: Mapping[str, str]
-    groups: frozenset[int]
     socket_directories: Sequence[Path]
     uid: int
     procfs: Path = Path("/proc")
@@ -288,7 +287,6 @@ def this_machine(
         nvml=in_background(read_nvml).result,
         agent=in_background(lambda: ask_agent(agent_url, fetch, time.time)).result,
         environ=os.environ,
-        groups=frozenset((os.getgid(), *os.getgroups())),
         socket_directories=endpoint.directories(),
         uid=os.getuid(),
     )

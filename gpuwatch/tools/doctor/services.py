@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import grp
 import json
-import os
-import pwd
 import socket
 import stat
 from pathlib import Path
@@ -109,14 +106,14 @@ def _socket(path: Path, machine: Machine) -> Outcome | None:
         return None
     except OSError as error:
         return problem(f"{path}: {error.strerror}", f"let this user into the folder {path.parent}")
-    whose = f"{path} ({_user(status.st_uid)}:{_group(status.st_gid)}, {stat.S_IMODE(status.st_mode):04o})"
+    whose = f"{path} ({_owner(path)}, {stat.S_IMODE(status.st_mode):04o})"
     if not stat.S_ISSOCK(status.st_mode):
         return problem(f"{whose} is not a socket", f"rm {path}, then restart the agent")
     if status.st_uid not in (0, machine.uid):
-        return warning(f"{whose} is another user's, and is ignored", f"ask {_user(status.st_uid)} why it is there")
-    if not _may_write(status, machine):
+        return warning(f"{whose} is another user's, and is ignored", "ask its owner why it is there")
+    if not machine.writes(path):
         return problem(
-            f"{whose}: {_user(machine.uid)} may not write to it",
+            f"{whose}: this user may not write to it",
             "groupadd --system gpuwatch; usermod -aG gpuwatch USER; log in again; restart the agent",
         )
     if not endpoint.is_listened_to(path):
@@ -144,29 +141,11 @@ def _declared(machine: Machine, declared: str) -> Outcome:
     return ok(f"{checked}: a process listens")
 
 
-def _may_write(status: os.stat_result, machine: Machine) -> bool:
-    """Return what the mode permits. Source: path_resolution(7): the first class that fits decides, root always may."""
-    if machine.uid == 0:
-        return True
-    if status.st_uid == machine.uid:
-        return bool(status.st_mode & stat.S_IWUSR)
-    if status.st_gid in machine.groups:
-        return bool(status.st_mode & stat.S_IWGRP)
-    return bool(status.st_mode & stat.S_IWOTH)
-
-
-def _user(uid: int) -> str:
+def _owner(path: Path) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"
+        return f"{path.owner()}:{path.group()}"
+    except (KeyError, OSError):
+        return "unknown owner"
 
 
 def history(machine: Machine) -> Outcome:

@@ -59,7 +59,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
         fields: dict[str, Any] = {
             "environ": {},
             "uid": 0,
-            "groups": frozenset({0}),
             "agent_url": "http://127.0.0.1:9478",
             "agent_wanted": False,
             "page_port": 8501,

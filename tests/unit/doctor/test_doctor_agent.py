@@ -116,14 +116,15 @@ def test_a_socket_that_a_dead_agent_left(machine: MakeMachine, place: Path) -> N
 
 def test_a_socket_that_this_user_may_not_use(machine: MakeMachine, listener: Path) -> None:
     owner = listener.stat().st_uid
-    foreign = machine(socket_directories=(listener.parent,), uid=owner + 4242 if owner else 4242)
-    if owner == 0:  # root's: the group decides
-        listener.chmod(0o660)
-        refused = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({4242}))
-        assert hook_socket(refused).status == "problem" and "usermod -aG gpuwatch" in str(hook_socket(refused).remedy)
-        member = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({listener.stat().st_gid}))
+    refused = hook_socket(
+        machine(socket_directories=(listener.parent,), uid=owner, writes=lambda path: path != listener)
+    )
+    assert refused.status == "problem" and "usermod -aG gpuwatch" in str(refused.remedy)
+    if owner == 0:  # root's: the permission decides, whoever it is
+        member = machine(socket_directories=(listener.parent,), uid=4242)
         assert hook_socket(member).status == "ok"
     else:
+        foreign = machine(socket_directories=(listener.parent,), uid=owner + 4242)
         assert hook_socket(foreign).status == "warning" and "another user's" in hook_socket(foreign).found
 
 
