@@ -87,7 +87,9 @@ def test_a_socket_of_root_is_open_to_its_group_alone(groups: list[int], status: 
         path.chmod(0o660)
         path.parent.chmod(0o755)
         around = replace(this_machine(), environ={}, socket_directories=(path.parent,), uid=4242)
-        assert hook_socket(around).status == "ok"  # root may; and what it imports lies where the other user may not read
+        assert (
+            hook_socket(around).status == "ok"
+        )  # root may; and what it imports lies where the other user may not read
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the doctor's threads do not matter to the child
             child = os.fork()
