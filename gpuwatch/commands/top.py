@@ -6,24 +6,23 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.errors import GpuwatchError, SourceError
-from gpuwatch.extras import require
+from gpuwatch.commands.report_options import AGENT, Agent
+from gpuwatch.commands.up import Prometheus
+from gpuwatch.errors import GpuwatchError, SourceError, require
 
 
 def top(
-    agent: Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")] = "http://127.0.0.1:9478",
-    prometheus: Annotated[
-        str | None, typer.Option(help="Read from this Prometheus instead of an agent.", envvar="GPUWATCH_PROMETHEUS")
-    ] = None,
+    agent: Agent = AGENT,
+    prometheus: Prometheus = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and end; so it does by itself where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; this is the default where stdout is not a terminal.")
     ] = False,
 ) -> None:
     """Show every run and GPU in the terminal: where their time goes, and what to change.
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit.
+    Keys: arrows or j k select, g GPUs, f findings, p panels, ? help, q quit.
 
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
@@ -35,7 +34,7 @@ def top(
     if once or not is_interactive():
         try:
             print_once(reader)
-        except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
+        except SourceError as error:  # exit code 1, not 2: scripts use it to test whether an agent is there
             raise GpuwatchError(str(error)) from error
         return
     require("textual", "dashboard")

@@ -13,8 +13,7 @@ from gpuwatch.alerting.render import RUNBOOKS, groups
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.errors import ConfigError
-from gpuwatch.extras import require
+from gpuwatch.errors import ConfigError, require
 
 FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
 """The dashboards' names in URLs. Fixed: links and bookmarks are made of them."""
