@@ -33,7 +33,8 @@ from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import GROUPS
-from gpuwatch_dashboards.sources import PrometheusSource, fleet
+from gpuwatch_dashboards.sources import fleet
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page
 from tests.integration.dashboard_steps import MadeUpSteps
 from tests.integration.recorded_fleet import Share, recorded, write_blocks

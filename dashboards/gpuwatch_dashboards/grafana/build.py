@@ -16,8 +16,7 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.grafana.files import FLEET, MONEY, NODE, RUN, runbook_url
 from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels.panel import Curve, Link, Panel, Severity, Threshold
-from gpuwatch_dashboards.query.evaluate import Match, Query
-from gpuwatch_dashboards.query.promql import of_a_run, render
+from gpuwatch_dashboards.query import Match, Query, render
 from gpuwatch_dashboards.render.palette import BLUE, LOOKS, ORANGE, SAND, VERMILLION, Look
 
 TABLE_POINTS = 200
@@ -108,7 +107,7 @@ def _of_gpus(query: Query) -> Query:
 
 def _legend(curve: Curve) -> str:
     """Return a legend as Grafana has it (`{gpu}` is `{{gpu}}` there), with the node where the metric is a node's."""
-    of_node = curve.live is not None and not of_a_run(curve.live.metric)
+    of_node = curve.live is not None and not curve.live.of_a_run
     legend = f"{curve.legend} · {{instance}}" if of_node else curve.legend
     return re.sub(r"\{(\w+)\}", r"{{\1}}", legend)
 

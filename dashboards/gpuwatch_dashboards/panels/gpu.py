@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, Unit
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 
 NO_GPU = "No GPU on this node."
 NO_READING = "No GPU of this node reports it."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, alerts, stat
-from gpuwatch_dashboards.query.evaluate import Match, Query
+from gpuwatch_dashboards.query import Match, Query
 
 _CPU = "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Unit = Literal[

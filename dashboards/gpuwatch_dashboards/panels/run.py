@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwatch_dashboards.panels.fleet import BY_OWNER, LOST, NO_PRICE, OWNER
 from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, alerts, stat
-from gpuwatch_dashboards.query.evaluate import Match, Query
+from gpuwatch_dashboards.query import Match, Query
 
 _RUN = 'run="$run", rank=~"$rank"'
 _SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"

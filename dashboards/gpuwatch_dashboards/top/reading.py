@@ -14,9 +14,11 @@ from gpuwatch.api import Gpu, Points, Run, Series
 from gpuwatch.http import Get
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.selection import key_of, select
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, Source
+from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0

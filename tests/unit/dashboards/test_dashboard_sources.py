@@ -15,7 +15,8 @@ from gpuwatch.errors import SourceError
 from gpuwatch.http import Reply
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 NOW = 1_790_000_100.0
 RUN: dict[str, Any] = {

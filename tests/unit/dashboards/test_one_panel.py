@@ -20,9 +20,10 @@ from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.top.pages import panel_lines
 from gpuwatch_dashboards.top.reading import Reader
 from gpuwatch_dashboards.views import fleet, live
