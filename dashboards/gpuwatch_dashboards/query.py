@@ -198,13 +198,16 @@ def _by(query: Query) -> tuple[str, ...]:
 def _of_scope(metric: str, scope: Scope) -> list[Match]:
     """Return the conditions that restrict a metric to the scope. Rank, instance and GPU are regular expressions."""
     labels = BY_NAME[metric].labels
-    run = [Match("run", "=", scope.run)] if scope.run is not None and "run" in labels else []
-    others = {"rank": scope.rank, "gpu": scope.gpu, INSTANCE: None if "run" in labels else scope.instance}
-    return run + [
-        Match(label, "=~", value)
-        for label, value in others.items()
-        if value is not None and (label in labels or label == INSTANCE)
-    ]
+    found = []
+    if "run" in labels and scope.run is not None:
+        found.append(Match("run", "=", scope.run))
+    if "rank" in labels and scope.rank is not None:
+        found.append(Match("rank", "=~", scope.rank))
+    if "run" not in labels and scope.instance is not None:
+        found.append(Match(INSTANCE, "=~", scope.instance))
+    if "gpu" in labels and scope.gpu is not None:
+        found.append(Match("gpu", "=~", scope.gpu))
+    return found
 
 
 def filled(promql: str, scope: Scope, span: Span, window: str) -> str:

@@ -19,7 +19,7 @@ import pytest
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
-from gpuwatch_dashboards.grafana import files
+from gpuwatch_dashboards.grafana import load
 from tests.grafana_variables import Asked, Variables
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
@@ -101,7 +101,7 @@ class Site:
 
 
 def variables(site: Site, dashboard: str) -> Variables:
-    return Variables(files.load(CONFIG)[f"gpuwatch-{dashboard}.json"], site.prometheus.url)
+    return Variables(load(CONFIG)[f"gpuwatch-{dashboard}.json"], site.prometheus.url)
 
 
 def ranks(agent: Agent) -> Iterator[subprocess.Popen[bytes]]:

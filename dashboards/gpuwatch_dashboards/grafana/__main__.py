@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuwatch_dashboards.grafana.dashboards import DASHBOARDS, text_of
-from gpuwatch_dashboards.grafana.files import CHECKOUT
+from gpuwatch_dashboards.grafana import CHECKOUT
+from gpuwatch_dashboards.grafana.build import DASHBOARDS, text_of
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit status: 0, or 1 when a file is stale."""
+    """Return the exit status: 1 when a file is stale, else 0."""
     parser = argparse.ArgumentParser(prog="python -m gpuwatch_dashboards.grafana", description=__doc__)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--write", action="store_true", help=f"write the files in {CHECKOUT}")
-    choice.add_argument("--check", action="store_true", help="say which files are stale; status 1 when one is")
+    choice.add_argument("--check", action="store_true", help="list stale files; status 1 when there is one")
     options = parser.parse_args(arguments)
     stale = 0
     for name in DASHBOARDS:
