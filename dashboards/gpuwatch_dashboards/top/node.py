@@ -139,7 +139,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     used, whole = (last(points) for points in series.shm_bytes())
     if used is not None:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
-    available, total = series.last("memory available"), series.last("memory in all")
+    available, total = series.last("memory available"), series.last("memory total")
     if available is not None and total:
         pieces.append(_share("mem ", total - available, total, THRESHOLDS.memory_used))
     for name, ways in (

@@ -158,7 +158,7 @@ def test_g_f_and_help_open_a_page_and_close_it() -> None:
     shown = {
         "g": "state now",
         "f": "── name-b ─",
-        "p": "── Ranks that run",
+        "p": "── Running ranks",
         "question_mark": "How to read it",
         "h": "Keys",
     }
