@@ -59,7 +59,7 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 loader = DataLoader(Slow(), batch_size=2, num_workers=1)
-with gpuwatch.Watch(quiet=True) as w:
+with gpuwatch.Watch(quiet=True, flops_per_sample=1e6, peak_flops=1e12) as w:
     w.watch_communication(model)
     for batch in w.steps(loader, tokens=lambda b: b.numel()):
         time.sleep(0.01)

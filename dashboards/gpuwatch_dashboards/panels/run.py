@@ -147,6 +147,16 @@ RUN: tuple[Panel, ...] = (
         more=True,
     ),
     Panel(
+        key="mfu",
+        title="Model FLOPs utilisation",
+        question="Which share of the device's declared peak does training reach? The mean of the last minute (MFU).",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_run_mfu_ratio", by=("rank",)), "rank {rank}"),),
+        maximum=1.0,
+        empty="Not known: declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
+        more=True,
+    ),
+    Panel(
         key="step_percentiles",
         title="Step time, percentiles",
         question="Are some steps much longer than most? (Estimated from a histogram's buckets.)",

@@ -68,6 +68,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket{window}))"
     p50 = values(f"histogram_quantile(0.5, {buckets})")
     p95 = values(f"histogram_quantile(0.95, {buckets})")
+    mfu = values(f"gpuwatch_run_mfu_ratio{where}")
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
     runs: dict[Key, Run] = {}
     for labels, _ in infos:
@@ -79,6 +80,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             step_s_p95=p95.get(key),
             steps_per_s=steps_per_s.get(key),
             samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
+            mfu_ratio=mfu.get(key),
         )
         found, whole = findings.get(key[0], ()), states.get(key, {})
         idle_s = now_s - last_steps[key] if key in last_steps else None
