@@ -28,8 +28,8 @@ def top(
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
+    from gpuwatch_dashboards.top import open_reader
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
-    from gpuwatch_dashboards.top.reading import open_reader
 
     reader = open_reader(agent, prometheus)
     if once or not is_interactive():

@@ -22,12 +22,14 @@ from textual.widgets import Footer
 
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top import Facts, Reader
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import Page, PageName, View, chosen, header, page
-from gpuwatch_dashboards.top.reading import Facts, Reader
 
 REFRESH_S = 1.0
 INTERRUPTED = 130
+KEYS_WIDTH = 51
+"""Cells of the GPUs page's keys: a narrower terminal shows them in two rows."""
 
 
 class Lines(ScrollView, can_focus=False):
@@ -52,6 +54,14 @@ class Lines(ScrollView, can_focus=False):
         return Strip(segments).adjust_cell_length(self.size.width)
 
 
+class Keys(Footer):
+    """Textual's footer, which can show its keys in rows of three (style `two-rows`)."""
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.styles.grid_size_columns = 3  # Footer has set it to the number of keys
+
+
 class StdoutDriver(LinuxDriver):
     """Textual's driver for terminals draws on stderr: `gpuwatch top 2>log` would draw into the log."""
 
@@ -74,6 +84,7 @@ class Top(App[None]):
     Screen { background: ansi_default; color: ansi_default; }
     Lines { height: auto; background: ansi_default; color: ansi_default; scrollbar-size: 0 1; }
     .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
+    .two-rows Footer { height: 2; layout: grid; }
     """
     BINDINGS: ClassVar = [
         Binding("down,j", "move(1)", show=False),
@@ -111,7 +122,7 @@ class Top(App[None]):
         yield Lines(id="above")
         yield Lines(id="body", classes="body")
         yield Lines(id="below")
-        yield Footer(compact=True, show_command_palette=False)
+        yield Keys(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         self.theme = "ansi-dark"
@@ -144,7 +155,9 @@ class Top(App[None]):
 
     def draw(self) -> None:
         width, height = self.size
-        drawn: Page = page(self.view, self.facts, width, height - 2)
+        two_rows = width < KEYS_WIDTH and self.view.page == "gpus"
+        self.screen.set_class(two_rows, "two-rows")
+        drawn: Page = page(self.view, self.facts, width, height - 2 - two_rows)
         self.query_one("#header", Lines).show([header(self.facts, width)], width)
         self.query_one("#above", Lines).show(drawn.above, width)
         self.query_one("#body", Lines).show(drawn.body, width - 1)

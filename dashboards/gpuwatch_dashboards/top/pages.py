@@ -19,14 +19,17 @@ from gpuwatch_dashboards.render.charts import drawn_lines
 from gpuwatch_dashboards.render.palette import STATES
 from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top import Facts, Reader, Sampled, last
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
-from gpuwatch_dashboards.top.node import gpu_detail, gpu_strip, gpu_table, node_lines
-from gpuwatch_dashboards.top.reading import Facts, Reader, Sampled, last
-from gpuwatch_dashboards.top.runs import (
+from gpuwatch_dashboards.top.sections import (
     all_findings,
     area_lines,
     finding_lines,
+    gpu_detail,
+    gpu_strip,
+    gpu_table,
     ledger_lines,
+    node_lines,
     run_curves,
     run_list,
     step_lines,

@@ -24,8 +24,8 @@ from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.top import Reader
 from gpuwatch_dashboards.top.pages import panel_lines
-from gpuwatch_dashboards.top.reading import Reader
 from gpuwatch_dashboards.views import fleet, live
 from gpuwatch_dashboards.views.site import Site
 from tests.integration.dashboard_fake import FakeAgent, a_run

@@ -8,9 +8,9 @@ from gpuwatch.api import Finding, Gpu, Points, Recent, Run, Series
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.model import Node
+from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page
-from gpuwatch_dashboards.top.reading import Facts, Sampled
 
 NOW = 1_000_300.0
 FINDING = Finding(
