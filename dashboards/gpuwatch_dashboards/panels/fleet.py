@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch_dashboards.panels.node import LOST
-from gpuwatch_dashboards.panels.panel import Column, Curve, Link, Panel, Threshold, alerts, stat
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
 
 NO_PRICE = "No price is configured: set gpu_hour under [prices], then run `gpuwatch rules --config`."
 NOT_RECORDED = "Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes."
@@ -32,16 +32,15 @@ def _over_range(level: str, label: str, kinds: str, selected: str, series: str =
     return f'sum{by} (sum_over_time({level}_kind:{series}{{kind=~"{kinds}", {selected}}}[$__range]))'
 
 
-def _spent(level: str, label: str, title: str, link: Link, selected: str, more: tuple[Curve, ...] = ()) -> Panel:
+def _spent(level: str, label: str, selected: str, more: tuple[Curve, ...] = ()) -> Panel:
     """Return the table of GPU-hours by user, job, node or run, and by kind."""
 
     def hours(kinds: str) -> str:
         return _over_range(level, label, kinds, selected)
 
-    names = (Column("name", "Name"),) if more else ()
     return Panel(
         key=f"by_{level}",
-        title=f"By {title.lower()}",
+        title=f"By {level}",
         question="Who held how many GPU-hours in this time range, and how many of them were lost?",
         unit="hours",
         kind="table",
@@ -55,7 +54,7 @@ def _spent(level: str, label: str, title: str, link: Link, selected: str, more: 
             Curve(promql=_over_range(level, label, LOST, selected, _SPENT), legend="Lost money", unit="money"),
             *more,
         ),
-        columns=(Column(label, title, link), *names),
+        columns=columns(label, *(("name",) if more else ())),
         sort="Lost",
         empty=NOT_RECORDED,
         width=12,
@@ -119,14 +118,7 @@ FLEET: tuple[Panel, ...] = (
         ),
         width=14,
     ),
-    alerts(
-        "fleet_alerts",
-        "",
-        Column("instance", "Node", "node"),
-        Column("run", "Run", "run"),
-        Column("rank", "Rank"),
-        Column("gpu", "GPU"),
-    ),
+    alerts("fleet_alerts", "", "instance", "run", "rank", "gpu"),
     Panel(
         key="worst_gpus",
         title="Worst GPUs now",
@@ -141,13 +133,7 @@ FLEET: tuple[Panel, ...] = (
                 legend="Lost now",
             ),
         ),
-        columns=(
-            Column("instance", "Node", "node"),
-            Column("gpu", "GPU"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job", "job"),
-            Column("run", "Run", "run"),
-        ),
+        columns=columns("instance", "gpu", "user", "job_id", "run"),
         sort="Lost now",
         thresholds=(Threshold("lost_share"), Threshold("lost_share_critical", "critical")),
         empty="No GPU is starved, held idle or stalled.",
@@ -174,13 +160,11 @@ FLEET: tuple[Panel, ...] = (
         empty=NOT_RECORDED,
         width=24,
     ),
-    _spent("user", "user", "User", "user", 'user=~"$user", user!=""'),
-    _spent("job", "job_id", "Job", "job", 'job_id=~"$job", job_id!=""'),
-    _spent("node", "instance", "Node", "node", _NODES),
+    _spent("user", "user", 'user=~"$user", user!=""'),
+    _spent("job", "job_id", 'job_id=~"$job", job_id!=""'),
+    _spent("node", "instance", _NODES),
     _spent(
         "run",
-        "run",
-        "Run",
         "run",
         'run!=""',
         (Curve(promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{job_id=~"$job", user=~"$user"}))'),),

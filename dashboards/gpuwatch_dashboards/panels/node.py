@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, Unit, alerts, stat
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, Unit, alerts, columns, stat
 from gpuwatch_dashboards.query import Match, Query
 
 NO_GPU = "No GPU on this node."
@@ -13,6 +13,7 @@ LOST = "starved|idle|stalled"
 _NODE = 'instance=~"$instance"'
 _GPU = f'{_NODE}, gpu=~"$gpu"'
 _EACH = ("gpu", "UUID")
+_OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
 _GPU_SECONDS, _CPU = "gpuwatch_gpu_seconds_total", "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
 _REAL_INTERFACES = (Match("device", "!~", "lo|veth.*|docker.*|br-.*|cni.*|flannel.*|cali.*"),)
@@ -100,17 +101,11 @@ NODE: tuple[Panel, ...] = (
                 unit="ratio",
             ),
         ),
-        columns=(
-            Column("run", "Run", "run"),
-            Column("rank", "Rank"),
-            Column("name", "Name"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job", "job"),
-        ),
+        columns=columns("run", "rank", "name", "user", "job_id"),
         empty="No run that uses gpuwatch is training here.",
         width=15,
     ),
-    alerts("node_alerts", _NODE, Column("run", "Run", "run"), Column("gpu", "GPU")),
+    alerts("node_alerts", _NODE, "run", "gpu"),
     Panel(
         key="cpu",
         title="CPU",
@@ -204,22 +199,8 @@ GPU: tuple[Panel, ...] = (
         question="Whose processes are on which GPU?",
         unit="1",
         kind="table",
-        curves=(
-            Curve(
-                promql="max by (gpu, run, rank, user, job_id, workload_namespace, workload_pod, workload_container) "
-                f"(gpuwatch_gpu_owner_info{{{_GPU}}})"
-            ),
-        ),
-        columns=(
-            Column("gpu", "GPU"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job", "job"),
-            Column("run", "Run", "run"),
-            Column("rank", "Rank"),
-            Column("workload_namespace", "Namespace"),
-            Column("workload_pod", "Pod"),
-            Column("workload_container", "Container"),
-        ),
+        curves=(Curve(promql=f"max by ({', '.join(_OWNER)}) (gpuwatch_gpu_owner_info{{{_GPU}}})"),),
+        columns=columns(*_OWNER),
         empty=NO_GPU,
         runbook="GpuAllocatedUnused",
         width=24,
@@ -331,7 +312,7 @@ GPU: tuple[Panel, ...] = (
                 unit="s",
             ),
         ),
-        columns=(Column("instance", "Node"), Column("gpu", "GPU"), Column("UUID", "UUID")),
+        columns=columns("instance", "gpu", "UUID"),
         empty="No XID since the agents started.",
         runbook="GpuXid",
         width=16,
@@ -356,7 +337,7 @@ AGENT: tuple[Panel, ...] = (
                 legend="Duration",
             ),
         ),
-        columns=(Column("instance", "Node"), Column("collector", "Collector")),
+        columns=columns("instance", "collector"),
         sort="Duration",
     ),
     Panel(

@@ -17,6 +17,29 @@ Unit = Literal[
 Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
 """Target of a table cell's link: the fleet's, node's or run's page with this value selected, or an alert's runbook."""
 Severity = Literal["warning", "critical"]
+_TITLES: dict[str, tuple[str, Link | None]] = {
+    "alertname": ("Alert", "runbook"),
+    "severity": ("Severity", None),
+    "instance": ("Node", "node"),
+    "run": ("Run", "run"),
+    "rank": ("Rank", None),
+    "name": ("Name", None),
+    "user": ("User", "user"),
+    "job_id": ("Job", "job"),
+    "gpu": ("GPU", None),
+    "UUID": ("UUID", None),
+    "workload_namespace": ("Namespace", None),
+    "workload_pod": ("Pod", None),
+    "workload_container": ("Container", None),
+    "device": ("Device", None),
+    "timeline": ("Clock", None),
+    "world_size": ("Ranks", None),
+    "num_workers": ("Loader workers", None),
+    "version": ("gpuwatch", None),
+    "cause": ("Cause", None),
+    "collector": ("Collector", None),
+}
+"""Of a label's column in every table: its title, and what its values link to."""
 _THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
 
 
@@ -75,6 +98,10 @@ class Column:
     link: Link | None = None
 
 
+def columns(*labels: str) -> tuple[Column, ...]:
+    return tuple(Column(label, *_TITLES[label]) for label in labels)
+
+
 @dataclass(frozen=True)
 class Panel:
     """Everything that Streamlit, Grafana and `gpuwatch top` need to show a panel."""
@@ -120,9 +147,9 @@ def stat(key: str, title: str, question: str, unit: Unit, curve: Curve | str, wa
     return Panel(key, title, question, unit, curves, "stat", thresholds=limits, more=True, width=3, **more)  # type: ignore[arg-type]
 
 
-def alerts(key: str, selected: str, *columns: Column) -> Panel:
+def alerts(key: str, selected: str, *labels: str) -> Panel:
     """Return the table of firing alerts with these labels; `selected` are conditions on labels, or empty."""
-    labels = ", ".join(["alertname", "severity", *(column.label for column in columns)])
+    labels = ("alertname", "severity", *labels)
     firing = f'ALERTS{{alertstate="firing"{", " + selected if selected else ""}}}'
     return Panel(
         key=key,
@@ -130,8 +157,8 @@ def alerts(key: str, selected: str, *columns: Column) -> Panel:
         question="Which alerts are firing now?",
         unit="1",
         kind="table",
-        curves=(Curve(promql=f"max by ({labels}) ({firing})"),),
-        columns=(Column("alertname", "Alert", "runbook"), Column("severity", "Severity"), *columns),
+        curves=(Curve(promql=f"max by ({', '.join(labels)}) ({firing})"),),
+        columns=columns(*labels),
         empty="No alert is firing.",
         width=9,
     )

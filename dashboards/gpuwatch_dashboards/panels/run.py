@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from gpuwatch_dashboards.panels.fleet import BY_OWNER, NO_PRICE, OWNER
 from gpuwatch_dashboards.panels.node import LOST
-from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, alerts, stat
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
 from gpuwatch_dashboards.query import Match, Query
 
 _RUN = 'run="$run", rank=~"$rank"'
 _SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"
+_INFO = (
+    "rank", "instance", "name", "user", "job_id", "device", "timeline", "world_size", "num_workers", "version",
+)  # fmt: skip
 _NO_STEP = "No step has ended in this time range."
 _NO_GPU = "This run holds no GPU."
 _STEP_BUCKETS = f"sum by (le) (rate(gpuwatch_step_seconds_bucket{{{_RUN}}}[$__rate_interval]))"
@@ -233,24 +236,8 @@ RUN: tuple[Panel, ...] = (
         question="Whose run is it, where, and with which loader?",
         unit="1",
         kind="table",
-        curves=(
-            Curve(
-                promql="max by (rank, instance, name, user, job_id, device, timeline, world_size, num_workers, version) "
-                f"(gpuwatch_run_info{{{_RUN}}})"
-            ),
-        ),
-        columns=(
-            Column("rank", "Rank"),
-            Column("instance", "Node", "node"),
-            Column("name", "Name"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job"),
-            Column("device", "Device"),
-            Column("timeline", "Clock"),
-            Column("world_size", "Ranks"),
-            Column("num_workers", "Loader workers"),
-            Column("version", "gpuwatch"),
-        ),
+        curves=(Curve(promql=f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"),),
+        columns=columns(*_INFO),
         empty="No run of this name was seen in this time range.",
         width=12,
     ),
@@ -261,13 +248,13 @@ RUN: tuple[Panel, ...] = (
         unit="ratio",
         kind="table",
         curves=(Curve(promql='max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})', legend="Affected"),),
-        columns=(Column("cause", "Cause"),),
+        columns=columns("cause"),
         sort="Affected",
         empty="Nothing found.",
         runbook="causes",
         width=6,
     ),
-    alerts("run_alerts", 'run="$run"', Column("instance", "Node", "node"), Column("rank", "Rank")),
+    alerts("run_alerts", 'run="$run"', "instance", "rank"),
 )
 
 _RECORDS = Query(_PHASES, by=("phase",), over=Query(_STEPS))
