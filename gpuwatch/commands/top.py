@@ -16,14 +16,14 @@ def top(
         str | None, typer.Option(help="Read from this Prometheus instead of an agent.", envvar="GPUWATCH_PROMETHEUS")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and end; so it does by itself where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; the default where stdout is not a terminal.")
     ] = False,
 ) -> None:
     """Show every run and GPU in the terminal: where their time goes, and what to change.
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit.
+    Keys: arrows or j k select, g GPUs, f findings, p panels, ? help, q quit.
 
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
@@ -35,7 +35,7 @@ def top(
     if once or not is_interactive():
         try:
             print_once(reader)
-        except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
+        except SourceError as error:  # exit code 1, not 2: a script may test whether an agent answers
             raise GpuwatchError(str(error)) from error
         return
     require("textual", "dashboard")

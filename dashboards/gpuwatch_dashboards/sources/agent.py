@@ -39,9 +39,10 @@ class AgentSource:
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Fetch each metric once, however many queries read it."""
-        asked = dict.fromkeys(part for query in queries for part in _requests(query, scope))
-        raw = dict(zip(asked, self._client.many_series([_params(ask, scope, span) for ask in asked]), strict=True))
-        return [evaluate(query, {ask.metric: raw[ask] for ask in _requests(query, scope)}) for query in queries]
+        requests = dict.fromkeys(part for query in queries for part in _requests(query, scope))
+        answers = self._client.many_series([_params(request, scope, span) for request in requests])
+        raw = dict(zip(requests, answers, strict=True))
+        return [evaluate(query, {part.metric: raw[part] for part in _requests(query, scope)}) for query in queries]
 
     def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
         """Request the two ends of the span only; all of it where the agent has no sample near its beginning."""

@@ -23,11 +23,11 @@ from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
 SERIES_EVERY_S = 3.0
-"""Series are sampled once a second and drawn in columns of several seconds: more often shows nothing new."""
+"""A column of a curve is several seconds: reading more often would show nothing new."""
 
 
 def panel_queries() -> dict[str, Query]:
-    """Return the queries of every panel that an agent can answer, by the panel's key and the curve's legend."""
+    """Return the queries of all panels that an agent can answer, by panel key and curve legend."""
     return {f"{panel.key} {curve.legend}": curve.query for panel in live_panels() for curve in panel.curves}
 
 
@@ -51,7 +51,7 @@ GPU_QUERIES: dict[str, Query] = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was sampled over the last minutes, of one run and of its node, by the names of the queries above."""
+    """Series of one run and its node over the last minutes, by the names of the queries above."""
 
     run: str = ""
     """The key of the run; empty without any."""
@@ -63,14 +63,14 @@ class Sampled:
         return replace(self, run="", traces={name: t for name, t in self.traces.items() if name not in RUN_QUERIES})
 
     def points(self, name: str, **labels: str) -> Points:
-        """Return the points of the first trace with these labels."""
+        """Return the points of the first series with these labels."""
         return next((t.points for t in self.traces.get(name, ()) if labels.items() <= t.labels.items()), ())
 
     def last(self, name: str) -> float | None:
         return last(self.points(name))
 
     def phases_s(self) -> dict[str, float]:
-        """Return seconds by phase of the mean step of the last minute; empty phases are left out."""
+        """Return seconds by phase of the last minute's mean step, without empty phases."""
         steps_per_s = self._recent("steps")
         if not steps_per_s:
             return {}
@@ -79,13 +79,13 @@ class Sampled:
         return {phase: rate / steps_per_s for phase, rate in rates.items() if rate}
 
     def gpu_shares(self, gpu: Gpu) -> dict[str, float]:
-        """Return a GPU's shares of the last minute by state; empty where they are not known."""
+        """Return a GPU's shares of the last minute by state; empty: not known."""
         states = {t.labels.get("state", "unknown") for t in self.traces.get("gpu states", ())}
         shares = {state: self._recent("gpu states", gpu=gpu.gpu, UUID=gpu.uuid, state=state) for state in states}
         return {state: share for state, share in shares.items() if share}
 
     def shm_bytes(self) -> tuple[Points, Points]:
-        """Return what is used of the fullest /dev/shm (the node's, or a run's own), and its size."""
+        """Return the bytes used of the fullest /dev/shm (the node's, or a run's own), and its size."""
         sizes = {trace.labels.get("mount"): trace for trace in self.traces.get("shm size ({mount})", ())}
         used = [t for t in self.traces.get("shm used ({mount})", ()) if t.labels.get("mount") in sizes]
         pairs = [(trace, sizes[trace.labels.get("mount")]) for trace in used]
@@ -104,7 +104,7 @@ class Sampled:
 
 
 def last(points: Points) -> float | None:
-    """Return the latest value that is known."""
+    """Return the latest value that is not None."""
     return next((value for _, value in reversed(points) if value is not None), None)
 
 
@@ -115,7 +115,7 @@ class Facts:
     time_s: float
     runs: tuple[Run, ...] = ()
     selected: str | None = None
-    """The key of the run in detail; None without runs."""
+    """The key of the run shown in detail; None without runs."""
     node: Node = field(default_factory=lambda: Node(""))
     series: Sampled = Sampled()
 
@@ -132,10 +132,10 @@ class Reader:
         self._series, self._with = Sampled(), (False, False)
 
     def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
-        """Return what is known now, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError.
+        """Return the current facts, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError.
 
         Args:
-            panels: Read the series of all panels as well.
+            panels: Also read the series of all panels.
         """
         runs = in_order(self._source.runs())
         run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
@@ -159,13 +159,13 @@ class Reader:
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return runs in an order that does not change every second: running first, newest first, ranks together."""
+    """Return runs in a stable order: running first, newest first, ranks together."""
     started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
     return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
 
 
 def by_number(gpu: Gpu) -> tuple[int, str, str]:
-    """Return what sorts GPUs as people count them: 2 before 10."""
+    """Return a sort key that puts GPU 2 before GPU 10."""
     return (int(gpu.gpu) if gpu.gpu.isdigit() else sys.maxsize, gpu.gpu, gpu.uuid)
 
 

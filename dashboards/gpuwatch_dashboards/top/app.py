@@ -24,7 +24,7 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Reader
 from gpuwatch_dashboards.top.drawing import fitted
-from gpuwatch_dashboards.top.pages import Page, PageName, View, chosen, header, page
+from gpuwatch_dashboards.top.pages import Page, PageName, View, header, page, selected_run
 
 REFRESH_S = 1.0
 INTERRUPTED = 130
@@ -33,7 +33,7 @@ KEYS_WIDTH = 51
 
 
 class Lines(ScrollView, can_focus=False):
-    """Lines of text. Only those that changed are drawn again: little to send over SSH."""
+    """Lines of text. Only changed lines are redrawn: little to send over SSH."""
 
     lines: list[Text]
 
@@ -63,7 +63,7 @@ class Keys(Footer):
 
 
 class StdoutDriver(LinuxDriver):
-    """Textual's driver for terminals draws on stderr: `gpuwatch top 2>log` would draw into the log."""
+    """Draws on stdout. Textual's own draws on stderr: `gpuwatch top 2>log` would draw into the log."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -71,7 +71,7 @@ class StdoutDriver(LinuxDriver):
 
 
 class Read(Message):
-    """What a read gave: facts, or why there are none."""
+    """The result of a read: facts, or why there are none."""
 
     def __init__(self, result: Facts | Exception) -> None:
         super().__init__()
@@ -108,9 +108,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(
-            driver_class=StdoutDriver, ansi_color=True
-        )  # the terminal's own colours, and none at all with NO_COLOR
+        super().__init__(driver_class=StdoutDriver, ansi_color=True)  # the terminal's colours; none with NO_COLOR
         self._reader, self._again = reader, threading.Event()
         self.view, self.facts = View(), None
 
@@ -128,7 +126,7 @@ class Top(App[None]):
         self.theme = "ansi-dark"
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        # a daemon: an agent that hangs must not keep the terminal from being given back
+        # a daemon: an agent that hangs must not delay the exit
         threading.Thread(target=self._read, name="gpuwatch-top", daemon=True).start()
         self.draw()
 
@@ -164,7 +162,7 @@ class Top(App[None]):
         self.query_one("#below", Lines).show(drawn.below, width)
 
     def _show(self, view: View) -> None:
-        """Show another page, or another choice on it, from its top."""
+        """Show another page or selection, scrolled to its top."""
         if view != self.view:
             self.view = view
             self._again.set()
@@ -187,7 +185,7 @@ class Top(App[None]):
             self.action_scroll(by)
         elif facts is not None and self.view.page == "gpus":
             self._show(replace(self.view, gpu=_within(self.view.gpu + by, len(facts.gpus))))
-        elif facts is not None and (run := chosen(self.view, facts)) is not None:
+        elif facts is not None and (run := selected_run(self.view, facts)) is not None:
             keys = [key_of(each) for each in facts.runs]
             self._show(replace(self.view, run=keys[_within(keys.index(key_of(run)) + by, len(keys))]))
 

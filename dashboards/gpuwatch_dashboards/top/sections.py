@@ -39,7 +39,7 @@ from gpuwatch_dashboards.top.drawing import (
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
-NO_VERDICT = "no verdict yet: the first steps are being measured"
+NO_VERDICT = "no verdict yet: measuring the first steps"
 _INDENT = 8
 
 
@@ -48,7 +48,7 @@ def title_of(run: Run) -> str:
 
 
 def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -> list[Text]:
-    """Return a head and at most `rows` runs, the selected one among them."""
+    """Return a header and at most `rows` runs, including the selected one."""
     if width < 56:
         name, status, speed, p50, bars = 14, 1, 0, 7, 0
     elif width < 76:
@@ -83,7 +83,7 @@ def verdict_style(run: Run) -> Style:
 
 
 def verdict_lines(run: Run, width: int) -> list[Text]:
-    """Return which run it is, and what is wrong in one sentence."""
+    """Return the run's name and facts, and its verdict."""
     facts = [f"rank {run.rank} of {run.world_size}"] if run.world_size > 1 else []
     facts += ["@".join(part for part in (run.user, run.host) if part)] if run.user or run.host else []
     if run.loader and run.loader.num_workers is not None:
@@ -98,7 +98,7 @@ def verdict_lines(run: Run, width: int) -> list[Text]:
 
 
 def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
-    """Return the bars of the last minute and of the whole run, and the legend of states with at least this share."""
+    """Return the bars of the last minute and the whole run, and a legend of states with a share of at least `least`."""
     recent = run.recent.states if run.recent else {}
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
@@ -107,7 +107,7 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
 
 
 def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
-    """Return the time of a step, the speed, MFU and the cost, and what the mean step of the last minute was made of."""
+    """Return step time, throughput, MFU and cost, and the phases of the last minute's mean step."""
     recent = run.recent or Recent()
     pieces: list[Text] = []
     for name, seconds in (("step p50 ", recent.step_s_p50), ("p95 ", recent.step_s_p95)):
@@ -142,7 +142,7 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
 
 
 def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
-    """Return the shares of time over the last minutes, one column a stretch of time."""
+    """Return the shares of time over the last minutes, a column for each interval."""
     drawn = area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
     minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
     labels = ["100%", *[""] * (rows - 2), minutes]
@@ -152,7 +152,7 @@ def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
 
 
 def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int, full: bool = True) -> list[Text]:
-    """Return each root cause with what to do and why, and its consequences under it; by title only unless `full`."""
+    """Return each root cause with advice and evidence, and its consequences under it; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
         return [words(f" {text}", DIM)]
@@ -200,23 +200,23 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
 
 
 def all_findings(facts: Facts, width: int) -> list[Text]:
-    """Return the findings of every run and GPU, the selected run's first."""
+    """Return the findings of all runs and GPUs, those of the selected run first."""
     lines: list[Text] = []
     for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.selected):
         if run.findings:
             lines += [rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
     if facts.node.findings:
         lines += [rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
-    return lines or [words(" Nothing found: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
+    return lines or [words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
 
 
 TALL, TALL_ROWS = 28, 3
-"""From this height on curves are of several lines."""
+"""From this height on curves have several lines."""
 NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not know which GPUs the node has."
 
 
 def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list[Text]:
-    """Return a head and at most `rows` GPUs; `selected` (a row, or None) is among them."""
+    """Return a header and at most `rows` GPUs, including the `selected` row."""
     if not facts.gpus:
         return [words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
     if width < 76:
@@ -249,14 +249,14 @@ def memory_of(gpu: Gpu) -> str:
 
 
 def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
-    """Return the run's name where one is known, and the processes that hold the GPU."""
+    """Return the name of the run and the processes that hold the GPU, as far as they are known."""
     run = next((run for run in runs if run.run == gpu.run), None)
     name = title_of(run) if run is not None else gpu.run if gpu.run == "shared" else None
     return " · ".join(part for part in (name, gpu.owner) if part)
 
 
 def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
-    """Return one GPU's last minute with its legend, its findings, and its last minutes."""
+    """Return one GPU: a bar of its last minute, its findings and curves."""
     title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
     lines = [rule(title, width), Text(" ").append_text(bar(shares, width - 2)), *flowed(legend(shares, {}), width)]
@@ -266,7 +266,7 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
 
 
 def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
-    """Return one GPU's curves; none where nothing was sampled."""
+    """Return one GPU's curves; empty without samples."""
     names = ("gpu_utilization GPU {gpu}", "gpu_memory GPU {gpu}", "gpu_power GPU {gpu}", "gpu_temperature GPU {gpu}")
     points = [series.points(name, gpu=gpu.gpu, UUID=gpu.uuid) for name in names]
     if not any(points):
@@ -282,7 +282,7 @@ def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
 
 
 def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
-    """Return every GPU's state and utilisation on one line, as many as fit."""
+    """Return the state and utilisation of as many GPUs as fit on one line."""
     pieces = [words("GPU", DIM)]
     for gpu in gpus:
         pieces.append(words(f"{gpu.gpu} ", DIM).append_text(swatch(gpu.state or "unknown", 1)))
@@ -295,9 +295,9 @@ def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
 
 
 def node_lines(facts: Facts, width: int) -> list[Text]:
-    """Return CPU, pressure, /dev/shm, memory, network and disk now; what was not measured is left out.
+    """Return CPU, pressure, /dev/shm, memory, network and disk now; without what was not measured.
 
-    What fails comes first, and then what training runs out of: a small screen shows two lines.
+    Failures come first, then what training runs out of: a small screen shows only two lines.
     """
     series, pieces = facts.series, []
     failed = [collector.name for collector in facts.node.collectors if collector.success is False]
@@ -335,7 +335,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
 
 
 def _share(name: str, used_bytes: float, whole_bytes: float | None, high_ratio: float) -> Text:
-    """Return e.g. "shm 25/64 MiB", marked from `high_ratio` on."""
+    """Return e.g. "shm 25/64 MiB", highlighted from `high_ratio` on."""
     if not whole_bytes:
         return figure(name, size(used_bytes))
     scale, marked = scale_for("bytes", whole_bytes), used_bytes / whole_bytes >= high_ratio
