@@ -28,10 +28,12 @@ def top(
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
-    from gpuwatch_dashboards.top import open_reader
+    from gpuwatch_dashboards.sources.agent import AgentSource
+    from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+    from gpuwatch_dashboards.top import Reader
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
 
-    reader = open_reader(agent, prometheus)
+    reader = Reader(PrometheusSource(prometheus) if prometheus else AgentSource(agent))
     if once or not is_interactive():
         try:
             print_once(reader)

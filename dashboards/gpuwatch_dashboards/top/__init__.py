@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuwatch.api import Gpu, Points, Run, Series
-from gpuwatch.http import Get
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.selection import key_of, select
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.sources.agent import AgentSource
-from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
@@ -167,10 +164,3 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
 def by_number(gpu: Gpu) -> tuple[int, str, str]:
     """Return a sort key that puts GPU 2 before GPU 10."""
     return (int(gpu.gpu) if gpu.gpu.isdigit() else sys.maxsize, gpu.gpu, gpu.uuid)
-
-
-def open_reader(agent_url: str, prometheus_url: str | None, get: Get | None = None) -> Reader:
-    """Return a reader of Prometheus where its URL is given, else of an agent."""
-    if prometheus_url:
-        return Reader(PrometheusSource(prometheus_url, get))
-    return Reader(AgentSource(agent_url, get))
