@@ -1,11 +1,11 @@
-"""`gpuwatch grafana`: the dashboards, as files or in a Grafana."""
+"""`gpuwatch grafana`: the dashboards, as files or pushed to a Grafana."""
 
 from __future__ import annotations
 
 import time
 import urllib.parse
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,7 @@ grafana = typer.Typer(
 )
 Config = Annotated[
     Path | None,
-    typer.Option(
-        help="TOML file whose thresholds, windows, scrape job and currency are used.", envvar="GPUWATCH_CONFIG"
-    ),
+    typer.Option(help="TOML file with the site's thresholds, windows, scrape job, currency.", envvar="GPUWATCH_CONFIG"),
 ]
 
 
@@ -33,48 +31,44 @@ Config = Annotated[
 def push(
     url: Annotated[str, typer.Option(help="Grafana's URL, with its path prefix, if any.", envvar="GRAFANA_URL")],
     token: Annotated[str, typer.Option(help="Token of a service account (Editor).", envvar="GRAFANA_TOKEN")] = "",
-    folder: Annotated[str, typer.Option(help="Title of the folder, which is created if missing.")] = "gpuwatch",
-    datasource: Annotated[
-        str, typer.Option(help="UID of the Prometheus data source selected by default.")
-    ] = "gpuwatch-prometheus",
+    folder: Annotated[str, typer.Option(help="Title of the folder; created if missing.")] = "gpuwatch",
+    datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to select at first.")] = "gpuwatch-prometheus",
     agent: Annotated[
-        list[str] | None,
-        typer.Option(help="URL of an agent whose runs and findings are pushed as annotations; repeatable."),
+        list[str] | None, typer.Option(help="Also annotate the runs and findings of this agent; repeatable.")
     ] = None,
-    since_hours: Annotated[
-        float, typer.Option(help="Annotate only runs that were seen in these hours.", min=0.0)
-    ] = 24.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were changed by hand.")] = False,
-    ca: Annotated[Path | None, typer.Option(help="CA certificate of Grafana's server, in PEM.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Do not verify Grafana's certificate.")] = False,
+    since_hours: Annotated[float, typer.Option(help="Annotate runs active within this many hours.", min=0.0)] = 24.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were edited by hand.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     config: Config = None,
     runbooks: Runbooks = RUNBOOKS,
 ) -> None:
-    """Push the dashboards to a Grafana, and annotate them with runs and findings. What exists unchanged is left as it is.
+    """Push the dashboards to a Grafana, and annotate runs and findings. What is already there is left as it is.
 
     Example: `gpuwatch grafana push --url https://grafana.example.com --token glsa_…`,
     `gpuwatch grafana push --url http://127.0.0.1:3000 --agent http://node-17:9478`
 
-    Exit codes: 0 done, 1 Grafana does not answer or refuses (the message names the remedy), 2 wrong use.
+    Exit codes: 0 done, 1 Grafana is unreachable or refuses (the message says what to do), 2 wrong use.
     """
     require("grafana_client", "dashboard")
-    from gpuwatch_dashboards.grafana.connection import connect
-    from gpuwatch_dashboards.grafana.push import Pushed, marks_of, push_dashboards, push_folder, push_marks
+    from gpuwatch_dashboards.grafana import load
+    from gpuwatch_dashboards.grafana import push as pushing
 
-    def report(pushed: Pushed) -> None:
-        where = f"  {_link(url, pushed.url)}" if pushed.url else ""
-        typer.echo(f"{pushed.outcome:<9} {pushed.what}{where}")
+    def report(pushed: pushing.Pushed) -> None:
+        link = f"  {_link(url, pushed.url)}" if pushed.url else ""
+        typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
 
-    dashboards = _dashboards(config, runbooks)
-    api = connect(url, token, ca, insecure)
-    uid, made = push_folder(api, url, folder)
+    dashboards = load(_settings(config), runbooks)
+    api = pushing.connect(url, token, ca, insecure)
+    uid, made = pushing.push_folder(api, url, folder)
     report(made)
-    for pushed in push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
+    for pushed in pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
         report(pushed)
     for each in agent or ():
-        counts = push_marks(api, url, marks_of(Client(each), time.time() - since_hours * 3600))
+        found = pushing.annotations_of(Client(each), time.time() - since_hours * 3600)
+        counts = pushing.push_annotations(api, url, found)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        typer.echo(f"{'marked':<9} runs and findings of {each}: {outcomes}")
+        typer.echo(f"{'annotated':<9} runs and findings of {each}: {outcomes}")
 
 
 @grafana.command()
@@ -83,14 +77,14 @@ def write(
     config: Config = None,
     runbooks: Runbooks = RUNBOOKS,
 ) -> None:
-    """Write the dashboards as files, for provisioning or for import by hand.
+    """Write the dashboards as files, for provisioning or manual import.
 
     Example: `gpuwatch grafana write /etc/grafana/dashboards --config gpuwatch.toml --runbooks https://wiki/gpuwatch`
     """
-    from gpuwatch_dashboards.grafana import files
+    from gpuwatch_dashboards.grafana import load, text
 
-    for name, dashboard in _dashboards(config, runbooks).items():
-        write_file(folder, name, files.text(dashboard))
+    for name, dashboard in load(_settings(config), runbooks).items():
+        write_file(folder, name, text(dashboard))
 
 
 @grafana.command(name="print")
@@ -103,24 +97,22 @@ def print_one(
 
     Example: `gpuwatch grafana print run > run.json`
     """
-    from gpuwatch_dashboards.grafana import files
+    from gpuwatch_dashboards.grafana import load, text
 
-    found = _dashboards(config, runbooks)
+    found = load(_settings(config), runbooks)
     name = f"gpuwatch-{dashboard.removeprefix('gpuwatch-').removesuffix('.json')}.json"
     if name not in found:
         names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)
         raise ConfigError(f"{dashboard}: no such dashboard; there are {names}")
-    typer.echo(files.text(found[name]), nl=False)
+    typer.echo(text(found[name]), nl=False)
 
 
-def _dashboards(config: Path | None, runbooks: str) -> dict[str, dict[str, Any]]:
-    from gpuwatch_dashboards.grafana import files
-
-    return files.load(read_config(config) if config is not None else Settings(), runbooks)
+def _settings(config: Path | None) -> Settings:
+    return read_config(config) if config is not None else Settings()
 
 
 def _link(url: str, path: str) -> str:
-    """Return the address of a page from the path that Grafana reports, which may lack the prefix of a reverse proxy."""
+    """Return the URL of a page from its path, which may or may not begin with Grafana's own."""
     parts = urllib.parse.urlsplit(url)
     front = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path if front and path.startswith(front + '/') else front + path}"

@@ -15,7 +15,7 @@ def top(
     agent: Agent = AGENT,
     prometheus: Prometheus = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and exit; this is the default where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; the default where stdout is not a terminal.")
     ] = False,
 ) -> None:
     """Show every run and GPU in the terminal: where their time goes, and what to change.
@@ -27,14 +27,16 @@ def top(
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
+    from gpuwatch_dashboards.sources.agent import AgentSource
+    from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+    from gpuwatch_dashboards.top import Reader
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
-    from gpuwatch_dashboards.top.reading import open_reader
 
-    reader = open_reader(agent, prometheus)
+    reader = Reader(PrometheusSource(prometheus) if prometheus else AgentSource(agent))
     if once or not is_interactive():
         try:
             print_once(reader)
-        except SourceError as error:  # exit code 1, not 2: scripts use it to test whether an agent is there
+        except SourceError as error:  # exit code 1, not 2: a script may test whether an agent answers
             raise GpuwatchError(str(error)) from error
         return
     require("textual", "dashboard")
