@@ -13,12 +13,12 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import BLUE, LOOKS, ORANGE, SAND, VERMILLION, Look
 from gpuwatch_dashboards.grafana.files import FLEET, MONEY, NODE, RUN, runbook_url
 from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels.panel import Curve, Link, Panel, Severity, Threshold
 from gpuwatch_dashboards.query.evaluate import Match, Query
 from gpuwatch_dashboards.query.promql import of_a_run, render
-from gpuwatch_dashboards.render.palette import BLUE, LOOKS, ORANGE, SAND, VERMILLION, Look
 
 TABLE_POINTS = 200
 """Steps into which a table's range is cut: GPU-hours are sums over them."""

@@ -11,11 +11,11 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
+from gpuwatch.tools.reports.display import BLUE, GREY, VERMILLION
 from gpuwatch_dashboards.grafana import files
 from gpuwatch_dashboards.grafana.build import build, source
 from gpuwatch_dashboards.grafana.files import DATASOURCE, FLEET, NODE, RUN, TAG
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.render.palette import BLUE, GREY, VERMILLION
 
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "table": 8, "lines": 8, "stack": 8}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, Unit
+from gpuwatch.tools.reports.display import Unit
+from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold
 from gpuwatch_dashboards.query.evaluate import Query
 
 NO_GPU = "No GPU on this node."

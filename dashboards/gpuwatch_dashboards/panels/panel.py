@@ -7,13 +7,10 @@ from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import Unit
 from gpuwatch_dashboards.query.evaluate import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
-Unit = Literal[
-    "1", "ratio", "s", "1/s", "bytes", "bytes/s", "watts", "celsius", "hertz", "hours", "money", "money/h", "up"
-]
-"""`money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
 """Where a table's cell leads: to the page of the fleet, node or run with this value selected, or to an alert's runbook."""
 Severity = Literal["warning", "critical"]
@@ -47,7 +44,7 @@ class Curve:
     live: Query | None = None
     """Answered by an agent and by Prometheus. None: only Prometheus can answer, by `promql`."""
     legend: str = ""
-    """With labels in braces: "read {device}"; a single label of `palette.LOOKS` is shown by its name there. In a table,
+    """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. In a table,
     the title of the value's column (empty: the value is not shown)."""
     promql: str = ""
     """For Prometheus in place of `live`, with Grafana's variables: `$instance`, `$__range`. Recorded series by default name."""

@@ -8,15 +8,14 @@ from html import escape
 from urllib.parse import urlencode
 
 from gpuwatch.api import Series
+from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.panel import Column, Unit
+from gpuwatch_dashboards.panels.panel import Column
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.marks import Mark
 from gpuwatch_dashboards.render.option import Option, line_option
-from gpuwatch_dashboards.render.palette import SEVERITIES
-from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.sources import Source
 
 HEIGHT_PX = 150

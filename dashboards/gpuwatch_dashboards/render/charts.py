@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuwatch.api import Points, Series
+from gpuwatch.tools.reports.display import LOOKS, SEQUENCE, display
 from gpuwatch_dashboards.panels import Curve, Panel
-from gpuwatch_dashboards.render.palette import LOOKS, SEQUENCE
-from gpuwatch_dashboards.render.units import display
 
 DASHES = ("solid", "dash", "dashdot", "longdash")
 MAX_LEGEND = 4

@@ -10,13 +10,12 @@ from gpuwatch.api import Run
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports import Comparison, RunReport, compare
 from gpuwatch.tools.reports.compared_words import compared_rows, loader_rows, outcome_sentences
+from gpuwatch.tools.reports.display import BLUE, GREEN, GREY, ORANGE, SEQUENCE, VERMILLION, Look, Scale, scale_for
 from gpuwatch.tools.reports.words import headline, plotted_steps
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.gpu_strip import share_bar
 from gpuwatch_dashboards.render.option import GRID, Option, decal, tooltip, value_axis
-from gpuwatch_dashboards.render.palette import BLUE, GREEN, GREY, ORANGE, SEQUENCE, VERMILLION, Look
-from gpuwatch_dashboards.render.units import Scale, scale_for
 
 ROW_PX = 46
 _TIMES = Scale(1.0, "×")

@@ -7,10 +7,9 @@ from html import escape
 
 from gpuwatch.api import Gpu, Run
 from gpuwatch.formatting import percent
+from gpuwatch.tools.reports.display import STATES, Look, digits, display
 from gpuwatch_dashboards.model import Growth
 from gpuwatch_dashboards.query.evaluate import Query
-from gpuwatch_dashboards.render.palette import STATES, Look
-from gpuwatch_dashboards.render.units import digits, display
 
 LEDGER = Query("gpuwatch_gpu_seconds_total", by=("gpu", "UUID", "state"))
 COLUMNS = ("GPU", "Now", "Time", "Utilisation", "Memory", "Power", "Held by")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuwatch.api import Steps
+from gpuwatch.tools.reports.display import Scale, display, scale_for
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.option import GRID, Option
-from gpuwatch_dashboards.render.units import Scale, display, scale_for
 
 TITLE = "Data wait over the run"
 MOST_ROWS, MOST_COLUMNS = 100, 120

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuwatch.api import Epoch, Finding, Series
-from gpuwatch_dashboards.render.palette import SEVERITIES, STATES
+from gpuwatch.tools.reports.display import SEVERITIES, STATES
 
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
 """States that a timeline marks where they take most of the time."""

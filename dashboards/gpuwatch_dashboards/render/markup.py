@@ -9,11 +9,10 @@ from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.errors import SourceError
 from gpuwatch.formatting import duration
+from gpuwatch.tools.reports.display import SEVERITIES, STATES, VERDICTS, Look, digits, display
 from gpuwatch.tools.stacks.records import rows as stack_rows
 from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.render.charts import DrawnLine
-from gpuwatch_dashboards.render.palette import SEVERITIES, STATES, VERDICTS, Look
-from gpuwatch_dashboards.render.units import digits, display
 
 BRAND = '<div class="gw-brand">gpuwatch</div>'
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}

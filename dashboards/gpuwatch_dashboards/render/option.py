@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from math import ceil, log10
 from typing import Any
 
+from gpuwatch.tools.reports.display import SEQUENCE, Scale, scale_for
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.render.charts import DrawnLine
 from gpuwatch_dashboards.render.marks import Mark, lines_and_bands
-from gpuwatch_dashboards.render.palette import SEQUENCE
-from gpuwatch_dashboards.render.units import Scale, scale_for
 
 Option = dict[str, Any]
 """Plain data, as JSON has it."""

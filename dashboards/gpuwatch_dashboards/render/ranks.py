@@ -7,9 +7,9 @@ from html import escape
 
 from gpuwatch.api import Finding, Run
 from gpuwatch.ledger.states import shares
+from gpuwatch.tools.reports.display import digits, display
 from gpuwatch_dashboards.render.gpu_strip import share_bar
 from gpuwatch_dashboards.render.markup import STATUS_SIGNS
-from gpuwatch_dashboards.render.units import digits, display
 
 COLUMNS = ("Rank", "Where", "Step p50", "Step p95", "Data wait", "Its time", "Steps")
 SLOW = 1.1

@@ -8,10 +8,9 @@ from urllib.parse import urlencode
 
 from gpuwatch.api import Run
 from gpuwatch.ledger.states import shares
+from gpuwatch.tools.reports.display import VERDICTS, digits, display
 from gpuwatch_dashboards.render.gpu_strip import share_bar
 from gpuwatch_dashboards.render.markup import STATUS_SIGNS
-from gpuwatch_dashboards.render.palette import VERDICTS
-from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import key_of
 
 COLUMNS = ("Run", "Verdict", "Last minute", "Step p50", "Steps/s")

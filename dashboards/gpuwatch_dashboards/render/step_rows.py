@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwatch.api import Steps
+from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, scale_for
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card
 from gpuwatch_dashboards.render.option import GRID, Option, time_axis, tooltip
-from gpuwatch_dashboards.render.palette import PHASES, STATES, WAITS, Look
-from gpuwatch_dashboards.render.units import scale_for
 
 MOST_STEPS = 300
 """Up to so many steps are drawn one by one."""

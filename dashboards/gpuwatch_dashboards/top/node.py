@@ -9,8 +9,7 @@ from rich.text import Text
 from gpuwatch.api import Gpu, Run
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import size
-from gpuwatch_dashboards.render.palette import BLUE, GREEN, ORANGE
-from gpuwatch_dashboards.render.units import display, scale_for
+from gpuwatch.tools.reports.display import BLUE, GREEN, ORANGE, display, scale_for
 from gpuwatch_dashboards.top.drawing import (
     BOLD,
     DIM,

@@ -10,8 +10,7 @@ from rich.text import Text
 from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.formatting import duration, percent
-from gpuwatch_dashboards.render.palette import PHASES, SEVERITIES, VERDICTS
-from gpuwatch_dashboards.render.units import digits, display
+from gpuwatch.tools.reports.display import PHASES, SEVERITIES, STATUS_SIGNS, VERDICTS, digits, display
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top.drawing import (
     BOLD,
@@ -34,7 +33,6 @@ from gpuwatch_dashboards.top.drawing import (
 )
 from gpuwatch_dashboards.top.reading import Facts, Sampled, last
 
-STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
 NO_VERDICT = "no verdict yet: the first steps are being measured"
 _INDENT = 8

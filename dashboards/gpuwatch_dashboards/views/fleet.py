@@ -9,12 +9,11 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from gpuwatch.tools.reports.display import KINDS, STATES, digits, display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import GROUPS
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import card, figures
-from gpuwatch_dashboards.render.palette import KINDS, STATES
-from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import MAX_POINTS, chosen
 from gpuwatch_dashboards.sources import fleet
 from gpuwatch_dashboards.sources.fleet import LEVELS, LOST_KINDS, RECORDED_S, Holder, Holders

@@ -11,6 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
@@ -21,7 +22,6 @@ from gpuwatch_dashboards.render.heatmap import heat_card
 from gpuwatch_dashboards.render.marks import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.render.step_rows import shown_one_by_one
 from gpuwatch_dashboards.render.timeline import nothing_card, step_cards
-from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (

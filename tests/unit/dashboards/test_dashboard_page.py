@@ -12,6 +12,7 @@ from gpuwatch.api import Collector, Finding, Recent, Run, Series
 from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import display
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Node, Span
@@ -21,7 +22,6 @@ from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.heatmap import full_colour_s
 from gpuwatch_dashboards.render.option import PICKS, line_option, picked
 from gpuwatch_dashboards.render.ranks import findings_of
-from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
 
 RUN = Run(

@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from gpuwatch.tools.reports import compare, gather, parse_gate
+from gpuwatch.tools.reports import display as palette
 from gpuwatch.tools.reports.compare_page import compare_page
 from gpuwatch.tools.reports.gates import broken
 from gpuwatch.tools.reports.looks import SEVERITIES, STATES
 from gpuwatch.tools.reports.markdown import compare_markdown, plain, run_markdown
 from gpuwatch.tools.reports.page import run_page
 from gpuwatch.tools.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
-from gpuwatch_dashboards.render import palette
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
 
 HANGING = {**FINDING, "cause": "burst_every_n", "title": "every fourth step is slow", "root": "input_cpu"}
