@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gpuwatch.api import Steps
 from gpuwatch.tools.reports.display import Scale, display, scale_for
-from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, text_card
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Option
 
 TITLE = "Data wait over the run"
@@ -80,12 +80,12 @@ def heat_card(steps: Steps) -> Card:
     """Return the map as a card."""
     found = grid(steps)
     if found is None or len(steps.step) < 2:
-        head = markup.panel_head(TITLE, "When did steps wait for data?")
+        head = PAGES.panel_head(TITLE, "When did steps wait for data?")
         return text_card("heat", head, "No step of this run is kept for this time.")
     known = sorted(value for value in found.longest_s if value is not None)
     most = full_colour_s(known)
     wrap = "Each row is an epoch" if found.by_epoch else "Each row is as many steps"
-    head = markup.panel_head(
+    head = PAGES.panel_head(
         TITLE,
         f"{wrap}, from left to right; a cell is as dark as its longest wait. Full colour: {display(most, 's')} or more.",
     )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
+from markupsafe import Markup
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards.model import Node, Scope, Span
+from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.render import gpu_strip, markup, ranks
+from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
-from gpuwatch_dashboards.render.run_strip import run_strip
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
     WINDOWS_S,
@@ -42,6 +44,7 @@ ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
 """Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
 TOP, TOP_HEIGHT_PX = BY_KEY["ledger"], 300
+GPU_LEDGER = Query("gpuwatch_gpu_seconds_total", by=("gpu", "UUID", "state"))
 SMALL_POINTS = 160
 """A small chart is some 400 px wide: more points than this fall on each other."""
 MORE_HOLD_S = 15.0
@@ -92,7 +95,7 @@ def _live(site: Site) -> None:
     node = site.source.node(run, selection.node)
     top_bar(site, selection if run is None else replace(selection, run=run.run, rank=str(run.rank)))
     if run is None and not node.gpus:
-        st.html(markup.no_runs(node) + foot(site, node, None))
+        st.html(PAGES.no_runs(node) + foot(site, node))
         return
     window = _choices(runs, run, selection)
     now_s = float(int(time.time()))
@@ -145,39 +148,29 @@ def _verdict(shown: _Shown) -> None:
         with st.container(key="verdict"):
             st.html(markup.verdict(shown.run))
     else:
-        st.html(markup.no_runs(shown.node, short=True))
+        st.html(PAGES.no_runs(shown.node, short=True))
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    texts = site.once.get(("words", shown.key), lambda: _texts(shown, now_s))
-    if texts.runs:
+    runs, findings = site.once.get(("texts", shown.key), lambda: _texts(shown, now_s))
+    if runs:
         with st.container(key="box-runs"):
-            st.html(markup.panel_head(f"Runs on {node.host}", "Which one needs attention?") + texts.runs)
+            st.html(PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
     with st.container(key="grid-top"):
         if run is not None:
             draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
         with st.container(key="box-findings"):
-            st.html(markup.panel_head("What to do", "What was found, what proves it, and the one change to make."))
-            st.html(texts.findings)
+            st.html(PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make."))
+            st.html(findings)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """What is known of now, as HTML."""
-
-    findings: str
-    runs: str
-    """All runs that go on; empty where there is no other."""
-
-
-def _texts(shown: _Shown, now_s: float) -> _Texts:
+def _texts(shown: _Shown, now_s: float) -> tuple[Markup, Markup]:
+    """Return all runs that go on (empty where there is no other) and the findings of now."""
     run = shown.run
-    found = (*ranks.findings_of(shown.runs, run), *shown.node.findings)
-    return _Texts(
-        findings=markup.findings(found, now_s, run is None or run.status == "running"),
-        runs=run_strip(shown.runs, run) if run is not None else "",
-    )
+    found = (*markup.findings_of(shown.runs, run), *shown.node.findings)
+    findings = markup.findings(found, now_s, run is None or run.status == "running")
+    return Markup() if run is None else markup.run_table(shown.runs, run), findings
 
 
 @dataclass(frozen=True)
@@ -186,8 +179,8 @@ class _Charts:
 
     gpu: tuple[Card, ...]
     others: tuple[Card, ...]
-    gpu_shares: Mapping[str, Mapping[str, float]]
-    """Of each GPU's time by state, by UUID."""
+    gpu_growth: Sequence[Growth]
+    """Of the GPUs' ledgers."""
 
 
 def _ledger(source: Source, shown: _Shown) -> Card:
@@ -208,11 +201,11 @@ def _charts(source: Source, shown: _Shown) -> _Charts:
     of_node = replace(scope, run=None, rank=None)
     others = read_panels(source, [*of_run, *_at_once("node"), *_at_once("agent")], scope, span)
     gpus = read_panels(source, _at_once("gpu"), replace(of_node, gpu=shown.gpu), span) if shown.node.gpus else []
-    grown = source.growth(gpu_strip.LEDGER, of_node, shown.span) if shown.node.gpus else []
+    grown = source.growth(GPU_LEDGER, of_node, shown.span) if shown.node.gpus else []
     return _Charts(
         gpu=tuple(card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus),
         others=tuple(card(*each, span) for each in others),
-        gpu_shares=gpu_strip.shares_by_gpu(grown),
+        gpu_growth=grown,
     )
 
 
@@ -221,8 +214,8 @@ def _rest(site: Site, shown: _Shown) -> None:
     drawn = site.once.get(("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s)
     if gpus := node.gpus:
         with st.container(key="box-gpus"):
-            st.html(markup.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(site.once.get(("strip", shown.key), lambda: gpu_strip.strip(gpus, drawn.gpu_shares, shown.runs)))
+            st.html(PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
+            st.html(site.once.get(("gpus", shown.key), lambda: markup.gpu_table(gpus, drawn.gpu_growth, shown.runs)))
         if len(gpus) > 1:
             _gpu_choice([each.gpu for each in gpus], shown.gpu)
         with st.container(key="grid-gpu"):

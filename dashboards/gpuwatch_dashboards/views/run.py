@@ -15,13 +15,12 @@ from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
-from gpuwatch_dashboards.render import markup, ranks
-from gpuwatch_dashboards.render.buckets import merged, trace
+from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, card, read_panels
 from gpuwatch_dashboards.render.heatmap import heat_card
-from gpuwatch_dashboards.render.marks import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.render.step_rows import shown_one_by_one
-from gpuwatch_dashboards.render.timeline import nothing_card, step_cards
+from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.option import epoch_marks, finding_marks, phase_marks
+from gpuwatch_dashboards.render.timeline import merged, nothing_card, shown_one_by_one, step_cards, trace
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
@@ -59,7 +58,7 @@ def _run(site: Site) -> None:
     stretch = selection.range
     if run is None:
         top_bar(site, selection)
-        st.html(markup.no_runs(node) + foot(site, node, None))
+        st.html(PAGES.no_runs(node) + foot(site, node))
         return
     top_bar(site, replace(selection, run=run.run, rank=str(run.rank)))
     now_s = time.time() // EVERY_S * EVERY_S
@@ -119,13 +118,13 @@ def _draw(drawn: _Content) -> None:
     if drawn.table:
         with st.container(key="box-ranks"):
             st.html(
-                markup.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
+                PAGES.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
             )
             st.html(drawn.table)
     if drawn.past is None:
         return
     with st.container(key="box-past"):
-        st.html(markup.panel_head("Found in this run", "What was found, and from when to when?"))
+        st.html(PAGES.panel_head("Found in this run", "What was found, and from when to when?"))
         st.html(markup.past_findings(drawn.past, reader_clock()))
 
 
@@ -169,7 +168,7 @@ def _content(
     if away is not None:
         known = read_panels(source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
         timeline += [card(*each, span, 200, zoom=True) for each in known]
-    everyone = ranks.ranks_of(runs, run)
+    everyone = markup.ranks_of(runs, run)
     several = len(everyone) > 1
     return _Content(
         steps=steps,
@@ -177,7 +176,7 @@ def _content(
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
         heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
         ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
-        table=ranks.rank_table(everyone) if several else "",
+        table=markup.rank_table(everyone) if several else "",
         past=tuple(past) if away is None else None,
     )
 

@@ -10,14 +10,16 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import STATUS_SIGNS
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
 from gpuwatch_dashboards.sources import PrometheusSource, Source
@@ -57,7 +59,7 @@ def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = RE
         except SourceError as error:  # at any point: what is drawn already stays above the message
             if not st.session_state[_BAR_IS_DRAWN]:
                 top_bar(site, chosen(st.query_params))
-            st.html(markup.away(error))
+            st.html(PAGES.away(error))
 
     st.fragment(attempt, run_every=None if site.hidden else every_s)()
 
@@ -67,7 +69,7 @@ def top_bar(site: Site, selection: Chosen) -> None:
     params = selection.params()
     st.session_state[_BAR_IS_DRAWN] = True
     with st.container(key="top", horizontal=True, vertical_alignment="center"):
-        st.html(markup.BRAND, width="content")
+        st.html('<div class="gw-brand">gpuwatch</div>', width="content")
         for key, page in site.pages.items():
             kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
             st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
@@ -104,7 +106,7 @@ def run_box(runs: Sequence[Run], run: Run) -> None:
 
 def _choice(run: Run) -> str:
     rank = f" · rank {run.rank}" if run.world_size > 1 else ""
-    return f"{run.name or run.run}{rank} · {markup.STATUS_SIGNS[run.status]} {run.status}"
+    return f"{run.name or run.run}{rank} · {STATUS_SIGNS[run.status]} {run.status}"
 
 
 def _remember_choice() -> None:
@@ -191,9 +193,9 @@ def reader_clock() -> Callable[[float], str]:
     return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
 
 
-def foot(site: Site, node: Node, run: Run | None) -> str:
+def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup:
     """Return the small print, with the time in the reader's own zone."""
-    return markup.foot(site.source.label, node, run, reader_clock()(time.time()))
+    return PAGES.foot(site.source.label, reader_clock()(time.time()), node, run)
 
 
 _TAB_JS = """

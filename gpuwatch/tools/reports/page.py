@@ -8,17 +8,18 @@ of the outer one, so that they keep their size on a phone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.formatting import duration, percent
+from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
 from gpuwatch.tools.reports.comparison import VISIBLE, Broken, Comparison
 from gpuwatch.tools.reports.display import SEVERITIES, STATES, Look
@@ -47,13 +48,15 @@ def environment() -> Environment:
         "digits": display.digits,
         "display": display.display,
         "duration": duration,
-        "money": money,
+        "hours": lambda hours: f"{display.digits(hours) if hours else 0} h",
         "percent": percent,
         "plain": plain,
         "sentence": sentence,
+        "shares": shares,
         "when": when,
     }
     made.globals |= {
+        "KINDS": display.KINDS,
         "PHASES": display.PHASES,
         "SEVERITIES": SEVERITIES,
         "STATES": STATES,
@@ -65,9 +68,14 @@ def environment() -> Environment:
     return made
 
 
-def macros(template: str) -> Any:
-    """Return a template's macros: functions that return safe HTML (`markupsafe.Markup`) of any values."""
-    return environment().get_template(template).module
+class Macros(Protocol):
+    """A template's macros: functions that return HTML with every value escaped."""
+
+    def __getattr__(self, name: str) -> Callable[..., Markup]: ...
+
+
+def macros(template: str) -> Macros:
+    return cast(Macros, environment().get_template(template).module)
 
 
 def plain(text: object) -> str:
@@ -170,17 +178,17 @@ def _rank_rows(report: RunReport) -> list[tuple[str, ...]]:
     rows = []
     for rank in report.ranks:
         whole = sum(rank.states.values()) or 1.0
-        shares = (percent(rank.states.get(state, 0.0) / whole) for state in ("compute", "input_wait", "comm_wait"))
-        rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *shares))
+        parts = (percent(rank.states.get(state, 0.0) / whole) for state in ("compute", "input_wait", "comm_wait"))
+        rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *parts))
     return rows
 
 
-def ledger_plot(report: RunReport) -> str:
+def ledger_plot(report: RunReport) -> Markup:
     over = report.over_time
     return stacked_shares(over.end_s, over.states, report.started_s, report.until_s)
 
 
-def step_plot(report: RunReport, top_s: float = 0.0) -> str:
+def step_plot(report: RunReport, top_s: float = 0.0) -> Markup:
     steps = report.steps_over_time
     columns = (steps.time_s, steps.p05_s, steps.median_s, steps.p95_s, steps.data_wait_s)
     return step_band(*columns, report.started_s, report.until_s, top_s)
@@ -188,10 +196,10 @@ def step_plot(report: RunReport, top_s: float = 0.0) -> str:
 
 def stacked_shares(
     end_s: Sequence[float], states: Mapping[str, Sequence[float]], start_s: float, until_s: float
-) -> str:
+) -> Markup:
     """Return the share of each state over time, stacked to 100%, as steps: an interval's share is a mean. Empty without intervals."""
     if not end_s:
-        return ""
+        return Markup()
     span_s = max(until_s - start_s, 1e-9)
     edges = [0.0, *(min(1000.0, (at - start_s) / span_s * 1000) for at in end_s)]
     floors = [0.0] * len(end_s)
@@ -203,7 +211,7 @@ def stacked_shares(
         lower = [(edges[i + side], floors[i]) for i in range(len(tops)) for side in (0, 1)]
         areas.append((STATES[state], _points(*zip(*upper, *reversed(lower), strict=True))))
         floors = tops
-    return str(macros("plots.html").shares(areas, span_s))
+    return macros("plots.html").shares(areas, span_s)
 
 
 def step_band(
@@ -215,13 +223,13 @@ def step_band(
     start_s: float,
     until_s: float,
     top_s: float = 0.0,
-) -> str:
+) -> Markup:
     """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
 
     `top_s` is what the scale must reach at least, so that two plots can have the same one. What is higher is cut off, with a note.
     """
     if not time_s:
-        return ""
+        return Markup()
     span_s = max(until_s - start_s, 1e-9)
     top = _round_up(max(step_top_s(high_s, wait_s), top_s))
     highest = max(*high_s, *wait_s)
@@ -231,7 +239,7 @@ def step_band(
         _points(x, [value / top * 1000 for value in values])
         for x, values in (((*xs, *reversed(xs)), (*high_s, *reversed(low_s))), (xs, median_s), (xs, wait_s))
     )
-    return str(macros("plots.html").step_times(band, middle, wait, top, span_s, above))
+    return macros("plots.html").step_times(band, middle, wait, top, span_s, above)
 
 
 def step_top_s(high_s: Sequence[float], wait_s: Sequence[float]) -> float:
@@ -243,14 +251,14 @@ def step_top_s(high_s: Sequence[float], wait_s: Sequence[float]) -> float:
     return values[-1] if len(values) < _MANY or values[-1] <= _FLATTENED * most else most
 
 
-def episodes(rows: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], start_s: float, end_s: float) -> str:
+def episodes(rows: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], start_s: float, end_s: float) -> Markup:
     """Return when each finding was active: rows of (label, severity, [(begin, end)]). Empty without rows."""
     span_s = max(end_s - start_s, 1e-9)
     lanes = [
         (label, SEVERITIES[severity].colour, [(begin - start_s, end - start_s) for begin, end in times])
         for label, severity, times in rows
     ]
-    return str(macros("plots.html").episodes(lanes, span_s)) if rows else ""
+    return macros("plots.html").episodes(lanes, span_s) if rows else Markup()
 
 
 def _points(xs: Sequence[float], ys: Sequence[float]) -> str:
