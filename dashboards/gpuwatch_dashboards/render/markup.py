@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from gpuwatch.api import Finding, Gpu, Recent, Run
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.api import Finding, Gpu, Run
 from gpuwatch.formatting import duration
-from gpuwatch.tools.reports.display import SEVERITIES, VERDICTS, digits, display
+from gpuwatch.tools.reports.display import SEVERITIES, display
 from gpuwatch.tools.reports.page import macros
 from gpuwatch_dashboards.model import Growth
 from gpuwatch_dashboards.selection import key_of
@@ -17,65 +16,11 @@ from gpuwatch_dashboards.selection import key_of
 PAGES = macros("pages.html")
 """The macros of templates/pages.html: functions that return HTML with every value escaped."""
 MOST_RUNS = 16
-Figure = tuple[str, str, str]
-"""Class, number, what it is."""
 
 
 def verdict(run: Run) -> Markup:
     """Return the head of the page Live: who the run is, what is wrong in one sentence, and its key numbers."""
-    recent = run.recent or Recent()
-    figures: list[Figure] = []
-    if run.verdict and run.verdict.ratio is not None:
-        look = VERDICTS.get(run.verdict.state, VERDICTS["unknown"])
-        figures.append(("ratio", display(run.verdict.ratio, "ratio"), look.name))
-    if recent.steps_per_s is not None:
-        figures.append(("steps", digits(recent.steps_per_s), "steps/s"))
-    if recent.samples_per_s:
-        figures.append(("samples", digits(recent.samples_per_s), "samples/s"))
-    if recent.step_s_p50 is not None:
-        figures.append(("p50", display(recent.step_s_p50, "s"), "step p50"))
-    if recent.step_s_p95 is not None:
-        figures.append(("p95", display(recent.step_s_p95, "s"), "step p95"))
-    figures += rate_figures(run)
-    best = max(run.findings, key=lambda f: f.predicted_speedup or 1.0, default=None)
-    if best is not None and best.gain:
-        figures.append(("gain", best.gain, "the throughput, predicted"))
-    return run_head(run, [*figures, ("count", f"{run.steps:,}", "steps done"), *cost_figures(run)])
-
-
-def run_head(run: Run, figures: Sequence[Figure]) -> Markup:
-    """Return who a run is, its verdict, and some numbers."""
-    facts = [f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else f"rank {run.rank}"]
-    facts.append("@".join(part for part in (run.user, run.host) if part))
-    if run.loader and run.loader.num_workers is not None:
-        workers = run.loader.num_workers
-        facts.append(f"{workers} loader worker{'' if workers == 1 else 's'}" if workers else "no loader workers")
-    facts.append(f"for {duration(round(run.watermark_s - run.started_s))}")
-    return PAGES.head(run, figures, [fact for fact in facts if fact])
-
-
-def rate_figures(run: Run) -> list[Figure]:
-    """Return the rates that the training declares; nothing where it declares none."""
-    recent = run.recent or Recent()
-    figures = []
-    if recent.tokens_per_s is not None:
-        figures.append(("tokens", f"{recent.tokens_per_s:,.0f}", "tokens/s"))
-    if recent.flops_per_s is not None:
-        figures.append(("flops", f"{recent.flops_per_s / 1e12:.3g}", "TFLOP/s"))
-    if recent.mfu_ratio is not None:
-        figures.append(("mfu", display(recent.mfu_ratio, "ratio"), "MFU"))
-    return figures
-
-
-def cost_figures(run: Run) -> list[Figure]:
-    """Return what a run's GPUs cost; nothing where that is not known."""
-    cost = run.cost
-    if cost is None:
-        return []
-    return [
-        ("cost", money(cost.total, cost.currency), "cost so far" if run.status == "running" else "cost"),
-        ("lost", money(cost.outside_compute, cost.currency), "of it outside compute"),
-    ]
+    return PAGES.verdict(run, max(run.findings, key=lambda f: f.predicted_speedup or 1.0, default=None))
 
 
 def findings(found: Sequence[Finding], now_s: float, live: bool) -> Markup:

@@ -11,7 +11,6 @@ from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.errors import SourceError
-from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
@@ -71,7 +70,7 @@ def _run(site: Site) -> None:
     # a run that is over stays as it is
     key = ("run", key_of(run), stretch, span, run.status, len(runs))
     drawn = site.once.get(key, lambda: _content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
-    head.html(markup.run_head(run, _figures(run, drawn)))
+    head.html(PAGES.run_head(run, drawn.steps, drawn.past is not None))
     _draw(drawn)
     st.html(foot(site, node, run))
 
@@ -102,7 +101,7 @@ def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
         return box
     st.session_state[_HEADED] = key_of(run)
     head = box.empty()
-    head.html(markup.run_head(run, [("all", f"{run.steps:,}", "steps done"), ("reading", "…", "reading them")]))
+    head.html(PAGES.run_head(run, None, False))
     return head
 
 
@@ -126,19 +125,6 @@ def _draw(drawn: _Content) -> None:
     with st.container(key="box-past"):
         st.html(PAGES.panel_head("Found in this run", "What was found, and from when to when?"))
         st.html(markup.past_findings(drawn.past, reader_clock()))
-
-
-def _figures(run: Run, drawn: _Content) -> list[tuple[str, str, str]]:
-    """Return (class, number, what it is) of the steps shown."""
-    steps = drawn.steps
-    figures = [] if drawn.past is None else [("steps", f"{steps.steps:,}", "steps shown")]
-    figures.append(("all", f"{run.steps:,}", "steps done"))
-    figures += [
-        (name, display(value, "s"), f"step {name}") for name, value in (steps.step_s or {}).items() if name != "p5"
-    ]
-    if len(steps.epochs):
-        figures.append(("epochs", f"{len(steps.epochs):,}", "epochs begun"))
-    return figures + markup.rate_figures(run) + markup.cost_figures(run)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,9 @@ class Comparison(msgspec.Struct, frozen=True):
     def rows(self) -> list[tuple[str, ...]]:
         """Return (what, in a, in b, change)."""
         a, b = self.a, self.b
-        rows: list[tuple[str, ...]] = [("time", duration(a.until_s - a.started_s), duration(b.until_s - b.started_s), "")]
+        rows: list[tuple[str, ...]] = [
+            ("time", duration(a.until_s - a.started_s), duration(b.until_s - b.started_s), "")
+        ]
         rows.append(("steps", f"{a.steps:,}", f"{b.steps:,}", ""))
         if any(run.step_time and run.step_time.of_last for run in (a, b)):
             rows.append(("of which the times are", _which(a), _which(b), ""))

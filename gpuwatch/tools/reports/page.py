@@ -49,6 +49,7 @@ def environment() -> Environment:
         "display": display.display,
         "duration": duration,
         "hours": lambda hours: f"{display.digits(hours) if hours else 0} h",
+        "money": money,
         "percent": percent,
         "plain": plain,
         "sentence": sentence,
@@ -110,7 +111,6 @@ def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
         "report.html",
         report=report,
         broken=broken,
-        figures=_figures(report),
         looks=_visible(report),
         rank_rows=_rank_rows(report),
         ledger=ledger_plot(report),
@@ -154,24 +154,6 @@ def _facts(found: Found) -> list[str]:
 
 def _visible(*runs: RunReport) -> list[Look]:
     return looks_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
-
-
-def _figures(report: RunReport) -> list[tuple[str, str, str]]:
-    """Return (class, number, what it is) of the key numbers; what was not measured is left out."""
-    step, cost = report.step_time, report.cost
-    figures = [("compute", percent(report.shares.get("compute", 0.0)), "of the time is compute")]
-    if step is not None:
-        low_high = step.mean_interval_s
-        surely = f" (95%: {duration(low_high[0])} to {duration(low_high[1])})" if low_high else ""
-        which = f", {report.measured_steps}" if report.measured_steps else ""
-        figures.append(("mean", duration(step.mean_s), f"a step on average{surely}{which}"))
-        figures.append(("wait", duration(step.data_wait_s), "of it waiting for data"))
-        figures.append(("p95", duration(step.p95_s), "95th percentile"))
-    if cost is not None:
-        gpus = f"{cost.gpus} GPU{'s' if cost.gpus > 1 else ''}{' so far' if report.status == 'running' else ''}"
-        figures.append(("cost", money(cost.total, cost.currency), f"for {gpus}"))
-        figures.append(("lost", money(cost.outside_compute, cost.currency), "of it outside compute"))
-    return figures
 
 
 def _rank_rows(report: RunReport) -> list[tuple[str, ...]]:
