@@ -13,6 +13,7 @@ from gpuwatch.diagnosis.cost import Cost, money
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent, size
+from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES
 from gpuwatch.tools.stacks.records import Stacks
 
@@ -178,6 +179,16 @@ class RunReport(msgspec.Struct, frozen=True):
             + ((money(cost.states.get(state, 0.0), cost.currency),) if cost else ())
             for state, share in self.shares.items()
         ]
+
+    @property
+    def rank_rows(self) -> list[tuple[str, ...]]:
+        """Return (rank, host, status, steps, and its shares of compute, input wait and waits for other ranks)."""
+        rows = []
+        for rank in self.ranks:
+            of = shares(rank.states)
+            parts = (percent(of.get(state, 0.0)) for state in ("compute", "input_wait", "comm_wait"))
+            rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *parts))
+        return rows
 
     @property
     def environment(self) -> list[tuple[str, str]]:

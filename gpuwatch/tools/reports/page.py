@@ -8,7 +8,7 @@ of the outer one, so that they keep their size on a phone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import ceil, floor, log10
 from pathlib import Path
@@ -23,7 +23,7 @@ from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
 from gpuwatch.tools.reports.comparison import VISIBLE, Broken, Comparison
 from gpuwatch.tools.reports.display import SEVERITIES, STATES, Look
-from gpuwatch.tools.reports.model import Found, RunReport, when
+from gpuwatch.tools.reports.model import Found, RunReport, StepsOverTime, when
 from gpuwatch.tools.stacks.records import rows as stack_rows
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -103,26 +103,14 @@ def looks_of(states: Iterable[str]) -> list[Look]:
 
 def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
     """Return a run's report as HTML."""
-    rows = [
-        (f"{each.cause}{f' · rank {each.rank}' if each.rank else ''}", each.severity, each.episodes)
-        for each in report.findings
-    ]
-    return _document(
-        "report.html",
-        report=report,
-        broken=broken,
-        looks=_visible(report),
-        rank_rows=_rank_rows(report),
-        ledger=ledger_plot(report),
-        steps=step_plot(report),
-        found=episodes(rows, report.started_s, report.until_s),
-    )
+    values = {"ledger": ledger_plot(report), "steps": step_plot(report), "looks": _visible(report)}
+    return _document("report.html", report=report, broken=broken, **values)
 
 
 def compare_page(comparison: Comparison) -> str:
     """Return a comparison as HTML: `a` on the left, `b` on the right, one below the other on a phone."""
     runs = comparison.a, comparison.b
-    top_s = max(step_top_s(run.steps_over_time.p95_s, run.steps_over_time.data_wait_s) for run in runs)
+    top_s = max(step_top_s(run.steps_over_time) for run in runs)
     return _document(
         "compare.html",
         comparison=comparison,
@@ -156,39 +144,18 @@ def _visible(*runs: RunReport) -> list[Look]:
     return looks_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
 
 
-def _rank_rows(report: RunReport) -> list[tuple[str, ...]]:
-    rows = []
-    for rank in report.ranks:
-        whole = sum(rank.states.values()) or 1.0
-        parts = (percent(rank.states.get(state, 0.0) / whole) for state in ("compute", "input_wait", "comm_wait"))
-        rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *parts))
-    return rows
-
-
 def ledger_plot(report: RunReport) -> Markup:
-    over = report.over_time
-    return stacked_shares(over.end_s, over.states, report.started_s, report.until_s)
-
-
-def step_plot(report: RunReport, top_s: float = 0.0) -> Markup:
-    steps = report.steps_over_time
-    columns = (steps.time_s, steps.p05_s, steps.median_s, steps.p95_s, steps.data_wait_s)
-    return step_band(*columns, report.started_s, report.until_s, top_s)
-
-
-def stacked_shares(
-    end_s: Sequence[float], states: Mapping[str, Sequence[float]], start_s: float, until_s: float
-) -> Markup:
     """Return the share of each state over time, stacked to 100%, as steps: an interval's share is a mean. Empty without intervals."""
-    if not end_s:
+    over = report.over_time
+    if not over.end_s:
         return Markup()
-    span_s = max(until_s - start_s, 1e-9)
-    edges = [0.0, *(min(1000.0, (at - start_s) / span_s * 1000) for at in end_s)]
-    floors = [0.0] * len(end_s)
-    wholes = [sum(column[index] for column in states.values()) or 1.0 for index in range(len(end_s))]
+    span_s = max(report.until_s - report.started_s, 1e-9)
+    edges = [0.0, *(min(1000.0, (at - report.started_s) / span_s * 1000) for at in over.end_s)]
+    floors = [0.0] * len(over.end_s)
+    wholes = [sum(column[index] for column in over.states.values()) or 1.0 for index in range(len(floors))]
     areas = []
-    for state in (name for name in STATES if name in states):
-        tops = [low + states[state][i] / wholes[i] * 1000 for i, low in enumerate(floors)]
+    for state in (name for name in STATES if name in over.states):
+        tops = [low + over.states[state][i] / wholes[i] * 1000 for i, low in enumerate(floors)]
         upper = [(edges[i + side], tops[i]) for i in range(len(tops)) for side in (0, 1)]
         lower = [(edges[i + side], floors[i]) for i in range(len(tops)) for side in (0, 1)]
         areas.append((STATES[state], _points(*zip(*upper, *reversed(lower), strict=True))))
@@ -196,51 +163,37 @@ def stacked_shares(
     return macros("plots.html").shares(areas, span_s)
 
 
-def step_band(
-    time_s: Sequence[float],
-    low_s: Sequence[float],
-    median_s: Sequence[float],
-    high_s: Sequence[float],
-    wait_s: Sequence[float],
-    start_s: float,
-    until_s: float,
-    top_s: float = 0.0,
-) -> Markup:
+def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
     """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
 
-    `top_s` is what the scale must reach at least, so that two plots can have the same one. What is higher is cut off, with a note.
+    Two plots with the same `least_top_s` can have the same scale. What is higher is cut off, with a note.
     """
-    if not time_s:
+    steps = report.steps_over_time
+    if not steps.time_s:
         return Markup()
-    span_s = max(until_s - start_s, 1e-9)
-    top = _round_up(max(step_top_s(high_s, wait_s), top_s))
-    highest = max(*high_s, *wait_s)
-    above = f"higher here and there: up to {duration(highest)}" if highest > top else ""
-    xs = [(at - start_s) / span_s * 1000 for at in time_s]
+    span_s = max(report.until_s - report.started_s, 1e-9)
+    top_s = _round_up(max(step_top_s(steps), least_top_s))
+    highest = max(*steps.p95_s, *steps.data_wait_s)
+    above = f"higher here and there: up to {duration(highest)}" if highest > top_s else ""
+    xs = [(at - report.started_s) / span_s * 1000 for at in steps.time_s]
     band, middle, wait = (
-        _points(x, [value / top * 1000 for value in values])
-        for x, values in (((*xs, *reversed(xs)), (*high_s, *reversed(low_s))), (xs, median_s), (xs, wait_s))
+        _points(x, [value / top_s * 1000 for value in values])
+        for x, values in (
+            ((*xs, *reversed(xs)), (*steps.p95_s, *reversed(steps.p05_s))),
+            (xs, steps.median_s),
+            (xs, steps.data_wait_s),
+        )
     )
-    return macros("plots.html").step_times(band, middle, wait, top, span_s, above)
+    return macros("plots.html").step_times(band, middle, wait, top_s, span_s, above)
 
 
-def step_top_s(high_s: Sequence[float], wait_s: Sequence[float]) -> float:
+def step_top_s(steps: StepsOverTime) -> float:
     """Return what the scale of step times has to reach: their highest, unless one in twenty would flatten all the others."""
-    values = sorted(max(pair) for pair in zip(high_s, wait_s, strict=True))
+    values = sorted(max(pair) for pair in zip(steps.p95_s, steps.data_wait_s, strict=True))
     if not values:
         return 0.0
     most = _ROOM_ABOVE * values[int(0.95 * (len(values) - 1))]
     return values[-1] if len(values) < _MANY or values[-1] <= _FLATTENED * most else most
-
-
-def episodes(rows: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], start_s: float, end_s: float) -> Markup:
-    """Return when each finding was active: rows of (label, severity, [(begin, end)]). Empty without rows."""
-    span_s = max(end_s - start_s, 1e-9)
-    lanes = [
-        (label, SEVERITIES[severity].colour, [(begin - start_s, end - start_s) for begin, end in times])
-        for label, severity, times in rows
-    ]
-    return macros("plots.html").episodes(lanes, span_s) if rows else Markup()
 
 
 def _points(xs: Sequence[float], ys: Sequence[float]) -> str:
