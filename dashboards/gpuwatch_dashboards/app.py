@@ -21,7 +21,7 @@ PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": f
 
 @st.cache_resource
 def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, PrometheusSource | None, Once]:
-    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and what was made."""
+    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and the cache."""
     prometheus = PrometheusSource(prometheus_url) if prometheus_url else None
     return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
 

@@ -20,11 +20,11 @@ from gpuwatch_dashboards.sources.fleet import LEVELS, LOST_KINDS, RECORDED_S, Ho
 from gpuwatch_dashboards.views.site import (
     Site,
     answered,
+    choice,
     draw_card,
     draw_panels,
     foot,
     redrawn,
-    remember,
     top_bar,
 )
 
@@ -40,7 +40,6 @@ HOLDERS = frozenset(f"by_{level}" for level in LEVELS)
 """Panels that the table of holders stands for."""
 TITLES = {"user": "User", "job": "Job", "node": "Node", "run": "Run"}
 NO_NAME = {"user": "no known user", "job": "no job", "node": "no name", "run": "no hook"}
-_TIME, _LEVEL = "fleet_time", "fleet_level"
 
 
 def page(site: Site) -> None:
@@ -54,7 +53,8 @@ def _fleet(site: Site) -> None:
         st.html(PAGES.fleet_needs_prometheus())
         return
     prometheus = site.prometheus
-    times, level = _choices()
+    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
+        times = choice("Time range", list(TIMES_S), "window", DEFAULT_TIME, "fleet_time")
     words = f"last {times}"
     # what is recorded every five minutes is read as often
     end_s, length_s = time.time() // RECORDED_S * RECORDED_S, TIMES_S[times]
@@ -78,15 +78,7 @@ def _fleet(site: Site) -> None:
             draw_card(card(panel, values, span, HEIGHT_PX))
     with st.container(key="box-holders"):
         st.html(PAGES.panel_head("Who loses most", f"GPU-hours that were paid for and gave nothing, {words}."))
-        st.segmented_control(
-            "Lost time by",
-            list(LEVELS),
-            key=_LEVEL,
-            required=True,
-            format_func=lambda name: f"By {name}",
-            label_visibility="collapsed",
-            on_change=lambda: remember(by=st.session_state[_LEVEL]),
-        )
+        level = choice("Lost time by", list(LEVELS), "by", DEFAULT_LEVEL, "fleet_level", lambda name: f"By {name}")
         table = site.once.get(
             ("fleet table", level, span),
             lambda: _table(fleet.holders(prometheus, level, span, MOST_ROWS), level, words),
@@ -109,25 +101,6 @@ def _head(kinds: Mapping[str, float], numbers: Markup) -> Markup:
     return PAGES.fleet_head(
         "unknown" if share is None else "input_wait" if share >= MUCH else "compute", sentence, numbers
     )
-
-
-def _choices() -> tuple[str, str]:
-    """Draw the choice of time; return it and the level that was chosen."""
-    wanted, by = st.query_params.get("window"), st.query_params.get("by")
-    if _TIME not in st.session_state:
-        st.session_state[_TIME] = wanted if wanted in TIMES_S else DEFAULT_TIME
-    if _LEVEL not in st.session_state:
-        st.session_state[_LEVEL] = by if by in LEVELS else DEFAULT_LEVEL
-    with st.container(key="choices", horizontal=True, vertical_alignment="center"):
-        times = st.segmented_control(
-            "Time range",
-            list(TIMES_S),
-            key=_TIME,
-            required=True,
-            label_visibility="collapsed",
-            on_change=lambda: remember(window=st.session_state[_TIME]),
-        )
-    return times or DEFAULT_TIME, st.session_state[_LEVEL] or DEFAULT_LEVEL
 
 
 def _table(found: Holders, level: str, times: str) -> Markup:

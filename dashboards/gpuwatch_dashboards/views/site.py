@@ -127,6 +127,22 @@ def remember(**params: str | None) -> None:
             st.query_params[name] = text
 
 
+def choice(
+    label: str, options: Sequence[str], param: str, default: str, key: str, name: Callable[[str], str] = str
+) -> str:
+    """Draw a choice that the address keeps as `param`; return the option chosen. A choice of time ends one of a stretch of it."""
+    if key not in st.session_state:
+        asked = st.query_params.get(param)
+        st.session_state[key] = asked if asked in options else default
+
+    def changed() -> None:
+        of_time: dict[str, str | None] = {"from": None, "to": None} if param == "window" else {}
+        remember(**{param: st.session_state[key]}, **of_time)
+
+    show: dict[str, Any] = {"format_func": name, "label_visibility": "collapsed", "required": True}
+    return st.segmented_control(label, list(options), key=key, on_change=changed, **show) or default
+
+
 _CHART = inspect.signature(st.echarts_chart).parameters
 """What this Streamlit's charts can do. The last one for Python 3.10 neither reads a chart aloud nor tells of a click: the buttons look closer."""
 
