@@ -19,9 +19,9 @@ from gpuwatch.commands.report_options import (
     load_run,
     open_source,
 )
+from gpuwatch.tools.reports import as_json as comparison_json
 from gpuwatch.tools.reports import broken, parse_gate
 from gpuwatch.tools.reports import compare as compare_runs
-from gpuwatch.tools.reports.comparison import as_json as comparison_json
 from gpuwatch.tools.reports.page import compare_markdown, compare_page
 
 

@@ -15,8 +15,8 @@ MOST_ROWS, MOST_COLUMNS = 100, 120
 ROW_PX = 12
 COVER = 0.98
 """The colour is full at this share of all cells: one pause at the start must not make all else pale."""
-USUAL_SHADE = 3.0
-"""And at no less than so many times the usual wait, where any is as long: where all steps wait alike, those that wait longer still stand out."""
+MEDIAN_SHADE = 3.0
+"""And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
 """From no wait to the longest; translucent, so that they are shades of the page's own background, light or dark."""
 
@@ -95,9 +95,9 @@ def heat_card(steps: Steps) -> Card:
 
 def full_colour_s(known: list[float]) -> float:
     """Return the wait of full colour; `known` are those of all cells, the shortest first."""
-    usual = known[len(known) // 2]
+    median = known[len(known) // 2]
     return (
-        max(known[min(len(known) - 1, int(COVER * len(known)))], min(known[-1], USUAL_SHADE * usual))
+        max(known[min(len(known) - 1, int(COVER * len(known)))], min(known[-1], MEDIAN_SHADE * median))
         or known[-1]
         or 1.0
     )

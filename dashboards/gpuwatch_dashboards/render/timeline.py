@@ -54,8 +54,8 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
 
 def nothing_card(why: str | None = None) -> Card:
     head = PAGES.panel_head(HOST_STEPS.title, HOST_STEPS.question)
-    usual = "No step of this run is kept for this time. Steps are kept for seven days."
-    return text_card(HOST_STEPS.key, head, why or usual)
+    none = "No step of this run is kept for this time. Steps are kept for seven days."
+    return text_card(HOST_STEPS.key, head, why or none)
 
 
 def _device(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:

@@ -37,7 +37,7 @@ MUCH = 0.1
 HEIGHT_PX = 280
 FIRST = "fleet_states"
 HOLDERS = frozenset(f"by_{level}" for level in LEVELS)
-"""Panels that the table of holders stands for."""
+"""Panels that the table of holders replaces."""
 TITLES = {"user": "User", "job": "Job", "node": "Node", "run": "Run"}
 NO_NAME = {"user": "no known user", "job": "no job", "node": "no name", "run": "no hook"}
 
@@ -97,7 +97,7 @@ def _head(kinds: Mapping[str, float], numbers: Markup) -> Markup:
     share = lost / everything if everything else None
     sentence = "No GPU was counted in the last minutes."
     if share is not None:
-        sentence = f"{display(share, 'ratio')} of the GPUs' time is lost now: as if {digits(lost)} of {everything:,.0f} GPUs stood still"
+        sentence = f"{display(share, 'ratio')} of the GPUs' time is lost now: as much as {digits(lost)} of {everything:,.0f} GPUs"
     return PAGES.fleet_head(
         "unknown" if share is None else "input_wait" if share >= MUCH else "compute", sentence, numbers
     )

@@ -126,7 +126,7 @@ def _choices(runs: Sequence[Run], run: Run | None, selection: Chosen) -> str:
 
 
 def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span:
-    """Return the stretch of time to draw. All who look now look at the same."""
+    """Return the stretch of time to draw. It is the same for all viewers of a second."""
     if selection.range is not None:
         return span_between(*selection.range)
     if run is None:

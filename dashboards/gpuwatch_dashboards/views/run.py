@@ -41,7 +41,7 @@ FINE_BUCKETS = 6000
 """The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
 RANK_BUCKETS, MOST_RANKS = 200, 16
 WITHOUT_AGENT = ("step_time", "findings")
-"""Panels that say from Prometheus alone what the agent's steps and findings would."""
+"""Panels that show from Prometheus alone what the agent's steps and findings would."""
 
 
 def page(site: Site) -> None:
@@ -96,7 +96,7 @@ def _go(start_s: float | None, end_s: float | None) -> None:
 
 
 def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
-    """Return the head's place; of a run that is new to this page it says already what is known without its steps."""
+    """Return the head's place; of a run that is new to this page it shows at once what is known without its steps."""
     if st.session_state.get(_HEADED) == key_of(run):
         return box
     st.session_state[_HEADED] = key_of(run)
@@ -139,7 +139,7 @@ class _Content:
     table: str
     """HTML; empty for a run of one rank."""
     past: tuple[Finding, ...] | None
-    """None: the agent that keeps them is away; the timeline then says so, and has what Prometheus knows."""
+    """None: the agent that keeps them is away; the timeline then has a note, and what Prometheus knows."""
 
 
 def _content(

@@ -27,7 +27,7 @@ from gpuwatch_dashboards.sources import PrometheusSource, Source
 REFRESH_S = 2.0
 CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
-_WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
+_WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
 _BAR_IS_DRAWN = "bar_is_drawn"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
@@ -85,7 +85,7 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
 
 
 def run_box(runs: Sequence[Run], run: Run) -> None:
-    """Draw the choice of a run, when there is one, and say so when the link names one that is not known."""
+    """Draw the choice of a run, when there is one, with a note when the link names one that is not known."""
     if len(runs) > 1:
         by_key = {key_of(each): each for each in runs}
         if st.session_state.get(_WANTED) != key_of(run):
@@ -144,11 +144,11 @@ def choice(
 
 
 _CHART = inspect.signature(st.echarts_chart).parameters
-"""What this Streamlit's charts can do. The last one for Python 3.10 neither reads a chart aloud nor tells of a click: the buttons look closer."""
+"""The options of this Streamlit's charts. The last one for Python 3.10 has neither `alt` nor clicks: there the buttons zoom."""
 
 
 def draw_card(card: Card) -> None:
-    """Draw a card; where it has a stretch, a click on its chart looks closer at the moment under the pointer."""
+    """Draw a card; where it has a stretch of time, a click on its chart zooms in at the moment under the pointer."""
     with st.container(key=card.key):
         st.html(card.head)
         if card.option is None:
@@ -158,15 +158,15 @@ def draw_card(card: Card) -> None:
             st.echarts_chart(card.option, key=f"chart-{card.key}", **draw)
             return
         start_s, end_s = card.stretch
-        # a new chart after each look: nothing is selected in it yet
-        key = f"chart-{card.key}-{st.session_state.get(_LOOKS, 0)}"
+        # a new chart after each zoom: nothing is selected in it yet
+        key = f"chart-{card.key}-{st.session_state.get(_ZOOMS, 0)}"
 
-        def closer() -> None:
-            st.session_state[_LOOKS] = st.session_state.get(_LOOKS, 0) + 1
+        def clicked() -> None:
+            st.session_state[_ZOOMS] = st.session_state.get(_ZOOMS, 0) + 1
             for group in st.session_state[key].selection.selected:
-                _look_closer(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
+                _zoom_in(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
 
-        st.echarts_chart(card.option, key=key, on_select=closer, **draw)
+        st.echarts_chart(card.option, key=key, on_select=clicked, **draw)
 
 
 def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
@@ -198,13 +198,13 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
                 draw_card(each)
 
 
-def _look_closer(middle_s: float, length_s: float) -> None:
+def _zoom_in(middle_s: float, length_s: float) -> None:
     half_s = max(CLOSEST_S, length_s / CLOSER) / 2
     remember(**{"from": f"{middle_s - half_s:.3f}", "to": f"{middle_s + half_s:.3f}", "window": None})
 
 
 def reader_clock() -> Callable[[float], str]:
-    """Return what says a Unix time in the reader's own zone, e.g. "14:05:09"; browsers say their offset the other way round."""
+    """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give their offset with the other sign."""
     zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
     return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
 

@@ -176,11 +176,6 @@ def compare(a: RunReport, b: RunReport) -> Comparison:
     )
 
 
-def as_json(comparison: Comparison) -> str:
-    """Return the comparison as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode()
-
-
 def _prediction(a: RunReport, b: RunReport, achieved: float | None) -> Prediction | None:
     for promised in a.findings:
         predicted = promised.predicted_speedup

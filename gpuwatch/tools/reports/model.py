@@ -211,9 +211,9 @@ class RunReport(msgspec.Struct, frozen=True):
         return [(name, value) for name, value in rows if value]
 
 
-def as_json(report: RunReport) -> str:
-    """Return the report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+def as_json(record: msgspec.Struct) -> str:
+    """Return a report or a comparison as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
 
 def from_json(text: bytes, where: str) -> RunReport:
