@@ -131,16 +131,16 @@ def choice(
     label: str, options: Sequence[str], param: str, default: str, key: str, name: Callable[[str], str] = str
 ) -> str:
     """Draw a choice that the address keeps as `param`; return the option chosen. A choice of time ends one of a stretch of it."""
-    if key not in st.session_state:
-        asked = st.query_params.get(param)
-        st.session_state[key] = asked if asked in options else default
+    asked = st.query_params.get(param)
+    # not by the session's state: a value that is put there is sent to the browser once, and a quick refresh replaces it unseen
+    show: dict[str, Any] = {"default": asked if asked in options else default, "required": True, "format_func": name}
 
     def changed() -> None:
         of_time: dict[str, str | None] = {"from": None, "to": None} if param == "window" else {}
         remember(**{param: st.session_state[key]}, **of_time)
 
-    show: dict[str, Any] = {"format_func": name, "label_visibility": "collapsed", "required": True}
-    return st.segmented_control(label, list(options), key=key, on_change=changed, **show) or default
+    show |= {"label_visibility": "collapsed", "on_change": changed}
+    return st.segmented_control(label, list(options), key=key, **show) or default
 
 
 _CHART = inspect.signature(st.echarts_chart).parameters
