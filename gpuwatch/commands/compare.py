@@ -19,10 +19,10 @@ from gpuwatch.commands.report_options import (
     load_run,
     open_source,
 )
+from gpuwatch.extras import require
 from gpuwatch.tools.reports import as_json as comparison_json
 from gpuwatch.tools.reports import broken, parse_gate
 from gpuwatch.tools.reports import compare as compare_runs
-from gpuwatch.tools.reports.page import compare_markdown, compare_page
 
 
 def compare(
@@ -56,6 +56,9 @@ def compare(
     if how is Form.JSON:
         text = comparison_json(found)
     else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import compare_markdown, compare_page
+
         text = compare_markdown(found) if how is Form.MARKDOWN else compare_page(found)
     failed = [f"{found.b.name} against {found.a.name}: {each}" for each in broken(found.b, gates, found)]
     finish(text, how, output, f"{found.a.name}-{found.b.name}", failed)

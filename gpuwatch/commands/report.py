@@ -19,9 +19,9 @@ from gpuwatch.commands.report_options import (
     load_run,
     open_source,
 )
+from gpuwatch.extras import require
 from gpuwatch.tools.reports import as_json as report_json
 from gpuwatch.tools.reports import broken, parse_gate
-from gpuwatch.tools.reports.page import run_markdown, run_page
 
 
 def report(
@@ -54,5 +54,8 @@ def report(
     if how is Form.JSON:
         text = report_json(found)
     else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import run_markdown, run_page
+
         text = run_markdown(found, failed) if how is Form.MARKDOWN else run_page(found, failed)
     finish(text, how, output, found.name, [f"{found.name}: {each}" for each in failed])
