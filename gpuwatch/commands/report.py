@@ -19,7 +19,7 @@ from gpuwatch.commands.report_options import (
     load_run,
     open_source,
 )
-from gpuwatch.extras import require
+from gpuwatch.errors import require
 from gpuwatch.tools.reports import as_json as report_json
 from gpuwatch.tools.reports import broken, parse_gate
 
