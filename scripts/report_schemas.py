@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gpuwatch.tools.reports import comparing, model
-from gpuwatch.tools.reports.comparing import Comparison
+from gpuwatch.tools.reports import comparison, model
+from gpuwatch.tools.reports.comparison import Comparison
 from gpuwatch.tools.reports.model import RunReport
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the schemas (JSON Schema 2020-12) by file name."""
     found = {}
-    for name, kind in ((model.SCHEMA, RunReport), (comparing.SCHEMA, Comparison)):
+    for name, kind in ((model.SCHEMA, RunReport), (comparison.SCHEMA, Comparison)):
         schema = msgspec.json.schema(kind)
         schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
         schema["title"] = name

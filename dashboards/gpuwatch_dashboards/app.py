@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.sources import SharedSource, Source
@@ -22,14 +23,15 @@ PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": f
 
 @st.cache_resource
 def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, PrometheusSource | None, Once]:
-    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and what was made."""
+    """Return what all viewers share: the source with its open connections, Prometheus if there is one, and the cache."""
     prometheus = PrometheusSource(prometheus_url) if prometheus_url else None
     return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
 
 
 def main() -> None:
     st.set_page_config(page_title="gpuwatch", page_icon="📈", layout="wide", initial_sidebar_state="collapsed")
-    st.html(Path(__file__).with_name("style.css"))
+    for style in (TEMPLATES / "parts.css", Path(__file__).with_name("style.css")):
+        st.html(style)
     pages: dict[str, Any] = {}
     agent_url, prometheus_url = os.environ.get(AGENT_URL) or DEFAULT_AGENT_URL, os.environ.get(PROMETHEUS_URL) or None
     site = Site(*shared(agent_url, prometheus_url), pages, is_hidden())

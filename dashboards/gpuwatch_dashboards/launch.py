@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuwatch.errors import MissingExtra
 
 AGENT_URL, PROMETHEUS_URL = "GPUWATCH_AGENT_URL", "GPUWATCH_PROMETHEUS_URL"
-"""Environment variables that tell the app where its numbers come from; Prometheus wins when both are set."""
+"""Environment variables: where the app's numbers come from; Prometheus wins when both are set."""
 DEFAULT_AGENT_URL = "http://127.0.0.1:9478"
 
 

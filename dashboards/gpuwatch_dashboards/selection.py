@@ -20,44 +20,33 @@ LEAST_SPACING_S = 2.0
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a link says: which run, which time, which GPU. None: nothing."""
+    """The parameters of a link: which run, which time, which GPU. None: not given."""
 
     run: str | None = None
     rank: str | None = None
     window: str | None = None
     """A name of WINDOWS_S."""
-    start_s: float | None = None
-    end_s: float | None = None
+    range: tuple[float, float] | None = None
+    """From when to when, in Unix seconds."""
     gpu: str | None = None
     node: str | None = None
     """Prometheus's name of a node's agent."""
 
-    @property
-    def range(self) -> tuple[float, float] | None:
-        """Return the stretch of time that is named by its two ends, or None."""
-        if self.start_s is None or self.end_s is None or not self.start_s < self.end_s:
-            return None
-        return self.start_s, self.end_s
-
     def params(self) -> dict[str, str]:
         """Return the link's parameters: what `chosen` reads."""
-        said = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu, "node": self.node}
-        if (stretch := self.range) is not None:
-            said |= {"from": f"{stretch[0]:.3f}", "to": f"{stretch[1]:.3f}"}
-        return {name: text for name, text in said.items() if text is not None}
+        named = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu, "node": self.node}
+        if self.range is not None:
+            named |= {"from": f"{self.range[0]:.3f}", "to": f"{self.range[1]:.3f}"}
+        return {name: text for name, text in named.items() if text is not None}
 
 
 def chosen(params: Mapping[str, str]) -> Chosen:
-    """Return what a link's parameters say; what makes no sense is left out."""
-    window = params.get("window")
+    """Return a link's parameters; what makes no sense is left out."""
+    window, start_s, end_s = params.get("window"), _time(params.get("from")), _time(params.get("to"))
     return Chosen(
-        run=params.get("run"),
-        rank=params.get("rank"),
         window=window if window in WINDOWS_S else None,
-        start_s=_time(params.get("from")),
-        end_s=_time(params.get("to")),
-        gpu=params.get("gpu"),
-        node=params.get("node"),
+        range=None if start_s is None or end_s is None or end_s <= start_s else (start_s, end_s),
+        **{name: params.get(name) for name in ("run", "rank", "gpu", "node")},
     )
 
 
@@ -110,7 +99,7 @@ def span_of_node(window_s: float | None, now_s: float) -> Span:
 def settled(span: Span) -> Span:
     """Return a stretch that ends now as one that moves by whole intervals between its points, whose samples are all there.
 
-    Between two moves nothing that is drawn changes: the browser draws nothing anew, and what is said under a pointer stays.
+    Between two moves nothing that is drawn changes: the browser does not redraw, and the tooltip under a pointer stays.
     """
     spacing_s = max(LEAST_SPACING_S, (span.end_s - span.start_s) / span.points)
     end_s = (span.end_s - SAMPLES_LATE_S) // spacing_s * spacing_s

@@ -14,21 +14,20 @@ from gpuwatch.commands.report_options import (
     Form,
     HistoryFile,
     Output,
+    finish,
     form,
     load_run,
     open_source,
-    write,
 )
+from gpuwatch.errors import require
+from gpuwatch.tools.reports import as_json as comparison_json
+from gpuwatch.tools.reports import broken, parse_gate
 from gpuwatch.tools.reports import compare as compare_runs
-from gpuwatch.tools.reports.compare_page import compare_page
-from gpuwatch.tools.reports.comparing import as_json as comparison_json
-from gpuwatch.tools.reports.gates import broken_of_two, parse_gate
-from gpuwatch.tools.reports.markdown import compare_markdown
 
 
 def compare(
     a: Annotated[str, typer.Argument(help="The run before: its id or name, or a report's JSON file.")],
-    b: Annotated[str, typer.Argument(help="The run after: likewise, or `last`.")],
+    b: Annotated[str, typer.Argument(help="The run after: the same, or `last`.")],
     agent: Agent = AGENT,
     history: HistoryFile = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
@@ -57,10 +56,9 @@ def compare(
     if how is Form.JSON:
         text = comparison_json(found)
     else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import compare_markdown, compare_page
+
         text = compare_markdown(found) if how is Form.MARKDOWN else compare_page(found)
-    write(text, how, output, f"{found.a.name}-{found.b.name}")
-    failed = broken_of_two(found, gates)
-    for each in failed:
-        typer.secho(f"gpuwatch: {found.b.name} against {found.a.name}: {each}", fg="red", err=True)
-    if failed:
-        raise typer.Exit(1)
+    failed = [f"{found.b.name} against {found.a.name}: {each}" for each in broken(found.b, gates, found)]
+    finish(text, how, output, f"{found.a.name}-{found.b.name}", failed)

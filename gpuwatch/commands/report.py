@@ -14,15 +14,14 @@ from gpuwatch.commands.report_options import (
     Form,
     HistoryFile,
     Output,
+    finish,
     form,
     load_run,
     open_source,
-    write,
 )
+from gpuwatch.errors import require
+from gpuwatch.tools.reports import as_json as report_json
 from gpuwatch.tools.reports import broken, parse_gate
-from gpuwatch.tools.reports.markdown import run_markdown
-from gpuwatch.tools.reports.model import as_json as report_json
-from gpuwatch.tools.reports.page import run_page
 
 
 def report(
@@ -55,9 +54,8 @@ def report(
     if how is Form.JSON:
         text = report_json(found)
     else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import run_markdown, run_page
+
         text = run_markdown(found, failed) if how is Form.MARKDOWN else run_page(found, failed)
-    write(text, how, output, found.name)
-    for each in failed:
-        typer.secho(f"gpuwatch: {found.name}: {each}", fg="red", err=True)
-    if failed:
-        raise typer.Exit(1)
+    finish(text, how, output, found.name, [f"{found.name}: {each}" for each in failed])

@@ -1,8 +1,9 @@
-"""What `gpuwatch report` and `gpuwatch compare` share: where runs are read from, and where the result goes."""
+"""Options and steps that `gpuwatch report` and `gpuwatch compare` share: where runs are read from, where the result goes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -60,14 +61,18 @@ def load_run(source: RunSource, wanted: str, now_s: float, config: Path | None =
     return gather(source, wanted, now_s, None if config is None else read_config(config).prices)
 
 
-def write(text: str, how: Form, output: Path | None, name: str) -> None:
-    """Write the result; a page without a name for it gets one, which is said on stdout. Raises: ConfigError."""
+def finish(text: str, how: Form, output: Path | None, name: str, failed: Sequence[str]) -> None:
+    """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
     if str(output) == "-" or (output is None and how is not Form.HTML):
         typer.echo(text, nl=not text.endswith("\n"))
-        return
-    path = output or Path(f"gpuwatch-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}.html")
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
-    typer.echo(str(path))
+    else:
+        path = output or Path(f"gpuwatch-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}.html")
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
+        typer.echo(str(path))
+    for each in failed:
+        typer.secho(f"gpuwatch: {each}", fg="red", err=True)
+    if failed:
+        raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 from gpuwatch.api import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.reports.choosing import choose
+from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
 

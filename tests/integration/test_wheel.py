@@ -22,6 +22,8 @@ def test_the_wheel_is_for_any_machine_and_is_imported_from_its_files_alone(tmp_p
         names = archive.namelist()
         archive.extractall(site)
     assert not [name for name in names if name.endswith((".c", ".so"))]
+    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuwatch/tools/reports/templates").iterdir()}
+    assert len(templates) > 5 and templates <= set(names)
     assert "gpuwatch/py.typed" in names and "gpuwatch_agent/main.py" in names
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r}); import gpuwatch; "

@@ -16,12 +16,12 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
+from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, VERMILLION, Look
 from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, MONEY, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Link, Severity, Threshold
 from gpuwatch_dashboards.query import render
-from gpuwatch_dashboards.render.palette import BLUE, GREY, LOOKS, ORANGE, SAND, VERMILLION, Look
 
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "table": 8, "lines": 8, "stack": 8}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, Unit, alerts, columns, stat
+from gpuwatch.tools.reports.display import Unit
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
 from gpuwatch_dashboards.query import Match, Query
 
 NO_GPU = "No GPU on this node."

@@ -7,13 +7,10 @@ from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import Unit
 from gpuwatch_dashboards.query import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
-Unit = Literal[
-    "1", "ratio", "s", "1/s", "bytes", "bytes/s", "watts", "celsius", "hertz", "hours", "money", "money/h", "up"
-]
-"""`money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
 """Target of a table cell's link: the fleet's, node's or run's page with this value selected, or an alert's runbook."""
 Severity = Literal["warning", "critical"]
@@ -70,7 +67,7 @@ class Curve:
     live: Query | None = None
     """For agents and Prometheus. None: only Prometheus can answer, by `promql`."""
     legend: str = ""
-    """With labels in braces: "read {device}"; a single label in `palette.LOOKS` is shown by its name there. Of a table:
+    """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:
     the title of the value's column (empty: the value is not shown)."""
     promql: str = ""
     """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from urllib.parse import urlencode
 
+from markupsafe import Markup
+
 from gpuwatch.api import Series
+from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.panel import Column, Unit
-from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.panels.panel import Column
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
-from gpuwatch_dashboards.render.marks import Mark
-from gpuwatch_dashboards.render.option import Option, line_option
-from gpuwatch_dashboards.render.palette import SEVERITIES
-from gpuwatch_dashboards.render.units import display
+from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.option import Mark, Option, line_option
 from gpuwatch_dashboards.sources import Source
 
 HEIGHT_PX = 150
 ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS = 50
-PAGES = {"node": ("live", "node"), "run": ("run", "run")}
+PAGES_OF_LINKS = {"node": ("live", "node"), "run": ("run", "run")}
 """By a column's link: the page that a cell leads to, and its parameter."""
 Answers = Sequence[Sequence[Series]]
 """The lines of each of a panel's curves."""
@@ -31,7 +30,7 @@ Answers = Sequence[Sequence[Series]]
 @dataclass(frozen=True)
 class Card:
     key: str
-    head: str
+    head: Markup
     """HTML: title, question, legend; without a chart also what is shown in its place."""
     option: Option | None = None
     height_px: int = HEIGHT_PX
@@ -59,9 +58,9 @@ def card(
 ) -> Card:
     """Return a chart or table with the lines of each of its curves; `empty` is shown in place of the panel's own text."""
     if panel.kind == "table":
-        return Card(f"panel-{panel.key}", markup.panel_head(panel.title, panel.question) + table(panel, traces))
+        return Card(f"panel-{panel.key}", PAGES.panel_head(panel.title, panel.question) + table(panel, traces))
     lines = drawn_lines(panel, traces)
-    head = markup.panel_head(panel.title, panel.question, legend_values(panel, lines))
+    head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
         return text_card(panel.key, head, ONE_SAMPLE if any(line.points for line in lines) else empty or panel.empty)
     return Card(
@@ -74,67 +73,55 @@ def card(
     )
 
 
-def text_card(key: str, head: str, text: str) -> Card:
+def text_card(key: str, head: Markup, text: str) -> Card:
     """Return a heading (HTML, escaped) with a sentence in the figure's place."""
-    return Card(f"panel-{key}", head + markup.nothing(text))
+    return Card(f"panel-{key}", head + PAGES.nothing(text))
 
 
-def figures(answered: Sequence[tuple[Panel, Answers]]) -> str:
+def figures(answered: Sequence[tuple[Panel, Answers]]) -> Markup:
     """Return the stats among the panels as HTML: number and title; what was not measured is left out."""
     shown = []
     for panel, traces in answered:
         # of several series (mounts of /dev/shm, say) the one closest to its limit
         values = [trace.last for trace in traces[0] if trace.last is not None]
         if panel.kind == "stat" and values:
-            colour = _colour(panel, max(values))
-            style = f' style="border-bottom: 3px solid {colour}"' if colour else ""
-            shown.append(
-                f'<div class="gw-figure gw-figure-{panel.key}" title="{escape(panel.question)}">'
-                f"<b{style}>{escape(_text(max(values), panel.unit))}</b><span>{escape(panel.title)}</span></div>"
-            )
-    return f'<div class="gw-figures">{"".join(shown)}</div>' if shown else ""
+            shown.append((panel, _text(max(values), panel.unit), _colour(panel, max(values))))
+    return PAGES.stats(shown) if shown else Markup()
 
 
-def table(panel: Panel, traces: Answers) -> str:
-    """Return a table's rows as HTML: series of all curves with the same labels are one row. Everything is escaped."""
+def table(panel: Panel, traces: Answers) -> Markup:
+    """Return a table's rows as HTML: series of all curves with the same labels are one row."""
     labels = tuple(column.label for column in panel.columns)
-    rows: dict[tuple[str, ...], dict[str, float]] = {}
-    named: dict[tuple[str, ...], dict[str, str]] = {}
+    values: dict[tuple[str, ...], dict[str, float]] = {}
+    names: dict[tuple[str, ...], dict[str, str]] = {}
     # an empty label is absent, a label that no series of a curve has is not the curve's
-    own = [each for each in labels if all(not of or any(each in trace.labels for trace in of) for of in traces)]
+    common = [each for each in labels if all(not of or any(each in trace.labels for trace in of) for of in traces)]
     for curve, of_curve in zip(panel.curves, traces, strict=True):
         for trace in of_curve:
-            key = tuple(trace.labels.get(label, "") for label in own)
-            named.setdefault(key, {}).update({label: trace.labels[label] for label in labels if label in trace.labels})
-            values = rows.setdefault(key, {})
+            key = tuple(trace.labels.get(label, "") for label in common)
+            names.setdefault(key, {}).update({label: trace.labels[label] for label in labels if label in trace.labels})
+            of_row = values.setdefault(key, {})
             if curve.legend and trace.last is not None:
-                values[curve.legend] = trace.last
-    if not rows:
-        return markup.nothing(panel.empty)
+                of_row[curve.legend] = trace.last
+    if not values:
+        return PAGES.nothing(panel.empty)
     units = {curve.legend: curve.unit or panel.unit for curve in panel.curves if curve.legend}
     first = panel.sort or next(iter(units), "")
-    ordered = sorted(rows, key=lambda key: -rows[key].get(first, 0.0)) if panel.sort else list(rows)
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in (*(c.title for c in panel.columns), *units))
-    body = ""
+    ordered = sorted(values, key=lambda key: -values[key].get(first, 0.0)) if panel.sort else list(values)
+    rows = []
     for key in ordered[:MOST_ROWS]:
-        cells = [(column.title, _linked(column, named[key].get(column.label, ""))) for column in panel.columns]
+        cells = [(c.title, text, _link(c, text), "") for c in panel.columns for text in [names[key].get(c.label, "")]]
         for title, unit in units.items():
-            value = rows[key].get(title)
-            colour = _colour(panel, value) if unit == panel.unit else ""
-            dot = f'<i class="gw-dot" style="--gw:{colour}"></i>' if colour else ""
-            cells.append((title, dot + escape(_text(value, unit))))
-        body += f"<tr>{''.join(f'<td data-label={chr(34)}{escape(t)}{chr(34)}>{c}</td>' for t, c in cells)}</tr>"
-    more = len(rows) - MOST_ROWS
-    foot = f'<p class="gw-foot">and {more:,} more</p>' if more > 0 else ""
-    return f'<table class="gw-gpus"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{foot}'
+            value = values[key].get(title)
+            cells.append((title, _text(value, unit), "", _colour(panel, value) if unit == panel.unit else ""))
+        rows.append(cells)
+    titles = [*(column.title for column in panel.columns), *units]
+    return PAGES.table(titles, rows, len(values) - MOST_ROWS)
 
 
-def _linked(column: Column, value: str) -> str:
-    target = PAGES.get(column.link or "")
-    if target is None or not value:
-        return escape(value)
-    page, name = target
-    return f'<a href="{page}?{escape(urlencode({name: value}))}" target="_self">{escape(value)}</a>'
+def _link(column: Column, value: str) -> str:
+    page, name = PAGES_OF_LINKS.get(column.link or "", ("", ""))
+    return f"{page}?{urlencode({name: value})}" if page and value else ""
 
 
 def _text(value: float | None, unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""A panel's lines by name, colour and order, and its legend (as text beside the chart, so that it never overlaps or moves)."""
+"""A panel's lines by name, colour and order, and its legend as text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuwatch.api import Points, Series
+from gpuwatch.tools.reports.display import LOOKS, SEQUENCE, Look, display
 from gpuwatch_dashboards.panels import Curve, Panel
-from gpuwatch_dashboards.render.palette import LOOKS, SEQUENCE
-from gpuwatch_dashboards.render.units import display
 
 DASHES = ("solid", "dash", "dashdot", "longdash")
 MAX_LEGEND = 4
@@ -29,7 +28,11 @@ class DrawnLine:
     stacked: bool = False
     """A part of its panel's stack; else a line, over the stack where there is one."""
     value: float | None = None
-    """What the legend says: the last value, or of a share the mean over the time shown."""
+    """In the legend: the last value, or of a share the mean over the time shown."""
+
+    @property
+    def hatch(self) -> str:
+        return Look(self.name, self.colour, self.pattern).hatch
 
 
 def drawn_lines(panel: Panel, traces: Sequence[Sequence[Series]]) -> list[DrawnLine]:
@@ -56,8 +59,8 @@ def legend_values(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnL
 
 def spoken(panel: Panel, lines: Sequence[DrawnLine]) -> str:
     """Return the chart in words, for those who cannot see it."""
-    said = ", ".join(f"{line.name} {text}" for line, text in legend_values(panel, lines))
-    return f"{panel.title}: {said}" if said else panel.title
+    text = ", ".join(f"{line.name} {value}" for line, value in legend_values(panel, lines))
+    return f"{panel.title}: {text}" if text else panel.title
 
 
 def _summary(panel: Panel, lines: Sequence[DrawnLine]) -> list[tuple[DrawnLine, str]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuwatch.api import Steps
-from gpuwatch_dashboards.render import markup
+from gpuwatch.tools.reports.display import Scale, display, scale_for
 from gpuwatch_dashboards.render.cards import Card, text_card
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Option
-from gpuwatch_dashboards.render.units import Scale, display, scale_for
 
 TITLE = "Data wait over the run"
 MOST_ROWS, MOST_COLUMNS = 100, 120
 ROW_PX = 12
 COVER = 0.98
 """The colour is full at this share of all cells: one pause at the start must not make all else pale."""
-USUAL_SHADE = 3.0
-"""And at no less than so many times the usual wait, where any is as long: where all steps wait alike, those that wait longer still stand out."""
+MEDIAN_SHADE = 3.0
+"""And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
 """From no wait to the longest; translucent, so that they are shades of the page's own background, light or dark."""
 
@@ -80,12 +80,12 @@ def heat_card(steps: Steps) -> Card:
     """Return the map as a card."""
     found = grid(steps)
     if found is None or len(steps.step) < 2:
-        head = markup.panel_head(TITLE, "When did steps wait for data?")
+        head = PAGES.panel_head(TITLE, "When did steps wait for data?")
         return text_card("heat", head, "No step of this run is kept for this time.")
     known = sorted(value for value in found.longest_s if value is not None)
     most = full_colour_s(known)
     wrap = "Each row is an epoch" if found.by_epoch else "Each row is as many steps"
-    head = markup.panel_head(
+    head = PAGES.panel_head(
         TITLE,
         f"{wrap}, from left to right; a cell is as dark as its longest wait. Full colour: {display(most, 's')} or more.",
     )
@@ -95,9 +95,9 @@ def heat_card(steps: Steps) -> Card:
 
 def full_colour_s(known: list[float]) -> float:
     """Return the wait of full colour; `known` are those of all cells, the shortest first."""
-    usual = known[len(known) // 2]
+    median = known[len(known) // 2]
     return (
-        max(known[min(len(known) - 1, int(COVER * len(known)))], min(known[-1], USUAL_SHADE * usual))
+        max(known[min(len(known) - 1, int(COVER * len(known)))], min(known[-1], MEDIAN_SHADE * median))
         or known[-1]
         or 1.0
     )

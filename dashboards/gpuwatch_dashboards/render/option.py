@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
+from gpuwatch.api import Epoch, Finding, Series
+from gpuwatch.tools.reports.display import SEVERITIES, STATES, VERMILLION, Scale, scale_for
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.render.charts import DrawnLine
-from gpuwatch_dashboards.render.marks import Mark, lines_and_bands
-from gpuwatch_dashboards.render.palette import SEQUENCE
-from gpuwatch_dashboards.render.units import Scale, scale_for
 
 Option = dict[str, Any]
 """Plain data, as JSON has it."""
@@ -31,6 +31,93 @@ _DECALS: dict[str, Option] = {
     "x": {"dashArrayX": [1, 0], "dashArrayY": [4, 3], "rotation": -0.785},
 }
 """Hatching by a look's pattern."""
+
+MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
+"""States that a timeline marks where they take most of the time."""
+MOST_EPOCH_MARKS = 60
+MOST_BANDS = 200
+FAINT = 0.16
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened, at a moment or over a stretch. Times are Unix seconds."""
+
+    at_s: float
+    text: str
+    colour: str
+    until_s: float | None = None
+
+
+def epoch_marks(epochs: Sequence[Epoch]) -> list[Mark]:
+    """Return a line at each epoch's begin; of very many only every second, third …"""
+    every = -(-len(epochs) // MOST_EPOCH_MARKS) or 1
+    return [
+        Mark(epoch.time_s, f"epoch {n + 1} begins with step {epoch.step:,}", "#8C8C8C")
+        for n, epoch in enumerate(epochs)
+        if n % every == 0
+    ]
+
+
+def phase_marks(ledger: Sequence[Series]) -> list[Mark]:
+    """Return a band wherever a state that is no training took most of the time; `ledger` are shares by state."""
+    marks = []
+    for line in ledger:
+        state = line.labels.get("state", "")
+        if state not in MARKED_STATES:
+            continue
+        begin: float | None = None
+        for time_s, value in (*line.points, (line.points[-1][0] if line.points else 0.0, None)):
+            most = value is not None and value > 0.5
+            if most and begin is None:
+                begin = time_s
+            elif not most and begin is not None:
+                marks.append(Mark(begin, STATES[state].name, STATES[state].colour, time_s))
+                begin = None
+    return marks[:MOST_BANDS]
+
+
+def finding_marks(findings: Sequence[Finding]) -> list[Mark]:
+    """Return a band over each finding's time."""
+    return [
+        Mark(f.since_s, f.title, SEVERITIES[f.severity].colour, max(f.seen_s or f.since_s, f.since_s))
+        for f in findings
+        if f.since_s is not None
+    ][-MOST_BANDS:]
+
+
+def lines_and_bands(marks: Sequence[Mark], start_s: float, end_s: float) -> dict[str, Any]:
+    """Return an ECharts series' markLine and markArea for the marks within a stretch of time."""
+    here = [mark for mark in marks if mark.at_s <= end_s and (mark.until_s or mark.at_s) >= start_s]
+    moments = [
+        {"xAxis": 1e3 * mark.at_s, "name": mark.text, "lineStyle": {"color": mark.colour}}
+        for mark in here
+        if mark.until_s is None
+    ]
+    bands = [
+        [
+            {
+                "xAxis": 1e3 * max(mark.at_s, start_s),
+                "name": mark.text,
+                "itemStyle": {"color": mark.colour, "opacity": FAINT},
+            },
+            {"xAxis": 1e3 * min(mark.until_s, end_s)},
+        ]
+        for mark in here
+        if mark.until_s is not None
+    ]
+    option: dict[str, Any] = {}
+    if moments:
+        option["markLine"] = {
+            "symbol": "none",
+            "label": {"show": False},
+            "lineStyle": {"type": "dashed", "width": 1, "opacity": 0.55},
+            "data": moments,
+            "tooltip": {"formatter": "{b}"},
+        }
+    if bands:
+        option["markArea"] = {"label": {"show": False}, "data": bands, "tooltip": {"formatter": "{b}"}}
+    return option
 
 
 def line_option(
@@ -60,7 +147,9 @@ def line_option(
     if series:
         series[0] |= lines_and_bands(marks, span.start_s, span.end_s)
         if panel.thresholds:
-            series[-1]["markLine"] = _limits([threshold.value * scale.factor for threshold in panel.thresholds])
+            series[-1]["markLine"] = reference(
+                "yAxis", [each.value * scale.factor for each in panel.thresholds], VERMILLION
+            )
     return {
         "animation": False,
         "grid": GRID,
@@ -78,7 +167,7 @@ def picked(number: int, start_s: float, end_s: float) -> float:
 
 
 def tooltip(scale: Scale) -> Option:
-    """Return what is said of the moment under the pointer: each line's value with its unit."""
+    """Return the text at the moment under the pointer: each line's value with its unit."""
     suffix = scale.suffix.replace("%", "%%")
     return {"trigger": "axis", "confine": True, "valueFormatter": f"%.3g{suffix}", "transitionDuration": 0}
 
@@ -134,13 +223,14 @@ def _series(line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
     return one | ({"areaStyle": {"opacity": 0.12}} if alone else {})
 
 
-def _limits(values: Sequence[float]) -> Option:
+def reference(axis: str, values: Sequence[float], colour: str) -> Option:
+    """Return a series' markLine: dotted lines at these values of an axis."""
     return {
         "symbol": "none",
         "silent": True,
         "label": {"show": False},
-        "lineStyle": {"type": "dotted", "width": 1.5, "color": SEQUENCE[5]},
-        "data": [{"yAxis": value} for value in values],
+        "lineStyle": {"type": "dotted", "width": 1.5, "color": colour},
+        "data": [{axis: value} for value in values],
     }
 
 
@@ -149,7 +239,7 @@ def _pick_axis() -> Option:
 
 
 def _pickable(top: float) -> Option:
-    """Return unseen bars that fill the chart: ECharts tells which data was clicked, not which place of an axis."""
+    """Return unseen bars that fill the chart: ECharts reports which data was clicked, not which place of an axis."""
     unseen = {"itemStyle": {"color": "transparent", "borderWidth": 0}}
     return {
         "type": "bar",

@@ -22,7 +22,7 @@ from rich.text import Text
 from gpuwatch.api import Points, Series
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import shares
-from gpuwatch_dashboards.render.palette import STATES, Look
+from gpuwatch.tools.reports.display import STATES, Look
 
 GLYPHS: dict[str, str] = {
     "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import STATES, display
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
-from gpuwatch_dashboards.render.palette import STATES
-from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Reader, Sampled, last
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped

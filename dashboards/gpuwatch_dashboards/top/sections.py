@@ -11,8 +11,18 @@ from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch_dashboards.render.palette import BLUE, GREEN, ORANGE, PHASES, SEVERITIES, VERDICTS
-from gpuwatch_dashboards.render.units import digits, display, scale_for
+from gpuwatch.tools.reports.display import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PHASES,
+    SEVERITIES,
+    STATUS_SIGNS,
+    VERDICTS,
+    digits,
+    display,
+    scale_for,
+)
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Sampled, last
 from gpuwatch_dashboards.top.drawing import (
@@ -37,7 +47,6 @@ from gpuwatch_dashboards.top.drawing import (
     wrapped,
 )
 
-STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
 NO_VERDICT = "no verdict yet: measuring the first steps"
 _INDENT = 8

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
+from markupsafe import Markup
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards.model import Node, Scope, Span
+from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.render import gpu_strip, markup, ranks
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
-from gpuwatch_dashboards.render.run_strip import run_strip
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.selection import (
     DEFAULT_WINDOW,
     WINDOWS_S,
@@ -28,6 +30,7 @@ from gpuwatch_dashboards.selection import (
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
     Site,
+    choice,
     chosen_run,
     draw_card,
     draw_panels,
@@ -42,10 +45,11 @@ ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
 """Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
 TOP, TOP_HEIGHT_PX = BY_KEY["ledger"], 300
+GPU_LEDGER = Query("gpuwatch_gpu_seconds_total", by=("gpu", "UUID", "state"))
 SMALL_POINTS = 160
 """A small chart is some 400 px wide: more points than this fall on each other."""
 MORE_HOLD_S = 15.0
-_WINDOW, _GPU, _MORE = "window", "gpu_choice", "more_panels"
+_MORE = "more_panels"
 
 
 def page(site: Site) -> None:
@@ -92,14 +96,18 @@ def _live(site: Site) -> None:
     node = site.source.node(run, selection.node)
     top_bar(site, selection if run is None else replace(selection, run=run.run, rank=str(run.rank)))
     if run is None and not node.gpus:
-        st.html(markup.no_runs(node) + foot(site, node, None))
+        st.html(PAGES.no_runs(node) + foot(site, node))
         return
     window = _choices(runs, run, selection)
     now_s = float(int(time.time()))
     gpu = selection.gpu if node.gpus and any(each.gpu == selection.gpu for each in node.gpus) else None
     shown = _Shown(runs, run, node, gpu, _span(run, window, selection, now_s))
     # in this order: what is drawn is on its way to the reader while the next part is fetched and made
-    _verdict(shown)
+    if run is not None:
+        with st.container(key="verdict"):
+            st.html(markup.verdict(run))
+    else:
+        st.html(PAGES.no_runs(node, short=True))
     _top(site, shown, now_s)
     _rest(site, shown)
     _more(site, shown)
@@ -111,27 +119,14 @@ def _choices(runs: Sequence[Run], run: Run | None, selection: Chosen) -> str:
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
         if run is not None:
             run_box(runs, run)
-        if _WINDOW not in st.session_state:
-            st.session_state[_WINDOW] = selection.window or DEFAULT_WINDOW
-        window = st.segmented_control(
-            "Time range",
-            list(WINDOWS_S),
-            key=_WINDOW,
-            required=True,
-            label_visibility="collapsed",
-            on_change=_remember_window,
-        )
+        window = choice("Time range", list(WINDOWS_S), "window", DEFAULT_WINDOW, "window")
         if selection.range is not None:
             st.button("Back to now", on_click=lambda: remember(**{"from": None, "to": None}))
-    return window or selection.window or DEFAULT_WINDOW
-
-
-def _remember_window() -> None:
-    remember(**{"window": st.session_state[_WINDOW], "from": None, "to": None})
+    return window
 
 
 def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span:
-    """Return the stretch of time to draw. All who look now look at the same."""
+    """Return the stretch of time to draw. It is the same for all viewers of a second."""
     if selection.range is not None:
         return span_between(*selection.range)
     if run is None:
@@ -140,54 +135,26 @@ def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span
     return settled(span) if run.status == "running" else span
 
 
-def _verdict(shown: _Shown) -> None:
-    if shown.run is not None:
-        with st.container(key="verdict"):
-            st.html(markup.verdict(shown.run))
-    else:
-        st.html(markup.no_runs(shown.node, short=True))
-
-
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    texts = site.once.get(("words", shown.key), lambda: _texts(shown, now_s))
-    if texts.runs:
+    runs, findings = site.once.get(("texts", shown.key), lambda: _texts(shown, now_s))
+    if runs:
         with st.container(key="box-runs"):
-            st.html(markup.panel_head(f"Runs on {node.host}", "Which one needs attention?") + texts.runs)
+            st.html(PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
     with st.container(key="grid-top"):
         if run is not None:
             draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
         with st.container(key="box-findings"):
-            st.html(markup.panel_head("What to do", "What was found, what proves it, and the one change to make."))
-            st.html(texts.findings)
+            st.html(PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make."))
+            st.html(findings)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """What is known of now, as HTML."""
-
-    findings: str
-    runs: str
-    """All runs that go on; empty where there is no other."""
-
-
-def _texts(shown: _Shown, now_s: float) -> _Texts:
+def _texts(shown: _Shown, now_s: float) -> tuple[Markup, Markup]:
+    """Return all runs that go on (empty where there is no other) and the findings of now."""
     run = shown.run
-    found = (*ranks.findings_of(shown.runs, run), *shown.node.findings)
-    return _Texts(
-        findings=markup.findings(found, now_s, run is None or run.status == "running"),
-        runs=run_strip(shown.runs, run) if run is not None else "",
-    )
-
-
-@dataclass(frozen=True)
-class _Charts:
-    """What is drawn over a stretch of time. Those about a run or GPUs are empty without one."""
-
-    gpu: tuple[Card, ...]
-    others: tuple[Card, ...]
-    gpu_shares: Mapping[str, Mapping[str, float]]
-    """Of each GPU's time by state, by UUID."""
+    found = (*markup.findings_of(shown.runs, run), *shown.node.findings)
+    findings = markup.findings(found, now_s, run is None or run.status == "running")
+    return Markup() if run is None else markup.run_table(shown.runs, run), findings
 
 
 def _ledger(source: Source, shown: _Shown) -> Card:
@@ -201,36 +168,43 @@ def _at_once(group: str) -> list[Panel]:
     return [panel for panel in live_panels(group) if not panel.more and panel.kind != "stat" and panel.key != TOP.key]
 
 
-def _charts(source: Source, shown: _Shown) -> _Charts:
-    """Return the other charts of a stretch of time, those of GPUs narrowed to one if one is chosen. Raises SourceError."""
+def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequence[Growth]]:
+    """Return the other charts of a stretch of time: of GPUs (narrowed to one if one is chosen) and the rest; and the GPUs' ledgers.
+
+    Raises: SourceError.
+    """
     span, scope = shown.small, shown.scope
     of_run = _at_once("run") if shown.run is not None else []
     of_node = replace(scope, run=None, rank=None)
     others = read_panels(source, [*of_run, *_at_once("node"), *_at_once("agent")], scope, span)
     gpus = read_panels(source, _at_once("gpu"), replace(of_node, gpu=shown.gpu), span) if shown.node.gpus else []
-    grown = source.growth(gpu_strip.LEDGER, of_node, shown.span) if shown.node.gpus else []
-    return _Charts(
-        gpu=tuple(card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus),
-        others=tuple(card(*each, span) for each in others),
-        gpu_shares=gpu_strip.shares_by_gpu(grown),
-    )
+    grown = source.growth(GPU_LEDGER, of_node, shown.span) if shown.node.gpus else []
+    of_gpus = [card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus]
+    return of_gpus, [card(*each, span) for each in others], grown
 
 
 def _rest(site: Site, shown: _Shown) -> None:
     node = shown.node
-    drawn = site.once.get(("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s)
+    of_gpus, others, growth = site.once.get(
+        ("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s
+    )
     if gpus := node.gpus:
         with st.container(key="box-gpus"):
-            st.html(markup.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(site.once.get(("strip", shown.key), lambda: gpu_strip.strip(gpus, drawn.gpu_shares, shown.runs)))
+            st.html(PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
+            st.html(site.once.get(("gpus", shown.key), lambda: markup.gpu_table(gpus, growth, shown.runs)))
         if len(gpus) > 1:
-            _gpu_choice([each.gpu for each in gpus], shown.gpu)
+            options = [ALL_GPUS, *(each.gpu for each in gpus)]
+            choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
         with st.container(key="grid-gpu"):
-            for each in drawn.gpu:
+            for each in of_gpus:
                 draw_card(each)
     with st.container(key="grid"):
-        for each in drawn.others:
+        for each in others:
             draw_card(each)
+
+
+def _gpu_name(gpu: str) -> str:
+    return "All GPUs" if gpu == ALL_GPUS else f"GPU {gpu}"
 
 
 def _remember_more() -> None:
@@ -248,17 +222,3 @@ def _more(site: Site, shown: _Shown) -> None:
         others = [panel for panel in GROUPS[group] if panel.key not in drawn]
         scope = shown.scope if group == "run" else replace(shown.scope, run=None, rank=None, gpu=shown.gpu)
         draw_panels(site, f"more-{group}", others, scope, shown.small, MORE_HOLD_S)
-
-
-def _gpu_choice(gpus: Sequence[str], gpu: str | None) -> None:
-    if _GPU not in st.session_state:
-        st.session_state[_GPU] = gpu or ALL_GPUS
-    st.segmented_control(
-        "GPUs in the charts below",
-        [ALL_GPUS, *gpus],
-        key=_GPU,
-        required=True,
-        format_func=lambda name: "All GPUs" if name == ALL_GPUS else f"GPU {name}",
-        label_visibility="collapsed",
-        on_change=lambda: remember(gpu=None if st.session_state[_GPU] in (None, ALL_GPUS) else st.session_state[_GPU]),
-    )

@@ -14,14 +14,12 @@ from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
-from gpuwatch_dashboards.render import markup, ranks
-from gpuwatch_dashboards.render.buckets import merged, trace
+from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, card, read_panels
 from gpuwatch_dashboards.render.heatmap import heat_card
-from gpuwatch_dashboards.render.marks import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.render.step_rows import shown_one_by_one
-from gpuwatch_dashboards.render.timeline import nothing_card, step_cards
-from gpuwatch_dashboards.render.units import display
+from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.option import epoch_marks, finding_marks, phase_marks
+from gpuwatch_dashboards.render.timeline import merged, nothing_card, shown_one_by_one, step_cards, trace
 from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
@@ -43,7 +41,7 @@ FINE_BUCKETS = 6000
 """The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
 RANK_BUCKETS, MOST_RANKS = 200, 16
 WITHOUT_AGENT = ("step_time", "findings")
-"""Panels that say from Prometheus alone what the agent's steps and findings would."""
+"""Panels that show from Prometheus alone what the agent's steps and findings would."""
 
 
 def page(site: Site) -> None:
@@ -59,7 +57,7 @@ def _run(site: Site) -> None:
     stretch = selection.range
     if run is None:
         top_bar(site, selection)
-        st.html(markup.no_runs(node) + foot(site, node, None))
+        st.html(PAGES.no_runs(node) + foot(site, node))
         return
     top_bar(site, replace(selection, run=run.run, rank=str(run.rank)))
     now_s = time.time() // EVERY_S * EVERY_S
@@ -72,7 +70,7 @@ def _run(site: Site) -> None:
     # a run that is over stays as it is
     key = ("run", key_of(run), stretch, span, run.status, len(runs))
     drawn = site.once.get(key, lambda: _content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
-    head.html(markup.run_head(run, _figures(run, drawn)))
+    head.html(PAGES.run_head(run, drawn.steps, drawn.past is not None))
     _draw(drawn)
     st.html(foot(site, node, run))
 
@@ -98,12 +96,12 @@ def _go(start_s: float | None, end_s: float | None) -> None:
 
 
 def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
-    """Return the head's place; of a run that is new to this page it says already what is known without its steps."""
+    """Return the head's place; of a run that is new to this page it shows at once what is known without its steps."""
     if st.session_state.get(_HEADED) == key_of(run):
         return box
     st.session_state[_HEADED] = key_of(run)
     head = box.empty()
-    head.html(markup.run_head(run, [("all", f"{run.steps:,}", "steps done"), ("reading", "…", "reading them")]))
+    head.html(PAGES.run_head(run, None, False))
     return head
 
 
@@ -119,27 +117,14 @@ def _draw(drawn: _Content) -> None:
     if drawn.table:
         with st.container(key="box-ranks"):
             st.html(
-                markup.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
+                PAGES.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
             )
             st.html(drawn.table)
     if drawn.past is None:
         return
     with st.container(key="box-past"):
-        st.html(markup.panel_head("Found in this run", "What was found, and from when to when?"))
+        st.html(PAGES.panel_head("Found in this run", "What was found, and from when to when?"))
         st.html(markup.past_findings(drawn.past, reader_clock()))
-
-
-def _figures(run: Run, drawn: _Content) -> list[tuple[str, str, str]]:
-    """Return (class, number, what it is) of the steps shown."""
-    steps = drawn.steps
-    figures = [] if drawn.past is None else [("steps", f"{steps.steps:,}", "steps shown")]
-    figures.append(("all", f"{run.steps:,}", "steps done"))
-    figures += [
-        (name, display(value, "s"), f"step {name}") for name, value in (steps.step_s or {}).items() if name != "p5"
-    ]
-    if len(steps.epochs):
-        figures.append(("epochs", f"{len(steps.epochs):,}", "epochs begun"))
-    return figures + markup.rate_figures(run) + markup.cost_figures(run)
 
 
 @dataclass(frozen=True)
@@ -154,7 +139,7 @@ class _Content:
     table: str
     """HTML; empty for a run of one rank."""
     past: tuple[Finding, ...] | None
-    """None: the agent that keeps them is away; the timeline then says so, and has what Prometheus knows."""
+    """None: the agent that keeps them is away; the timeline then has a note, and what Prometheus knows."""
 
 
 def _content(
@@ -169,7 +154,7 @@ def _content(
     if away is not None:
         known = read_panels(source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
         timeline += [card(*each, span, 200, zoom=True) for each in known]
-    everyone = ranks.ranks_of(runs, run)
+    everyone = markup.ranks_of(runs, run)
     several = len(everyone) > 1
     return _Content(
         steps=steps,
@@ -177,7 +162,7 @@ def _content(
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
         heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
         ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
-        table=ranks.rank_table(everyone) if several else "",
+        table=markup.rank_table(everyone) if several else "",
         past=tuple(past) if away is None else None,
     )
 

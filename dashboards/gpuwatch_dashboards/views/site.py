@@ -10,14 +10,16 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import STATUS_SIGNS
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
+from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
 from gpuwatch_dashboards.sources import Source
@@ -26,7 +28,7 @@ from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 REFRESH_S = 2.0
 CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
-_WANTED, _SHOWN, _LOOKS = "wanted_run", "shown_run", "looks_closer"
+_WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
 _BAR_IS_DRAWN = "bar_is_drawn"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
@@ -58,7 +60,7 @@ def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = RE
         except SourceError as error:  # at any point: what is drawn already stays above the message
             if not st.session_state[_BAR_IS_DRAWN]:
                 top_bar(site, chosen(st.query_params))
-            st.html(markup.away(error))
+            st.html(PAGES.away(error))
 
     st.fragment(attempt, run_every=None if site.hidden else every_s)()
 
@@ -68,7 +70,7 @@ def top_bar(site: Site, selection: Chosen) -> None:
     params = selection.params()
     st.session_state[_BAR_IS_DRAWN] = True
     with st.container(key="top", horizontal=True, vertical_alignment="center"):
-        st.html(markup.BRAND, width="content")
+        st.html('<div class="gw-brand">gpuwatch</div>', width="content")
         for key, page in site.pages.items():
             kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
             st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
@@ -84,7 +86,7 @@ def chosen_run(runs: Sequence[Run]) -> Run | None:
 
 
 def run_box(runs: Sequence[Run], run: Run) -> None:
-    """Draw the choice of a run, when there is one, and say so when the link names one that is not known."""
+    """Draw the choice of a run, when there is one, with a note when the link names one that is not known."""
     if len(runs) > 1:
         by_key = {key_of(each): each for each in runs}
         if st.session_state.get(_WANTED) != key_of(run):
@@ -105,7 +107,7 @@ def run_box(runs: Sequence[Run], run: Run) -> None:
 
 def _choice(run: Run) -> str:
     rank = f" · rank {run.rank}" if run.world_size > 1 else ""
-    return f"{run.name or run.run}{rank} · {markup.STATUS_SIGNS[run.status]} {run.status}"
+    return f"{run.name or run.run}{rank} · {STATUS_SIGNS[run.status]} {run.status}"
 
 
 def _remember_choice() -> None:
@@ -126,12 +128,28 @@ def remember(**params: str | None) -> None:
             st.query_params[name] = text
 
 
+def choice(
+    label: str, options: Sequence[str], param: str, default: str, key: str, name: Callable[[str], str] = str
+) -> str:
+    """Draw a choice that the address keeps as `param`; return the option chosen. A choice of time ends one of a stretch of it."""
+    asked = st.query_params.get(param)
+    # not by the session's state: a value that is put there is sent to the browser once, and a quick refresh replaces it unseen
+    show: dict[str, Any] = {"default": asked if asked in options else default, "required": True, "format_func": name}
+
+    def changed() -> None:
+        of_time: dict[str, str | None] = {"from": None, "to": None} if param == "window" else {}
+        remember(**{param: st.session_state[key]}, **of_time)
+
+    show |= {"label_visibility": "collapsed", "on_change": changed}
+    return st.segmented_control(label, list(options), key=key, **show) or default
+
+
 _CHART = inspect.signature(st.echarts_chart).parameters
-"""What this Streamlit's charts can do. The last one for Python 3.10 neither reads a chart aloud nor tells of a click: the buttons look closer."""
+"""The options of this Streamlit's charts. The last one for Python 3.10 has neither `alt` nor clicks: there the buttons zoom."""
 
 
 def draw_card(card: Card) -> None:
-    """Draw a card; where it has a stretch, a click on its chart looks closer at the moment under the pointer."""
+    """Draw a card; where it has a stretch of time, a click on its chart zooms in at the moment under the pointer."""
     with st.container(key=card.key):
         st.html(card.head)
         if card.option is None:
@@ -141,15 +159,15 @@ def draw_card(card: Card) -> None:
             st.echarts_chart(card.option, key=f"chart-{card.key}", **draw)
             return
         start_s, end_s = card.stretch
-        # a new chart after each look: nothing is selected in it yet
-        key = f"chart-{card.key}-{st.session_state.get(_LOOKS, 0)}"
+        # a new chart after each zoom: nothing is selected in it yet
+        key = f"chart-{card.key}-{st.session_state.get(_ZOOMS, 0)}"
 
-        def closer() -> None:
-            st.session_state[_LOOKS] = st.session_state.get(_LOOKS, 0) + 1
+        def clicked() -> None:
+            st.session_state[_ZOOMS] = st.session_state.get(_ZOOMS, 0) + 1
             for group in st.session_state[key].selection.selected:
-                _look_closer(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
+                _zoom_in(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
 
-        st.echarts_chart(card.option, key=key, on_select=closer, **draw)
+        st.echarts_chart(card.option, key=key, on_select=clicked, **draw)
 
 
 def answered(site: Site, panels: Sequence[Panel], scope: Scope, span: Span) -> list[tuple[Panel, Answers]]:
@@ -181,20 +199,20 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
                 draw_card(each)
 
 
-def _look_closer(middle_s: float, length_s: float) -> None:
+def _zoom_in(middle_s: float, length_s: float) -> None:
     half_s = max(CLOSEST_S, length_s / CLOSER) / 2
     remember(**{"from": f"{middle_s - half_s:.3f}", "to": f"{middle_s + half_s:.3f}", "window": None})
 
 
 def reader_clock() -> Callable[[float], str]:
-    """Return what says a Unix time in the reader's own zone, e.g. "14:05:09"; browsers say their offset the other way round."""
+    """Return what formats a Unix time in the reader's zone, e.g. "14:05:09"; browsers give their offset with the other sign."""
     zone = timezone(timedelta(minutes=-(st.context.timezone_offset or 0)))
     return lambda time_s: datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
 
 
-def foot(site: Site, node: Node, run: Run | None) -> str:
+def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup:
     """Return the small print, with the time in the reader's own zone."""
-    return markup.foot(site.source.label, node, run, reader_clock()(time.time()))
+    return PAGES.foot(site.source.label, reader_clock()(time.time()), node, run)
 
 
 _TAB_JS = """

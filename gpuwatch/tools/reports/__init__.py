@@ -1,10 +1,9 @@
-"""Reports of finished and running runs: gathered from an agent or a history file, rendered as HTML, Markdown or JSON.
+"""Reports of finished and running runs: gathered from an agent or a history file, as HTML, Markdown or JSON.
 
-`gather` makes a `RunReport`, `compare` sets two of them side by side; `page`, `markdown` and `model` say it in three forms.
+`gather` makes a `RunReport`, `compare` a `Comparison` of two; `page` renders both. `display` has the words and colours of all surfaces.
 """
 
-from gpuwatch.tools.reports.comparing import Comparison, compare
-from gpuwatch.tools.reports.gates import Broken, Gate, broken, parse_gate
+from gpuwatch.tools.reports.comparison import Broken, Comparison, Gate, broken, compare, parse_gate
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport, as_json, from_json
 

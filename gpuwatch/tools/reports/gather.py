@@ -1,9 +1,10 @@
-"""Make a `RunReport` from what a source knows."""
+"""Make a `RunReport` of a run that a source knows: choose the run, order its findings, and measure its steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -11,22 +12,48 @@ import msgspec
 
 from gpuwatch import __version__
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.api import LastSteps, Run, RunSource
+from gpuwatch.api import Finding, LastSteps, Run, RunSource, Steps
+from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.cost import Cost, cost_of, together
-from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.rules import ENDINGS
 from gpuwatch.diagnosis.verdict import give_verdict
 from gpuwatch.diagnosis.window import StepColumns, Window
+from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import RUN_STATES, shares
 from gpuwatch.tools.reports import model
-from gpuwatch.tools.reports.choosing import choose
-from gpuwatch.tools.reports.findings import merge
 from gpuwatch.tools.reports.statistics import block_means, mean_interval, quantile
-from gpuwatch.tools.reports.step_plot import GROUPS, of_buckets, of_steps, step_totals
 
-_INTERVALS = 120
+_POINTS = 120
+"""Intervals of the ledger over time, and groups of steps, at most."""
 _STEPS = 20_000
 _MISSED = 0.01
 """Share of a run's step records that may be missing for other reasons than that they are old."""
+_ENDS_A_RUN = tuple(rule.__name__ for rule in ENDINGS)
+"""Causes that nothing is weighed against: they are found once, at the end."""
+_DEVICE = ("input_wait_s", "device_transfer_s", "device_compute_s", "host_wait_s")
+_HOST = ("data_wait_s", "transfer_s", "compute_s")
+_Group = tuple[float, float, float, float, float]
+"""Begin, 5th percentile, median, 95th percentile, mean wait for data."""
+
+
+def choose(source: RunSource, wanted: str) -> list[Run]:
+    """Return the ranks of the run of this id or name, or of the `last` one, rank 0 first. Of several runs of a name it is the latest.
+
+    Raises: ConfigError where there is none.
+    """
+    runs = sorted(source.runs(kept=True), key=lambda run: -run.last_message_s)
+    if not runs:
+        raise ConfigError(f"{source.where} knows no run yet; start a training with gpuwatch.watch(loader)")
+    chosen = next((run for run in runs if run.run == wanted), None)
+    chosen = chosen or next((run for run in runs if run.name == wanted), None)
+    if chosen is None and wanted == "last":
+        chosen = runs[0]
+    if chosen is None:
+        names = list(dict.fromkeys(name for run in runs for name in (run.name, run.run)))
+        near = get_close_matches(wanted, names, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"it knows {', '.join(names[:8])}"
+        raise ConfigError(f"{source.where} knows no run {wanted!r}; {hint}")
+    return sorted((run for run in runs if run.run == chosen.run), key=lambda run: run.rank)
 
 
 def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None = None) -> model.RunReport:
@@ -37,11 +64,13 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     ranks = choose(source, wanted)
     first = ranks[0]
     run = first.run
-    states = _summed(ranks)
-    until_s = max(rank.watermark_s for rank in ranks)
+    states = _ordered({state: sum(rank.states.get(state, 0.0) for rank in ranks) for state in RUN_STATES})
+    started_s, until_s = min(rank.started_s for rank in ranks), max(rank.watermark_s for rank in ranks)
     taken = source.last_steps(run, first.rank, _STEPS)
     columns, times = _columns(taken) if taken else (StepColumns(), [])
     of_last = _of_last(first, taken, columns)
+    timeline = "device" if columns.hidden_wait_s else first.timeline
+    duration_s = sum(states.values())
     samples = [rank.samples for rank in ranks if rank.samples is not None]
     return model.RunReport(
         schema=model.SCHEMA,
@@ -54,27 +83,27 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         job=first.job,
         host=first.host,
         device=first.device,
-        timeline="device" if columns.hidden_wait_s else first.timeline,
+        timeline=timeline,
         world_size=first.world_size,
-        started_s=min(rank.started_s for rank in ranks),
+        started_s=started_s,
         until_s=until_s,
-        duration_s=sum(states.values()),
+        duration_s=duration_s,
         states=states,
         shares=shares(states),
         steps=first.steps,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=_verdict(first, states, columns),
+        verdict=give_verdict(Window(duration_s, states, timeline=timeline, device=first.device, steps=columns)),
         step_time=_statistics(columns, of_last),
-        findings=merge(source.findings(run)),
+        findings=merge_findings(source.findings(run)),
         ranks=tuple(
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
         ),
         loader=None if first.loader is None else msgspec.structs.asdict(first.loader),
         versions=dict(first.versions),
         tags=dict(first.tags),
-        gpus=_gpu_models(source, run, min(rank.started_s for rank in ranks), now_s),
-        over_time=_over_time(source, run, min(rank.started_s for rank in ranks), until_s),
+        gpus=_gpu_models(source, run, started_s, now_s),
+        over_time=_over_time(source, run, started_s, until_s),
         steps_over_time=_steps_over_time(source, first, columns, times, taken is not None and of_last is None),
         cost=_cost(ranks, prices),
     )
@@ -87,21 +116,6 @@ def _status(ranks: Sequence[Run]) -> str:
 
 def _ordered(states: Mapping[str, float]) -> dict[str, float]:
     return {state: states[state] for state in RUN_STATES if states.get(state)}
-
-
-def _summed(ranks: Sequence[Run]) -> dict[str, float]:
-    return _ordered({state: sum(rank.states.get(state, 0.0) for rank in ranks) for state in RUN_STATES})
-
-
-def _verdict(first: Run, states: dict[str, float], columns: StepColumns) -> Verdict:
-    window = Window(
-        duration_s=sum(states.values()),
-        states_s=states,
-        timeline="device" if columns.hidden_wait_s else first.timeline,
-        device=first.device,
-        steps=columns,
-    )
-    return give_verdict(window)
 
 
 def _columns(taken: LastSteps) -> tuple[StepColumns, list[float]]:
@@ -133,7 +147,7 @@ def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatisti
     kept = [index for index, first in enumerate(columns.epoch_start) if not first]
     if not kept:
         return None
-    every = step_totals(columns)
+    every = _step_totals(columns)
     totals = [every[index] for index in kept]
     ordered = sorted(totals)
     blocks = block_means(totals)
@@ -164,24 +178,65 @@ def _of_last(first: Run, taken: LastSteps | None, columns: StepColumns) -> int |
 def _steps_over_time(
     source: RunSource, first: Run, columns: StepColumns, times: Sequence[float], whole: bool
 ) -> model.StepsOverTime:
-    if whole or not first.steps:
-        return of_steps(columns, times)
-    condensed = source.steps(first.run, first.rank, GROUPS)
-    return of_steps(columns, times) if condensed is None else of_buckets(condensed)
+    """Return groups of single steps where those of the whole run are known, else the run as the source has downsampled it."""
+    downsampled = None if whole or not first.steps else source.steps(first.run, first.rank, _POINTS)
+    if downsampled is not None:
+        return _of_buckets(downsampled)
+    totals = _step_totals(columns)
+    size = max(1, -(-len(totals) // _POINTS))
+    groups: list[_Group] = []
+    for at in range(0, len(totals), size):
+        group, wait_s = sorted(totals[at : at + size]), fmean(columns.data_wait_s[at : at + size])
+        groups.append((times[at], quantile(group, 0.05), median(group), quantile(group, 0.95), wait_s))
+    return _of_groups(groups, steps=len(totals), means=0)
+
+
+def _of_buckets(downsampled: Steps) -> model.StepsOverTime:
+    """Return groups of /api/v1/runs/{run}/steps?points=. Of old steps only sums are kept: their groups come first, as means."""
+    spread = downsampled.bucket_s
+    groups: list[_Group] = []
+    means = 0
+
+    def mean(name: str, index: int) -> float | None:
+        column = downsampled.column(name)
+        return None if column is None else column.mean[index]
+
+    for index, time_s in enumerate(downsampled.time_s):
+        device = [mean(name, index) for name in _DEVICE]
+        wait_s, *rest = device if device[0] is not None else [mean(name, index) for name in _HOST]
+        if wait_s is None:
+            continue
+        mean_s = wait_s + sum(part for part in rest if part is not None)
+        low, middle, high = (spread[name][index] if name in spread else None for name in ("p5", "p50", "p95"))
+        if low is None or middle is None or high is None:
+            means += 1
+            low = middle = high = mean_s
+        groups.append((time_s, low, middle, high, wait_s))
+    return _of_groups(groups, steps=downsampled.steps, means=means)
+
+
+def _of_groups(groups: Sequence[_Group], steps: int, means: int) -> model.StepsOverTime:
+    time_s, p05_s, median_s, p95_s, data_wait_s = (tuple(group[index] for group in groups) for index in range(5))
+    return model.StepsOverTime(time_s, p05_s, median_s, p95_s, data_wait_s, steps, means)
+
+
+def _step_totals(columns: StepColumns) -> list[float]:
+    """Return how long each step took, in seconds."""
+    return [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
 
 
 def _over_time(source: RunSource, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:
     """Return the growth of the run's counters, all ranks together, in at most 120 intervals."""
-    found = source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _INTERVALS)
+    found = source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _POINTS)
     grown: dict[float, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for series in found:
         points = [(at_s, value) for at_s, value in series.points if value is not None]
         state = series.labels["state"]
         if points:
-            grown[points[0][0]][state] += points[0][1]  # what had passed before the agent's first look
+            grown[points[0][0]][state] += points[0][1]  # what had passed before the agent's first sample
         for (_, before), (at_s, value) in pairwise(points):
             grown[at_s][state] += max(0.0, value - before)
-    ends = [end for end in sorted(grown) if any(grown[end].values())]  # of an ended run the counters stand still
+    ends = [end for end in sorted(grown) if any(grown[end].values())]  # the counters of an ended run no longer grow
     seen = [state for state in RUN_STATES if any(grown[end].get(state) for end in ends)]
     return model.LedgerOverTime(
         tuple(ends), {state: tuple(grown[end].get(state, 0.0) for end in ends) for state in seen}
@@ -200,7 +255,7 @@ def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> 
 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
-    """Return the ranks' costs together: by the prices given here, else as the agent told them; None where none is known."""
+    """Return the ranks' costs together: by the prices given here, else as the agent has them; None where none is known."""
     if prices is not None and prices.gpu_hour is not None:
         return together(
             [
@@ -210,3 +265,33 @@ def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
             ]
         )
     return together([rank.cost for rank in ranks if rank.cost is not None])
+
+
+def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:
+    """Return one entry a cause: what has ended the run, then roots by the time they cost, each followed by its consequences."""
+    by_cause: dict[tuple[int, str, str], list[Finding]] = {}
+    for row in sorted(rows, key=lambda row: row.since_s or 0.0):
+        by_cause.setdefault((row.rank or 0, row.cause, row.gpu or ""), []).append(row)
+    found = [
+        model.Found(
+            **{name: getattr(episodes[-1], name) for name in finding.Finding.__struct_fields__},
+            episodes=tuple((row.since_s or 0.0, row.seen_s or 0.0) for row in episodes),
+            stacks=next((row.stacks for row in reversed(episodes) if row.stacks is not None), None),
+        )
+        for episodes in by_cause.values()
+    ]
+    found.sort(key=lambda f: (f.cause not in _ENDS_A_RUN, f.severity == "info", -f.ratio * max(f.active_s, 1.0)))
+    causes = {(each.rank, each.cause) for each in found}
+    # a consequence without its root is a root
+    found = [f if (f.rank, f.root) in causes else msgspec.structs.replace(f, root=None) for f in found]
+    result: list[model.Found] = []
+    for root in [each for each in found if each.root is None]:
+        _with_consequences(root, found, result)
+    return (*result, *(each for each in found if each not in result))
+
+
+def _with_consequences(root: model.Found, found: Sequence[model.Found], result: list[model.Found]) -> None:
+    result.append(root)
+    for each in found:
+        if each.root == root.cause and each.rank == root.rank and each not in result:
+            _with_consequences(each, found, result)

@@ -1,32 +1,52 @@
-"""What a report says, as plain records: the JSON of `gpuwatch report --json`, described in docs/report.md.
+"""A report as plain records: the JSON of `gpuwatch report --json`, described in docs/report.md, and its rows of text.
 
 Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Fields are only ever added within a schema's number.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import msgspec
 
-from gpuwatch.diagnosis.cost import Cost
+from gpuwatch.diagnosis.cost import Cost, money
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.errors import ConfigError
+from gpuwatch.formatting import duration, percent, size
+from gpuwatch.ledger.states import shares
+from gpuwatch.tools.reports.display import STATES
 from gpuwatch.tools.stacks.records import Stacks
 
 SCHEMA = "gpuwatch-report/1"
 
 
+def when(time_s: float) -> str:
+    """Return e.g. "2026-11-20 20:57 UTC": a report is read elsewhere than it was made."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def setting(name: str, value: object) -> str:
+    """Return a loader's setting as people read it."""
+    return size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
 class Found(Finding, frozen=True, kw_only=True):
-    """A cause over the whole run: what it said last, and when it was there."""
+    """A cause over the whole run: its last finding, and when it was active."""
 
     rank: int
     episodes: tuple[tuple[float, float], ...]
-    """Begin and end of each time that it was there."""
+    """Begin and end of each time that it was active."""
     stacks: Stacks | None = None
     """Where the processes were when it began; None: no stacks were taken."""
 
     @property
     def active_s(self) -> float:
         return sum(end - begin for begin, end in self.episodes)
+
+    @property
+    def promise(self) -> str:
+        """Return what the advice is predicted to gain, e.g. "predicted: up to 2.4× the throughput"; empty for nothing."""
+        return f"predicted: {self.gain} the throughput" if self.gain else ""
 
 
 class StepStatistics(msgspec.Struct, frozen=True):
@@ -70,7 +90,7 @@ class StepsOverTime(msgspec.Struct, frozen=True):
     steps: int = 0
     """Steps in all groups together."""
     means: int = 0
-    """The first so many groups are of old steps, of which single ones are no longer kept: their three times of a step are one and the same mean."""
+    """How many of the first groups are of old steps, whose single times are no longer kept: their three step times are one mean."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -85,7 +105,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """One run, from its start to its last sign."""
+    """One run, from its start to its last message."""
 
     schema: str
     gpuwatch: str
@@ -93,7 +113,7 @@ class RunReport(msgspec.Struct, frozen=True):
     run: str
     name: str
     status: str
-    """running, ended (it said good-bye) or lost."""
+    """running, ended (in order) or lost."""
     user: str
     job: str
     host: str
@@ -124,14 +144,80 @@ class RunReport(msgspec.Struct, frozen=True):
     steps_over_time: StepsOverTime
     cost: Cost | None = None
 
+    @property
+    def headline(self) -> str:
+        """Return e.g. "resnet50-a · 2h 05m, 8,120 steps of 42 ms"."""
+        text = f"{self.name} · {duration(max(0.0, self.until_s - self.started_s))}, {self.steps:,} steps"
+        if self.step_time is None:
+            return text
+        last = "" if self.step_time.of_last is None else f", the last {self.step_time.of_last:,}"
+        return f"{text}{last} of {duration(self.step_time.mean_s)}"
 
-def as_json(report: RunReport) -> str:
-    """Return the report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    @property
+    def measured_steps(self) -> str:
+        """Return which steps the step times are of, e.g. "the last 20,000 of 1,200,000 steps"; empty where all are."""
+        of_last = None if self.step_time is None else self.step_time.of_last
+        return "" if of_last is None else f"the last {of_last:,} of {self.steps:,} steps"
+
+    @property
+    def plotted_steps(self) -> str:
+        """Return which steps a plot of step times shows as means alone, or not at all; empty for none."""
+        over = self.steps_over_time
+        if self.step_time is not None and self.step_time.of_last == over.steps:  # an agent that does not downsample
+            return f"shown are {self.measured_steps}"
+        if not over.means:
+            return ""
+        until = "" if over.means == len(over.time_s) else f"up to {when(over.time_s[over.means])} "
+        return f"{until}means alone: single steps from then are no longer kept"
+
+    @property
+    def state_rows(self) -> list[tuple[str, ...]]:
+        """Return (word, time, share) of each state, the largest first, and where there is a price its cost."""
+        cost = self.cost
+        return [
+            (STATES[state].name, duration(self.states[state]), percent(share))
+            + ((money(cost.states.get(state, 0.0), cost.currency),) if cost else ())
+            for state, share in self.shares.items()
+        ]
+
+    @property
+    def rank_rows(self) -> list[tuple[str, ...]]:
+        """Return (rank, host, status, steps, and its shares of compute, input wait and waits for other ranks)."""
+        rows = []
+        for rank in self.ranks:
+            of = shares(rank.states)
+            parts = (percent(of.get(state, 0.0)) for state in ("compute", "input_wait", "comm_wait"))
+            rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *parts))
+        return rows
+
+    @property
+    def environment(self) -> list[tuple[str, str]]:
+        """Return what the run ran on and with, as (name, value)."""
+        rows: list[tuple[str, str]] = [
+            ("run", self.run),
+            ("status", self.status),
+            ("host", self.host),
+            ("user", self.user),
+            ("job", self.job),
+            ("started", when(self.started_s)),
+            ("device", f"{self.device}, by the {self.timeline}'s clock"),
+            ("GPUs", ", ".join(self.gpus)),
+            ("ranks", f"{len(self.ranks)} of {self.world_size}" if self.world_size > 1 else ""),
+            ("step records lost", str(self.records_lost or "")),
+            *((f"loader: {name}", setting(name, of)) for name, of in (self.loader or {}).items() if of is not None),
+            *((f"version of {name}", value) for name, value in self.versions.items()),
+            *((f"tag {name}", value) for name, value in self.tags.items()),
+        ]
+        return [(name, value) for name, value in rows if value]
+
+
+def as_json(record: msgspec.Struct) -> str:
+    """Return a report or a comparison as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
 
 def from_json(text: bytes, where: str) -> RunReport:
-    """Return a report that was written before. Raises: ConfigError for anything else."""
+    """Return a report that `as_json` wrote. Raises: ConfigError for anything else."""
     try:
         report = msgspec.json.decode(text, type=RunReport)
     except (msgspec.MsgspecError, ValueError) as error:

@@ -1,201 +1,212 @@
-"""A run's report as one self-contained HTML page: no script, no network, light and dark, wide and narrow."""
+"""Reports and comparisons as HTML and Markdown, by the templates that the dashboards' pages use too.
+
+A page is one file: no script, no network, light and dark, wide and narrow. Every text is escaped by the templates.
+Plots are inline SVG for any width: shapes lie in an inner `<svg>` that is stretched to the plot's area, texts are placed in per cent
+of the outer one, so that they keep their size on a phone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from importlib.resources import files
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.formatting import duration, percent
-from gpuwatch.tools.reports import svg
-from gpuwatch.tools.reports.gates import Broken
-from gpuwatch.tools.reports.looks import SEVERITIES, STATES
-from gpuwatch.tools.reports.model import Found, RunReport
-from gpuwatch.tools.reports.words import (
-    VISIBLE,
-    facts,
-    gain,
-    headline,
-    interval,
-    measured_steps,
-    plotted_steps,
-    state_rows,
-    when,
-)
+from gpuwatch.ledger.states import shares
+from gpuwatch.tools.reports import display
+from gpuwatch.tools.reports.comparison import VISIBLE, Broken, Comparison
+from gpuwatch.tools.reports.display import SEVERITIES, STATES, Look
+from gpuwatch.tools.reports.model import Found, RunReport, StepsOverTime, when
 from gpuwatch.tools.stacks.records import rows as stack_rows
 
-STEP_LINES = "Band: 5th to 95th percentile; line: median; dashed: mean wait for data."
+TEMPLATES = Path(__file__).with_name("templates")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
+_MANY, _FLATTENED, _ROOM_ABOVE = 20, 2.0, 1.25
+"""`step_top_s`: from so many points on, a highest one of more than so many times what all but one in twenty stay below is cut off."""
 
 
-def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
-    """Return the page."""
-    body = [
-        f"<h1>{escape(headline(report))}</h1>",
-        f'<p class="sub">{escape(report.host)} · {when(report.started_s)} · {escape(report.status)}</p>',
-        f'<p class="verdict">{escape(report.verdict.sentence)}</p>',
-        *(f'<p class="bad">limit broken: {escape(str(each))}</p>' for each in broken),
-        svg.share_bar(report.shares),
-        key(report.shares),
-        _cards(report),
-        "<h2>What to change</h2>",
-        findings(report.findings),
-        "<h2>Where the time went</h2>",
-        table(("state", "time", "share", "cost") if report.cost else ("state", "time", "share"), state_rows(report), 1),
-        plots(report),
-        _rank_table(report),
-        "<h2>Environment</h2>",
-        table(None, facts(report), 9, "facts"),
-    ]
-    return document(f"{report.name} · gpuwatch", body, report.generated_s, report.gpuwatch)
-
-
-def document(title: str, body: Iterable[str], generated_s: float, version: str) -> str:
-    """Return a whole page around its parts."""
-    style = files("gpuwatch.tools.reports").joinpath("style.css").read_text()
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n<footer>made by gpuwatch {escape(version)}, {when(generated_s)}. Times below the plots count from the run's start.</footer>"
-        "</main></body></html>\n"
+@cache
+def environment() -> Environment:
+    """Return the templates with our filters. HTML is escaped by itself, Markdown by the filter `plain`."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=lambda name: not str(name).endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    made.filters |= {
+        "code": code,
+        "digits": display.digits,
+        "display": display.display,
+        "duration": duration,
+        "hours": lambda hours: f"{display.digits(hours) if hours else 0} h",
+        "money": money,
+        "percent": percent,
+        "plain": plain,
+        "sentence": sentence,
+        "shares": shares,
+        "when": when,
+    }
+    made.globals |= {
+        "KINDS": display.KINDS,
+        "PHASES": display.PHASES,
+        "SEVERITIES": SEVERITIES,
+        "STATES": STATES,
+        "STATUS_SIGNS": display.STATUS_SIGNS,
+        "VERDICTS": display.VERDICTS,
+        "VISIBLE": VISIBLE,
+        "stack_rows": stack_rows,
+    }
+    return made
 
 
-def key(shares: Mapping[str, float]) -> str:
-    """Return what the colours mean, of states that can be seen."""
-    present = {state for state, share in shares.items() if share >= VISIBLE}
-    items = "".join(
-        f'<li><i style="background:{colour}"></i>{escape(word)}</li>'
-        for state, (word, colour) in STATES.items()
-        if state in present
-    )
-    return f'<ul class="key">{items}</ul>'
+class Macros(Protocol):
+    """A template's macros: functions that return HTML with every value escaped."""
+
+    def __getattr__(self, name: str) -> Callable[..., Markup]: ...
 
 
-def card(value: str, what: str) -> str:
-    return f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
+def macros(template: str) -> Macros:
+    return cast(Macros, environment().get_template(template).module)
 
 
-def findings(found: Sequence[Found]) -> str:
-    """Return the findings, each consequence within its root."""
-    if not found:
-        return '<p class="soft">No cause was found that is worth a change.</p>'
-    roots = [each for each in found if each.root is None]
-    return "".join(_finding(root, found) for root in roots)
-
-
-def _finding(found: Found, every: Sequence[Found]) -> str:
-    evidence = "".join(f"<li>{escape(each.text)}</li>" for each in found.evidence)
-    hanging = [each for each in every if each.root == found.cause and each.rank == found.rank and each is not found]
-    promise = gain(found)
-    return (
-        f'<div class="finding" style="border-left-color:{SEVERITIES[found.severity]}">'
-        f"<h3>{escape(found.title)}</h3>"
-        f'<div class="soft">{escape(found.cause)}{f", rank {found.rank}" if found.rank else ""} · {escape(found.severity)}'
-        f" · there for {duration(found.active_s)}</div><ul>{evidence}</ul>"
-        f'<div class="do">{escape(found.advice)}</div>'
-        + (f'<div class="soft">{escape(promise)}</div>' if promise else "")
-        + _stacks(found)
-        + "".join(_finding(each, every) for each in hanging)
-        + "</div>"
-    )
-
-
-def _stacks(found: Found) -> str:
-    """Return where each process stood when the finding began, folded away; empty where nobody looked."""
-    seen = found.stacks
-    if seen is None:
-        return ""
-    rows = stack_rows(seen)
-    files = "".join(f'<div class="soft">flame graph: {escape(file)}</div>' for file in seen.flame_graphs)
-    head = f"Where its {len(rows)} processes stood ({duration(seen.seconds)}, {when(seen.time_s)})"
-    return f"<details><summary>{escape(head)}</summary>{table(None, rows, 9, 'facts')}{files}</details>"
-
-
-def plots(report: RunReport) -> str:
-    """Return the plots over time; a plot without anything to show is left out."""
-    ledger = ledger_plot(report)
-    band = step_plot(report)
-    rows = [
-        (f"{each.cause}{f' · rank {each.rank}' if each.rank else ''}", each.severity, each.episodes)
-        for each in report.findings
-    ]
-    when_found = svg.episodes(rows, report.started_s, report.until_s)
-    return (
-        figure("Share of time by state", ledger, "", key(report.shares))
-        + figure(
-            "Step time", band, " ".join(filter(None, (STEP_LINES, sentence(plotted_steps(report)))))
-        )
-        + figure("When each cause was there", when_found, "")
-    )  # fmt: skip
+def plain(text: object) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
 
 
 def sentence(text: str) -> str:
     """Return a text as a sentence; nothing of nothing."""
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
-def ledger_plot(report: RunReport) -> str:
+def code(text: str) -> Markup:
+    """Return text with `commands` marked up."""
+    pieces = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{piece}</code>" if n % 2 else piece for n, piece in enumerate(pieces)))
+
+
+def looks_of(states: Iterable[str]) -> list[Look]:
+    """Return the colours of states, in the order of a stack, each once."""
+    found = set(states)
+    return [look for state, look in STATES.items() if state in found]
+
+
+def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
+    """Return a run's report as HTML."""
+    values = {"ledger": ledger_plot(report), "steps": step_plot(report), "looks": _visible(report)}
+    return _document("report.html", report=report, broken=broken, **values)
+
+
+def compare_page(comparison: Comparison) -> str:
+    """Return a comparison as HTML: `a` on the left, `b` on the right, one below the other on a phone."""
+    runs = comparison.a, comparison.b
+    top_s = max(step_top_s(run.steps_over_time) for run in runs)
+    return _document(
+        "compare.html",
+        comparison=comparison,
+        report=comparison.b,
+        plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
+        looks=_visible(*runs),
+    )
+
+
+def run_markdown(report: RunReport, broken: Sequence[Broken] = ()) -> str:
+    """Return the report for a merge request or a terminal."""
+    return environment().get_template("report.md").render(report=report, broken=broken)
+
+
+def compare_markdown(comparison: Comparison) -> str:
+    return environment().get_template("compare.md").render(comparison=comparison).rstrip() + "\n"
+
+
+def _document(template: str, **values: Any) -> str:
+    style = "".join((TEMPLATES / name).read_text() for name in ("parts.css", "report.css"))
+    page = environment().get_template(template)
+    return page.render(style=Markup(style), facts_of=_facts, **values)  # our own files, nothing of a run's
+
+
+def _facts(found: Found) -> list[str]:
+    rank = f", rank {found.rank}" if found.rank else ""
+    return [f"{found.cause}{rank}", SEVERITIES[found.severity].name, f"active for {duration(found.active_s)}"]
+
+
+def _visible(*runs: RunReport) -> list[Look]:
+    return looks_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
+
+
+def ledger_plot(report: RunReport) -> Markup:
+    """Return the share of each state over time, stacked to 100%, as steps: an interval's share is a mean. Empty without intervals."""
     over = report.over_time
-    return svg.stacked_shares(over.end_s, over.states, report.started_s, report.until_s)
+    if not over.end_s:
+        return Markup()
+    span_s = max(report.until_s - report.started_s, 1e-9)
+    edges = [0.0, *(min(1000.0, (at - report.started_s) / span_s * 1000) for at in over.end_s)]
+    floors = [0.0] * len(over.end_s)
+    wholes = [sum(column[index] for column in over.states.values()) or 1.0 for index in range(len(floors))]
+    areas = []
+    for state in (name for name in STATES if name in over.states):
+        tops = [low + over.states[state][i] / wholes[i] * 1000 for i, low in enumerate(floors)]
+        upper = [(edges[i + side], tops[i]) for i in range(len(tops)) for side in (0, 1)]
+        lower = [(edges[i + side], floors[i]) for i in range(len(tops)) for side in (0, 1)]
+        areas.append((STATES[state], _points(*zip(*upper, *reversed(lower), strict=True))))
+        floors = tops
+    return macros("plots.html").shares(areas, span_s)
 
 
-def step_plot(report: RunReport, top_s: float = 0.0) -> str:
+def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
+    """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
+
+    Two plots with the same `least_top_s` can have the same scale. What is higher is cut off, with a note.
+    """
     steps = report.steps_over_time
-    columns = (steps.time_s, steps.p05_s, steps.median_s, steps.p95_s, steps.data_wait_s)
-    return svg.step_band(*columns, report.started_s, report.until_s, top_s)
-
-
-def figure(title: str, plot: str, caption: str, below: str = "") -> str:
-    if not plot:
-        return ""
-    said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<h2>{escape(title)}</h2><figure class="plot">{plot}{below}{said}</figure>'
-
-
-def table(heads: Sequence[str] | None, rows: Sequence[Sequence[str]], numbers_from: int, kind: str = "wide") -> str:
-    """Return a table; the columns from `numbers_from` on are set to the right."""
-    width = len(heads) if heads else 2
-
-    def line(row: Sequence[str], tag: str) -> str:
-        kinds = (' class="n"' if index >= numbers_from else "" for index in range(width))
-        cells = (f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=False))
-        return f"<tr>{''.join(cells)}</tr>"
-
-    head = line(heads, "th") if heads else ""
-    return f'<div class="wide {kind}"><table>{head}{"".join(line(row, "td") for row in rows)}</table></div>'
-
-
-def _cards(report: RunReport) -> str:
-    step = report.step_time
-    cards = [card(percent(report.shares.get("compute", 0.0)), "of the time is compute")]
-    if step is not None:
-        surely = f" (95%: {interval(step.mean_interval_s)})" if step.mean_interval_s else ""
-        cards.append(
-            card(
-                duration(step.mean_s),
-                f"a step on average{surely}{f', {which}' if (which := measured_steps(report)) else ''}",
-            )
+    if not steps.time_s:
+        return Markup()
+    span_s = max(report.until_s - report.started_s, 1e-9)
+    top_s = _round_up(max(step_top_s(steps), least_top_s))
+    highest = max(*steps.p95_s, *steps.data_wait_s)
+    above = f"higher here and there: up to {duration(highest)}" if highest > top_s else ""
+    xs = [(at - report.started_s) / span_s * 1000 for at in steps.time_s]
+    band, middle, wait = (
+        _points(x, [value / top_s * 1000 for value in values])
+        for x, values in (
+            ((*xs, *reversed(xs)), (*steps.p95_s, *reversed(steps.p05_s))),
+            (xs, steps.median_s),
+            (xs, steps.data_wait_s),
         )
-        cards.append(card(duration(step.data_wait_s), "of it waiting for data"))
-        cards.append(card(duration(step.p95_s), "95th percentile"))
-    if report.cost is not None:
-        cost, gpus = report.cost, f"{report.cost.gpus} GPU{'s' if report.cost.gpus > 1 else ''}"
-        so_far = " so far" if report.status == "running" else ""
-        cards.append(card(money(cost.total, cost.currency), f"for {gpus}{so_far}"))
-        cards.append(card(money(cost.outside_compute, cost.currency), "of it outside compute"))
-    return f'<div class="cards">{"".join(cards)}</div>'
+    )
+    return macros("plots.html").step_times(band, middle, wait, top_s, span_s, above)
 
 
-def _rank_table(report: RunReport) -> str:
-    if len(report.ranks) < 2:
-        return ""
-    rows = []
-    for rank in report.ranks:
-        whole = sum(rank.states.values()) or 1.0
-        shares = (percent(rank.states.get(state, 0.0) / whole) for state in ("compute", "input_wait", "comm_wait"))
-        rows.append((str(rank.rank), rank.host, rank.status, f"{rank.steps:,}", *shares))
-    heads = ("rank", "host", "status", "steps", "compute", "input wait", "waits for others")
-    return "<h2>Ranks</h2>" + table(heads, rows, 3)
+def step_top_s(steps: StepsOverTime) -> float:
+    """Return what the scale of step times has to reach: their highest, unless one in twenty would flatten all the others."""
+    values = sorted(max(pair) for pair in zip(steps.p95_s, steps.data_wait_s, strict=True))
+    if not values:
+        return 0.0
+    most = _ROOM_ABOVE * values[int(0.95 * (len(values) - 1))]
+    return values[-1] if len(values) < _MANY or values[-1] <= _FLATTENED * most else most
+
+
+def _points(xs: Sequence[float], ys: Sequence[float]) -> str:
+    """Return an SVG shape's points; both are 0–1000, y upwards."""
+    return " ".join(f"{x:.1f},{1000 - y:.1f}" for x, y in zip(xs, ys, strict=True))
+
+
+def _round_up(value: float) -> float:
+    """Return the next number of 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    scale = float(10 ** floor(log10(value)))
+    return next(
+        (step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if value <= step * scale),
+        ceil(value / scale) * scale,
+    )

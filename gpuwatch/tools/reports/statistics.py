@@ -1,7 +1,7 @@
 """How long a step takes, and how sure that is. Pure arithmetic; times in seconds.
 
-Consecutive steps resemble each other, so that their number says little of how sure a mean is. It is therefore told from the
-means of 20 blocks of consecutive steps: Student's t over blocks (the method of batch means).
+Consecutive steps are correlated, so that a standard error over single steps would be too small. Intervals are therefore Student's t
+over the means of 20 blocks of consecutive steps (the method of batch means).
 """
 
 from __future__ import annotations

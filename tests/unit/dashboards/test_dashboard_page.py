@@ -12,6 +12,7 @@ from gpuwatch.api import Collector, Finding, Recent, Run, Series
 from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
+from gpuwatch.tools.reports.display import display
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.model import Node, Span
@@ -20,8 +21,6 @@ from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.heatmap import full_colour_s
 from gpuwatch_dashboards.render.option import PICKS, line_option, picked
-from gpuwatch_dashboards.render.ranks import findings_of
-from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
 
 RUN = Run(
@@ -115,7 +114,7 @@ def test_a_consequence_is_inside_its_root_and_not_a_card_of_its_own() -> None:
 def test_a_straggler_names_its_rank_on_every_rank_s_page() -> None:
     late = Finding("straggler", "critical", "late at every step", 0.4, (), "look at its host", rank=3)
     other = replace(RUN, rank=3, findings=(late, FINDING))
-    html = markup.findings(findings_of([RUN, other, replace(other, run="another")], RUN), 1100.0, live=True)
+    html = markup.findings(markup.findings_of([RUN, other, replace(other, run="another")], RUN), 1100.0, live=True)
     assert re.findall(r'data-cause="(\w+)"', html) == ["straggler"]
     assert "critical · 40% · rank 3" in html
 
@@ -140,18 +139,23 @@ def test_finding_shows_where_the_code_stood_escaped() -> None:
     line = HotLine("/x/data <b>.py", 88, "Photos.decode", 0.71, 0.9)
     seen = Stacks(1000.0, 3.0, 25.0, (ProcessStacks(0, 1, "worker", 2, 75, (line,), 0.1),), ("/var/f.json",))
     html = markup.findings([replace(FINDING, stacks=seen)], 1100.0, live=True)
-    assert "worker 2" in html and "data &lt;b&gt;.py:88 Photos.decode: 71% of samples" in html and "/var/f.json" in html
-    assert "Where the code stood" not in markup.findings([FINDING], 1100.0, live=True)
+    assert (
+        "Where the code was" in html
+        and "worker 2" in html
+        and "data &lt;b&gt;.py:88 Photos.decode: 71% of samples" in html
+        and "/var/f.json" in html
+    )
+    assert "Where the code was" not in markup.findings([FINDING], 1100.0, live=True)
 
 
 def test_failing_collectors_are_named_and_absent_ones_are_not() -> None:
     node = Node("n", (Collector("cpu", True), Collector("gpu", None, "no driver"), Collector("disk", False, "denied")))
-    html = markup.foot("agent at u", node, RUN, "12:00:00")
+    html = markup.PAGES.foot("agent at u", "12:00:00", node, RUN)
     assert "disk (denied)" in html and "gpu" not in html and "cpu" not in html
 
 
 def test_away_says_where_and_what_to_do() -> None:
-    html = markup.away(
+    html = markup.PAGES.away(
         SourceError("the agent at http://x:1 does not answer", "http://x:1", "start it with `gpuwatch up`")
     )
     assert "The agent at http://x:1 does not answer." in html and "<code>gpuwatch up</code>" in html

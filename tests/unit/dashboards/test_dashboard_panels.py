@@ -13,11 +13,11 @@ import pytest
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
+from gpuwatch.tools.reports.display import PHASES, STATES
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of
 from gpuwatch_dashboards.query import Match, Query, filled, render
-from gpuwatch_dashboards.render.palette import PHASES, STATES
 
 
 def parts(query: Query) -> list[Query]:

@@ -118,6 +118,18 @@ def html(page: Any, site: Site, more: bool = False) -> str:
     return unescape(" ".join(" ".join(each.proto.body for each in app.get("html")).split()))
 
 
+def test_every_refresh_says_which_option_is_chosen() -> None:
+    def draw(page, site):  # type: ignore[no-untyped-def]
+        page(site)
+
+    app = AppTest.from_function(draw, args=(live.page, of_agent()), default_timeout=60)
+    app.query_params["window"] = "1 h"
+    for _ in range(2):  # the browser may get the second one alone
+        app.run()
+        chosen = {group.label: group.options[group.proto.default[0]] for group in app.get("button_group")}
+        assert chosen["Time range"] == "1 h" and chosen.get("GPUs in the charts below") == "All GPUs"
+
+
 def in_grafana(group: str) -> list[dict[str, Any]]:
     pytest.importorskip("grafana_foundation_sdk")
     from gpuwatch_dashboards.grafana.build import DASHBOARDS

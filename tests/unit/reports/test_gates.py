@@ -7,8 +7,7 @@ import pytest
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.reports import broken, compare, gather, parse_gate
-from gpuwatch.tools.reports.comparing import Comparison
-from gpuwatch.tools.reports.gates import Gate, broken_of_two
+from gpuwatch.tools.reports.comparison import Comparison, Gate
 from tests.unit.reports.fake_source import START_S, FakeSource, run, steps
 
 REPORT = gather(FakeSource(), "resnet", START_S)
@@ -70,7 +69,8 @@ def comparison(speedup: float | None, interval: tuple[float, float] | None) -> C
 def test_a_second_run_may_be_slower_by_no_more_than_is_allowed(
     speedup: float, interval: tuple[float, float] | None, slower: float | None
 ) -> None:
-    found = broken_of_two(comparison(speedup, interval), [parse_gate("slower=0.05", of_two=True)])
+    both = comparison(speedup, interval)
+    found = broken(both.b, [parse_gate("slower=0.05", of_two=True)], both)
     assert [each.value for each in found] == ([] if slower is None else [pytest.approx(slower)])
     if slower is not None:
         assert str(found[0]) == f"it is {slower:.0%} slower, which is over the limit of 5.0%"
@@ -78,7 +78,8 @@ def test_a_second_run_may_be_slower_by_no_more_than_is_allowed(
 
 def test_what_cannot_be_compared_passes_no_limit_and_the_limits_of_one_run_hold_for_the_second() -> None:
     gates = [parse_gate(text, of_two=True) for text in ("slower=0.05", "input_wait=0.1")]
-    found = broken_of_two(comparison(None, None), gates)
-    assert [(each.gate.name, each.value) for each in found] == [("input_wait", pytest.approx(0.6)), ("slower", None)]
+    both = comparison(None, None)
+    found = broken(both.b, gates, both)
+    assert [(each.gate.name, each.value) for each in found] == [("slower", None), ("input_wait", pytest.approx(0.6))]
     with pytest.raises(ConfigError, match="no state"):
         parse_gate("slower=0.05")

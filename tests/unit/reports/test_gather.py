@@ -7,10 +7,8 @@ from msgspec.structs import replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.reports import RunReport, as_json, compare, from_json, gather
-from gpuwatch.tools.reports.compared_words import compared_rows, outcome_sentences
-from gpuwatch.tools.reports.markdown import run_markdown
-from gpuwatch.tools.reports.page import run_page
-from gpuwatch.tools.reports.words import headline, measured_steps, plotted_steps, when
+from gpuwatch.tools.reports.model import when
+from gpuwatch.tools.reports.page import run_markdown, run_page
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
 
 NOW_S = START_S + 100
@@ -75,10 +73,10 @@ def test_the_plot_of_a_long_run_is_of_all_of_it_and_its_times_say_of_what_they_a
     assert over.time_s[0] == START_S and over.time_s[-1] == pytest.approx(START_S + 119_000)
     assert (over.p05_s[0], over.median_s[0], over.p95_s[0], over.data_wait_s[0]) == (0.09, 0.1, 0.2, 0.06)
     assert report.step_time is not None and report.step_time.of_last == 20_000
-    assert measured_steps(report) == "the last 20,000 of 1,200,000 steps" and plotted_steps(report) == ""
-    assert headline(report).endswith("1,200,000 steps, the last 20,000 of 100 ms")
+    assert report.measured_steps == "the last 20,000 of 1,200,000 steps" and report.plotted_steps == ""
+    assert report.headline.endswith("1,200,000 steps, the last 20,000 of 100 ms")
     assert "A step (the last 20,000 of 1,200,000 steps) takes 100 ms on average" in run_markdown(report)
-    rows = compared_rows(compare(gather(FakeSource(), "resnet", NOW_S), report))
+    rows = compare(gather(FakeSource(), "resnet", NOW_S), report).rows
     assert ("of which the times are", "all", "the last 20,000", "") in rows
 
 
@@ -88,7 +86,7 @@ def test_old_steps_are_means_and_the_plot_says_so() -> None:
     assert over.means == 60
     assert over.p05_s[59] == over.median_s[59] == over.p95_s[59] == pytest.approx(0.1)
     assert over.p95_s[60] == 0.2
-    assert plotted_steps(report).startswith(f"up to {when(START_S + 60_000)} means alone: single steps")
+    assert report.plotted_steps.startswith(f"up to {when(START_S + 60_000)} means alone: single steps")
     assert "Up to 20" in run_page(report)
 
 
@@ -101,13 +99,13 @@ def test_the_devices_times_are_plotted_where_it_measured() -> None:
 def test_steps_that_an_agent_does_not_condense_are_said_to_be_the_last_ones() -> None:
     taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
     report = gather(FakeSource([run(steps=1_200_000)], taken), "resnet", NOW_S)
-    assert plotted_steps(report) == "shown are the last 20,000 of 1,200,000 steps"
+    assert report.plotted_steps == "shown are the last 20,000 of 1,200,000 steps"
 
 
 def test_a_run_whose_records_all_came_but_a_few_is_whole() -> None:
     report = gather(FakeSource([run(steps=101)]), "resnet", NOW_S)
     assert report.step_time is not None and report.step_time.of_last is None
-    assert report.steps_over_time.steps == 100 and measured_steps(report) == plotted_steps(report) == ""
+    assert report.steps_over_time.steps == 100 and report.measured_steps == report.plotted_steps == ""
 
 
 def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
@@ -115,8 +113,8 @@ def test_a_run_of_which_no_single_steps_are_kept_has_a_plot_of_means() -> None:
         FakeSource([run(steps=1200)], steps(0, 0.0, 0.0), condensed=condensed(12, 100, old=12)), "resnet", NOW_S
     )
     assert report.step_time is None and report.steps_over_time.means == 12
-    assert plotted_steps(report) == "means alone: single steps from then are no longer kept"
-    (said, *_) = outcome_sentences(compare(report, gather(FakeSource(), "resnet", NOW_S)))
+    assert report.plotted_steps == "means alone: single steps from then are no longer kept"
+    (said, *_) = compare(report, gather(FakeSource(), "resnet", NOW_S)).outcome
     assert said == "the speeds are not compared: single steps of resnet are no longer kept"
 
 

@@ -6,24 +6,25 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from msgspec.structs import replace
 
-from gpuwatch.tools.reports import compare, gather, parse_gate
-from gpuwatch.tools.reports.compare_page import compare_page
-from gpuwatch.tools.reports.gates import broken
-from gpuwatch.tools.reports.looks import SEVERITIES, STATES
-from gpuwatch.tools.reports.markdown import compare_markdown, plain, run_markdown
-from gpuwatch.tools.reports.page import run_page
-from gpuwatch.tools.reports.svg import episodes, share_bar, stacked_shares, step_band, step_top_s
-from gpuwatch_dashboards.render import palette
+from gpuwatch.tools.reports import RunReport, broken, compare, gather, parse_gate
+from gpuwatch.tools.reports.model import LedgerOverTime, StepsOverTime
+from gpuwatch.tools.reports.page import (
+    compare_markdown,
+    compare_page,
+    ledger_plot,
+    macros,
+    plain,
+    run_markdown,
+    run_page,
+    step_plot,
+    step_top_s,
+)
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run
 
 HANGING = {**FINDING, "cause": "burst_every_n", "title": "every fourth step is slow", "root": "input_cpu"}
 REPORT = gather(FakeSource(findings=[FINDING, HANGING]), "resnet", START_S + 100)
-
-
-def test_colours_and_words_are_those_of_the_live_page() -> None:
-    assert {state: (palette.STATES[state].name, palette.STATES[state].colour) for state in STATES} == STATES
-    assert {name: palette.SEVERITIES[name].colour for name in SEVERITIES} == SEVERITIES
 
 
 def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
@@ -31,7 +32,7 @@ def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
     for text in (
         "input-bound: 60% of the time training waited for data",
         "num_workers 4 → 10",
-        "predicted: up to 2.50× the throughput",
+        "<b>up to 2.50×</b> the throughput",
         "limit broken: input_wait is 60%",
         "100 ms",
         "tag team",
@@ -45,7 +46,7 @@ def test_a_consequence_stands_within_its_root() -> None:
     page = run_page(REPORT)
     root, consequence = page.index("too few loader workers"), page.index("every fourth step is slow")
     between = page[root:consequence]
-    assert between.count('<div class="finding"') == 1 and between.count("</div>") == between.count("<div") - 1
+    assert between.count('<article class="gw-finding"') == 1 and "</article>" not in between
 
 
 def test_names_from_outside_stay_text() -> None:
@@ -60,41 +61,59 @@ def test_names_from_outside_stay_text() -> None:
     assert plain("a|b\n`c`") == r"a\|b \`c\`"
 
 
+def over_time(ends: tuple[float, ...], states: dict[str, tuple[float, ...]], until_s: float) -> RunReport:
+    """Return the report with this ledger over time."""
+    return replace(REPORT, over_time=LedgerOverTime(ends, states), until_s=until_s)
+
+
+def stepped(low: list[float], high: list[float], wait: list[float], until_s: float) -> RunReport:
+    """Return the report with a group of steps a second."""
+    times = tuple(START_S + n for n in range(len(low)))
+    groups = StepsOverTime(times, tuple(low), tuple(low), tuple(high), tuple(wait))
+    return replace(REPORT, steps_over_time=groups, until_s=until_s)
+
+
 def test_plots_are_well_formed_and_empty_without_anything_to_show() -> None:
-    ends, columns = (START_S + 1, START_S + 2), {"compute": (0.5, 1.0), "input_wait": (0.5, 0.0)}
+    columns = {"compute": (0.5, 1.0), "input_wait": (0.5, 0.0)}
+    found = replace(REPORT.findings[0], cause="a & b", severity="critical", episodes=((START_S, START_S + 1),))
     plots = [
-        stacked_shares(ends, columns, START_S, START_S + 2),
-        step_band((START_S,), (0.1,), (0.2,), (0.3,), (0.05,), START_S, START_S + 1),
-        episodes([("a & b", "critical", [(START_S, START_S + 1)])], START_S, START_S + 2),
-        share_bar({"compute": 0.75, "input_wait": 0.25}),
+        ledger_plot(over_time((START_S + 1, START_S + 2), columns, START_S + 2)),
+        step_plot(stepped([0.1], [0.3], [0.05], START_S + 1)),
+        macros("plots.html").episodes([found], START_S, START_S + 2),
+        macros("parts.html").bar({"compute": 0.75, "input_wait": 0.25}),
     ]
     for plot in plots:
-        ElementTree.fromstring(plot)
-    assert (stacked_shares((), {}, 0, 1), step_band((), (), (), (), (), 0, 1), episodes([], 0, 1)) == ("", "", "")
+        ElementTree.fromstring(plot.strip())
+    assert 'x="0%" y="17" width="50.0%"' in plots[2] and "a &amp; b" in plots[2]
+    assert (ledger_plot(over_time((), {}, 1)), step_plot(stepped([], [], [], 1))) == ("", "")
+    assert "When each cause was active" in run_page(REPORT)
+    assert "When each cause was active" not in run_page(replace(REPORT, findings=()))
 
 
 def test_a_stack_reaches_the_top_and_a_bar_the_end() -> None:
-    ends, columns = (START_S + 1,), {"compute": (1.0,), "input_wait": (3.0,)}
-    polygons = re.findall(r'points="([^"]+)"', stacked_shares(ends, columns, START_S, START_S + 1))
+    columns = {"compute": (1.0,), "input_wait": (3.0,)}
+    plot = ledger_plot(over_time((START_S + 1,), columns, START_S + 1))
+    polygons = re.findall(r'points="([^"]+)"', plot)
     heights = [[float(point.split(",")[1]) for point in polygon.split()] for polygon in polygons]
     assert (max(heights[0]), min(heights[0])) == (1000.0, 750.0)  # computing: the lowest quarter
     assert (max(heights[1]), min(heights[1])) == (750.0, 0.0)
-    assert re.findall(r'width="([\d.]+)%" height="26" fill', share_bar({"compute": 0.75, "input_wait": 0.25})) == [
-        "75.000",
-        "25.000",
-    ]
+    bar = macros("parts.html").bar({"compute": 0.75, "input_wait": 0.25})
+    assert re.findall(r"--gw:(#\w+);width:([\d.]+)%", bar) == [("#0072B2", "75.00"), ("#D55E00", "25.00")]
+    assert 'aria-label="computing 75%, waiting for data 25%"' in bar
 
 
 def test_one_long_step_does_not_flatten_all_others() -> None:
-    time_s, usual = [START_S + n for n in range(40)], [0.1] * 40
-    wait = [0.05] * 40
-    plain_plot = step_band(time_s, usual, usual, usual, wait, START_S, START_S + 40)
+    usual, wait = [0.1] * 40, [0.05] * 40
     spike = [*usual[:-1], 2.0]
-    cut = step_band(time_s, usual, usual, spike, wait, START_S, START_S + 40)
-    assert ">100 ms</text>" in plain_plot and "higher here" not in plain_plot
+    plot, cut = (
+        step_plot(stepped(usual, usual, wait, START_S + 40)),
+        step_plot(stepped(usual, spike, wait, START_S + 40)),
+    )
+    assert ">100 ms</text>" in plot and "higher here" not in plot
     assert ">150 ms</text>" in cut and "higher here and there: up to 2.0 s" in cut
-    assert ">2.0 s</text>" in step_band(time_s[:9], usual[:9], usual[:9], spike[-9:], wait[:9], START_S, START_S + 9)
-    assert step_top_s(spike, wait) == pytest.approx(0.125) and step_top_s([*usual[:-1], 0.2], wait) == 0.2
+    assert ">2.0 s</text>" in step_plot(stepped(usual[:9], spike[-9:], wait[:9], START_S + 9))
+    assert step_top_s(stepped(usual, spike, wait, 0).steps_over_time) == pytest.approx(0.125)
+    assert step_top_s(stepped(usual, [*usual[:-1], 0.2], wait, 0).steps_over_time) == 0.2
 
 
 def test_markdown_has_the_same_facts() -> None:

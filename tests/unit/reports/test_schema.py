@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from gpuwatch.diagnosis.finding import Evidence, Verdict
-from gpuwatch.tools.reports import compare, comparing, gather, model
-from gpuwatch.tools.reports.comparing import Comparison, Prediction
+from gpuwatch.tools.reports import compare, gather, model
+from gpuwatch.tools.reports.comparison import Comparison, Prediction
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_reports_and_comparisons_are_as_their_schemas_say() -> None:
     report = gather(FakeSource(findings=[FINDING]), "resnet", START_S + 100)
     text = json.loads(model.as_json(report))
     jsonschema.validate(text, schema("gpuwatch-report-1.json"))
-    jsonschema.validate(json.loads(comparing.as_json(compare(report, report))), schema("gpuwatch-compare-1.json"))
+    jsonschema.validate(json.loads(model.as_json(compare(report, report))), schema("gpuwatch-compare-1.json"))
     for wrong in ({**text, "shares": None}, {**text, "schema": "gpuwatch-report/2"}, {k: v for k, v in text.items() if k != "findings"}):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema("gpuwatch-report-1.json"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuwatch.api import Series
 from gpuwatch.ledger.states import GPU_STATES
-from gpuwatch_dashboards.render.palette import STATES
+from gpuwatch.tools.reports.display import STATES
 from gpuwatch_dashboards.top.drawing import GLYPHS, area, bar, buckets, cells, legend, sparkline, table
 
 LEDGERS = st.dictionaries(st.sampled_from(GPU_STATES), st.floats(0, 1e6), min_size=1)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gpuwatch.tools.reports import compare, gather
-from gpuwatch.tools.reports.compared_words import compared_rows, loader_rows, outcome_sentences
 from gpuwatch.tools.reports.model import RunReport
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
 
@@ -33,7 +32,7 @@ def test_what_was_promised_stands_beside_what_came() -> None:
     assert found.prediction.achieved == pytest.approx(100 / 44)
     assert found.prediction.fulfilled == pytest.approx(100 / 44 / 2.5)
     assert found.prediction.gone
-    assert "predicted for input_cpu: up to 2.50×" in outcome_sentences(found)[1]
+    assert "predicted for input_cpu: up to 2.50×" in found.outcome[1]
     assert found.share_change["input_wait"] == pytest.approx(4 / 44 - 0.6)
 
 
@@ -46,13 +45,13 @@ def test_no_difference_is_claimed_within_the_noise() -> None:
     found = compare(report(0.060, spread=0.5), report(0.060, spread=0.5, seed=2))
     assert found.speedup_interval is not None
     assert found.speedup_interval[0] < 1 < found.speedup_interval[1]
-    assert outcome_sentences(found)[0].startswith("no difference in speed is proven")
+    assert found.outcome[0].startswith("no difference in speed is proven")
     assert found.prediction is None
 
 
 def test_slower_is_called_slower() -> None:
     found = compare(report(0.004), report(0.060, name="worse"))
-    assert outcome_sentences(found)[0].startswith("worse is slower: a step is 0.44× as fast")
+    assert found.outcome[0].startswith("worse is slower: a step is 0.44× as fast")
 
 
 def test_other_batch_sizes_are_compared_by_the_sample() -> None:
@@ -65,19 +64,19 @@ def test_a_run_without_steps_cannot_be_compared_in_speed() -> None:
     none = gather(FakeSource([run(steps=0)], steps(0, 0.0, 0.0)), "last", START_S)
     found = compare(report(0.060, [FINDING]), none)
     assert found.speedup is None
-    assert outcome_sentences(found) == ["one of the runs has no steps to compare"]
+    assert found.outcome == ["one of the runs has no steps to compare"]
 
 
 def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
     other = {"num_workers": 10, "prefetch_factor": 2, "batch_bytes": None}
     found = compare(report(0.060), report(0.004, loader=other, tags={}))
-    rows = {row[0]: row[1:] for row in compared_rows(found)}
+    rows = {row[0]: row[1:] for row in found.rows}
     assert rows["step, mean"] == ("100 ms", "44 ms", "-56%")
     assert rows["waiting for data"] == ("60%", "9.1%", "-50.9 points")
     assert "transfer, a step" not in rows  # nothing to say of it on either side
-    assert loader_rows(found) == [("num_workers", "4", "10"), ("tag team", "vision", "-")]
+    assert found.setting_rows == [("num_workers", "4", "10"), ("tag team", "vision", "-")]
 
 
 def test_a_change_too_small_to_show_has_no_sign_of_its_own() -> None:
-    rows = {row[0]: row[3] for row in compared_rows(compare(report(0.060), report(0.0599, run="b", name="b")))}
+    rows = {row[0]: row[3] for row in compare(report(0.060), report(0.0599, run="b", name="b")).rows}
     assert rows["step, mean"] == "+0%" and "-0" not in "".join(rows.values()), rows

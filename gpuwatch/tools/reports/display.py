@@ -1,4 +1,4 @@
-"""Colours and words for states and phases: one table for Streamlit and Grafana.
+"""How states, severities and numbers are shown, everywhere: reports, pages, Grafana and `gpuwatch top`.
 
 Colours are Okabe and Ito's (distinct for colour-blind readers, on light and dark), with greys for what is not training.
 States that mean trouble without a loader to blame also have a pattern, so that colour is never the only carrier.
@@ -7,20 +7,16 @@ States that mean trouble without a loader to blame also have a pattern, so that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-BLUE, VERMILLION, ORANGE, GREEN, SKY, PINK, YELLOW = (
-    "#0072B2",
-    "#D55E00",
-    "#E69F00",
-    "#009E73",
-    "#56B4E9",
-    "#CC79A7",
-    "#E3D02F",
-)
+from gpuwatch.formatting import percent
+
+BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
+SKY, PINK, YELLOW = "#56B4E9", "#CC79A7", "#E3D02F"
 GREY, LIGHT_GREY, SAND, WINE = "#8C8C8C", "#B5B5B5", "#A8946A", "#882255"
 
 SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
-"""For lines that have no meaning of their own (GPUs, mounts)."""
+"""For lines whose colour has no meaning (GPUs, mounts)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Look:
 
     @property
     def hatch(self) -> str:
-        """Return the classes of style.css that hatch an area so; empty without a pattern."""
+        """Return the classes of parts.css that hatch an area so; empty without a pattern."""
         return {"": "", "x": "gw-hatch gw-back"}.get(self.pattern, "gw-hatch")
 
 
@@ -91,13 +87,13 @@ LOOKS: dict[str, dict[str, Look]] = {
 """By the label that a panel groups by."""
 
 VERDICTS: dict[str, Look] = {
-    "input": Look("waiting for data", VERMILLION),
+    "input": STATES["input_wait"],
     "transfer": Look("copying to the device", ORANGE),
-    "compute": Look("computing", BLUE),
-    "eval": Look("evaluation", GREEN),
+    "compute": STATES["compute"],
+    "eval": STATES["eval"],
     "checkpoint": Look("checkpoints", SKY),
-    "startup": Look("start-up", GREY),
-    "host": Look("waiting for the host", PINK),
+    "startup": STATES["startup"],
+    "host": STATES["host_wait"],
     "stalled": Look("stalled", WINE),
     "other": Look("other", GREY),
     "unknown": Look("not known", GREY),
@@ -108,3 +104,62 @@ SEVERITIES: dict[str, Look] = {
     "warning": Look("warning", VERMILLION),
     "info": Look("for information", BLUE),
 }
+
+STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
+
+Unit = Literal[
+    "1", "ratio", "s", "1/s", "bytes", "bytes/s", "watts", "celsius", "hertz", "hours", "money", "money/h", "up"
+]
+"""`money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How an axis is labelled: value × factor, then the suffix."""
+
+    factor: float
+    suffix: str
+
+
+_BYTES = tuple((1024.0**n, Scale(1024.0**-n, f" {unit}")) for n, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
+_SCALES: dict[Unit, tuple[tuple[float, Scale], ...]] = {
+    "s": ((1.0, Scale(1.0, " s")), (1e-3, Scale(1e3, " ms")), (0.0, Scale(1e6, " µs"))),
+    "ratio": ((0.0, Scale(100.0, "%")),),
+    "bytes": _BYTES,
+    "bytes/s": tuple((least, Scale(scale.factor, f"{scale.suffix}/s")) for least, scale in _BYTES),
+    "1/s": ((0.0, Scale(1.0, " /s")),),
+    "watts": ((0.0, Scale(1.0, " W")),),
+    "celsius": ((0.0, Scale(1.0, " °C")),),
+    "hertz": ((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))),
+    "hours": ((0.0, Scale(1.0, " h")),),
+    "money/h": ((0.0, Scale(1.0, " /h")),),
+    **dict.fromkeys(("1", "money", "up"), ((0.0, Scale(1.0, "")),)),
+}
+"""By unit: the least magnitude that a scale is meant for, largest first."""
+
+
+def scale_for(unit: Unit, magnitude: float) -> Scale:
+    """Return the scale in which a value of this magnitude is easy to read."""
+    scales = _SCALES[unit]
+    if unit == "s" and magnitude == 0:
+        return scales[0][1]
+    return next((scale for least, scale in scales if abs(magnitude) >= least), scales[-1][1])
+
+
+def display(value: float | None, unit: Unit) -> str:
+    """Return a value with its unit, three digits: "103 ms", "62%", "1.21 GiB/s"; "–" when it was not measured."""
+    if value is None:
+        return "–"
+    if unit == "ratio":
+        return percent(value)
+    if unit == "up":
+        return "yes" if value else "no"
+    scale = scale_for(unit, value)
+    return f"{digits(value * scale.factor)}{scale.suffix}"
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits, more before the point."""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"

@@ -1,22 +1,20 @@
-"""What the page "Compare" shows: outcome and prediction in words, speeds, step times and shares. `gpuwatch.tools.reports` decides."""
+"""The page "Compare": outcome and prediction as in `gpuwatch compare`, and charts of speeds and step times of up to six runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports import Comparison, RunReport, compare
-from gpuwatch.tools.reports.compared_words import compared_rows, loader_rows, outcome_sentences
-from gpuwatch.tools.reports.words import headline, plotted_steps
-from gpuwatch_dashboards.render import markup
+from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
+from gpuwatch.tools.reports.page import looks_of
 from gpuwatch_dashboards.render.cards import Card, text_card
-from gpuwatch_dashboards.render.gpu_strip import share_bar
-from gpuwatch_dashboards.render.option import GRID, Option, decal, tooltip, value_axis
-from gpuwatch_dashboards.render.palette import BLUE, GREEN, GREY, ORANGE, SEQUENCE, VERMILLION, Look
-from gpuwatch_dashboards.render.units import Scale, scale_for
+from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.option import GRID, Option, decal, reference, tooltip, value_axis
 
 ROW_PX = 46
 _TIMES = Scale(1.0, "×")
@@ -25,18 +23,12 @@ _STEPS = "Step time over the run"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    number: int
-    html: str
-
-
-@dataclass(frozen=True)
 class Content:
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Markup, ...]
+    """Of each run against the first one."""
     speeds: Card
     steps: Card
-    shares: str
-    """HTML."""
+    shares: Markup
 
 
 def first_ranks(runs: Sequence[Run]) -> list[Run]:
@@ -53,57 +45,26 @@ def newest_two(firsts: Sequence[Run]) -> list[Run]:
 
 
 def label_of(run: Run) -> str:
-    sign, length = markup.STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
+    sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
     return f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
 
 
 def content(base: RunReport, others: Sequence[RunReport]) -> Content:
     """Return the page's parts."""
-    comparisons = [compare(base, other) for other in others]
+    comparisons, reports = [compare(base, other) for other in others], (base, *others)
     return Content(
-        outcomes=tuple(Outcome(number, _outcome(found)) for number, found in enumerate(comparisons)),
+        outcomes=tuple(PAGES.outcome(found) for found in comparisons),
         speeds=_speeds(base, comparisons),
-        steps=_steps((base, *others)),
-        shares=_shares((base, *others)),
+        steps=_steps(reports),
+        shares=PAGES.shares(reports, looks_of(state for report in reports for state in report.shares)),
     )
-
-
-def _outcome(found: Comparison) -> str:
-    first, *rest = outcome_sentences(found)
-    colour = GREY
-    if found.speedup is not None and found.speedup_interval is not None:
-        low, high = found.speedup_interval
-        colour = GREEN if low > 1 else VERMILLION if high < 1 else GREY
-    settings = loader_rows(found)
-    parts = [
-        f'<section class="gw-outcome" style="--gw:{colour}" data-run="{escape(found.b.run)}">'
-        f'<p class="gw-run">{escape(found.a.name)} → <strong>{escape(found.b.name)}</strong></p>'
-        f'<h1 class="gw-sentence">{escape(first)}</h1>',
-        *(f'<p class="gw-promise">{escape(sentence)}</p>' for sentence in rest),
-        '<div class="gw-side">',
-        _table(("", found.a.name, found.b.name, "change"), compared_rows(found)),
-        _table(("set differently", found.a.name, found.b.name), settings) if settings else "",
-        "</div></section>",
-    ]
-    return "".join(parts)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(text)}</th>' if text else "<td></td>" for text in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(text)}</td>" for text in row[1:])}</tr>'
-        for row in rows
-    )
-    return f'<table class="gw-table"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
-    """Return predicted beside achieved throughput, in times that of the first run."""
-    head = markup.looks_head(
-        _SPEEDS,
-        f"How many times the throughput of {base.name}? Predicted is what its first finding promised.",
-        [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)],
-    )
+    """Return predicted and achieved throughput, in times that of the first run."""
+    looks = [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)]
+    question = f"How many times the throughput of {base.name}? Predicted is the gain of its first finding."
+    head = PAGES.panel_head(_SPEEDS, question, looks=looks)
     if all(each.speedup is None for each in found):
         return text_card("speeds", head, "One of the runs has no steps to compare.")
     predicted = [None if each.prediction is None else round(each.prediction.predicted, 2) for each in found]
@@ -111,7 +72,7 @@ def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
     label = {"show": True, "position": "right", "formatter": "{c}×"}
     series = [
         {"type": "bar", "name": "predicted, at most", "data": predicted, "color": ORANGE, "itemStyle": decal("/"), "label": label},
-        {"type": "bar", "name": "achieved", "data": achieved, "color": BLUE, "label": label, "markLine": _unchanged()},
+        {"type": "bar", "name": "achieved", "data": achieved, "color": BLUE, "label": label, "markLine": reference("xAxis", [1.0], GREY)},
     ]  # fmt: skip
     names = [each.b.name for each in found]
     option: Option = {
@@ -129,23 +90,13 @@ def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
     return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {words}")
 
 
-def _unchanged() -> Option:
-    return {
-        "symbol": "none",
-        "silent": True,
-        "label": {"show": False},
-        "lineStyle": {"color": GREY, "type": "dashed"},
-        "data": [{"xAxis": 1}],
-    }
-
-
 def _steps(reports: Sequence[RunReport]) -> Card:
     """Return the median step time of each run over its own time."""
     known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
     looks = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
-    notes = [f" {report.name}: {note}." for _, report in known if (note := plotted_steps(report))]
+    notes = [f" {report.name}: {note}." for _, report in known if (note := report.plotted_steps)]
     question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
-    head = markup.looks_head(_STEPS, question, looks)
+    head = PAGES.panel_head(_STEPS, question, looks=looks)
     if not known:
         return text_card("steps", head, "None of these runs has steps that are kept.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)
@@ -182,12 +133,3 @@ def _steps(reports: Sequence[RunReport]) -> Card:
 
 def _since(longest_s: float) -> Scale:
     return Scale(1 / 3600, " h") if longest_s > 7200 else Scale(1 / 60, " min") if longest_s > 120 else Scale(1.0, " s")
-
-
-def _shares(reports: Sequence[RunReport]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(headline(report))}</th><td data-label="Time">{share_bar(report.shares)}</td></tr>'
-        for report in reports
-    )
-    head = markup.panel_head("Where the time went", "The whole of each run, all its ranks together.")
-    return f'{head}{markup.state_key([state for report in reports for state in report.shares])}<table class="gw-gpus">{rows}</table>'
