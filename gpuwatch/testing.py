@@ -151,3 +151,19 @@ def measure_by(watch: Watch, device: FakeDevice) -> None:
     An optimizer's `step()` is then taken for the step's last launch.
     """
     watch._taps.attach(device)
+
+
+class MemorySender:
+    """A `gpuwatch.wire.sockets.Sender` that keeps frames in a list; refuses them while `connected` is False."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.connected = True
+
+    def send(self, frame: bytes) -> bool:
+        if self.connected:
+            self.frames.append(frame)
+        return self.connected
+
+    def close(self) -> None:
+        self.connected = False

@@ -13,7 +13,7 @@ MODULES = (
     "gpuwatch/api.py",
     "gpuwatch/diagnosis/finding.py",
     "gpuwatch/diagnosis/cost.py",
-    "gpuwatch/wire/messages.py",
+    "gpuwatch/wire/__init__.py",
 )
 INTRODUCTION = (
     'Generated from `gpuwatch/api.py` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
