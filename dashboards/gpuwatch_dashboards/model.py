@@ -1,4 +1,4 @@
-"""What a page asks for and what it gets beside the answers of gpuwatch/api.py: a node, a counter's growth, whose numbers, when."""
+"""What a page asks for and what it gets beside the answers of gpuwatch.api: a node, a counter's growth, whose numbers, when."""
 
 from __future__ import annotations
 

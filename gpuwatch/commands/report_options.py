@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api import Client, RunSource
+from gpuwatch.api.client import Client, RunSource
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.tools.reports import RunReport, from_json, gather

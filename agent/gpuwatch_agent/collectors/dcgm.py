@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
-from gpuwatch.http import fetch
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
 from gpuwatch_agent.collectors.driver_calls import DeadlineThread

@@ -1,4 +1,4 @@
-"""A history file as a source of reports, with or without an agent that writes it: an `api.RunSource`."""
+"""A history file as a source of reports, with or without an agent that writes it: an `RunSource`."""
 
 from __future__ import annotations
 

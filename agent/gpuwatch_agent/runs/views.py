@@ -1,4 +1,4 @@
-"""The answers of the API about runs and findings, as the structs of gpuwatch/api.py."""
+"""The answers of the API about runs and findings, as the structs of gpuwatch.api."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from gpuwatch.api import Run, RunSource
+from gpuwatch.api import Run
+from gpuwatch.api.client import RunSource
 from gpuwatch.errors import ConfigError
 
 LAST = "last"

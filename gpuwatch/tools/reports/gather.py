@@ -11,7 +11,8 @@ import msgspec
 
 from gpuwatch import __version__
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.api import LastSteps, Run, RunSource
+from gpuwatch.api import LastSteps, Run
+from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis.cost import Cost, cost_of, together
 from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.diagnosis.verdict import give_verdict
