@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time_ns
 from typing import TypeVar
 
 from gpuwatch.errors import NoData
@@ -23,8 +24,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """The columns of a cpu line that together are all of the time. `guest` and `guest_nice` follow them in the file and are
 left out: the kernel counts guest time in `user` and `nice` as well (proc_stat(5), kernel/sched/cputime.c)."""
-_NO_DISK = re.compile(r"loop|ram|zram|fd\d|sr\d|md\d|dm-|.*\dp\d+$|[shv]d[a-z]+\d+$|xvd[a-z]+\d+$")
-"""Devices that hold no bytes of their own, and partitions: their disk counts them."""
+_NO_DISK = re.compile(r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d")
+"""Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
+_PARTITION = re.compile(r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$")
 
 
 # The node -------------------------------------------------------------------------------------------------------------
@@ -117,17 +119,51 @@ def pressure_s(resource: str, procfs: Path = PROC) -> float:
         return _entry(parse_pressure(_read(path)), "some", path)
 
 
+@dataclass(frozen=True)
+class Disk:
+    """Counters of a block device since boot."""
+
+    read_bytes: int
+    written_bytes: int
+    busy_s: float
+    """Time with at least one request in flight: an SSD may serve many at once. The kernel's counter wraps after 49.7 days."""
+
+
+def parse_disks(text: str) -> dict[str, Disk]:
+    """Return every block device by name, partitions too. Source: /proc/diskstats, the kernel's iostats documentation.
+
+    Raises: ValueError, IndexError for odd text.
+    """
+    rows = (line.split() for line in text.splitlines())
+    return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
+
+
+def is_disk(name: str) -> bool:
+    """Return whether a block device that is no partition is a disk of its own: True for "sda", False for "dm-0"."""
+    return _NO_DISK.match(name) is None
+
+
 def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
-    """Return (bytes read, seconds with work) since boot by disk. Source: /proc/diskstats, the kernel's iostats documentation."""
-    found = {}
+    """Return (bytes read, seconds with work) since boot by disk. Raises: NoData if there is none."""
     with _as_no_data(procfs / "diskstats"):
-        for line in (procfs / "diskstats").read_text().splitlines():
-            fields = line.split()
-            if not _NO_DISK.match(fields[2]):
-                found[fields[2]] = (int(fields[5]) * 512, int(fields[12]) / 1000)
+        every = parse_disks(_read(procfs / "diskstats"))
+    found = {
+        name: (disk.read_bytes, disk.busy_s)
+        for name, disk in every.items()
+        if is_disk(name) and not _PARTITION.match(name)
+    }
     if not found:
         raise NoData("this node shows no disk")
     return found
+
+
+def parse_interfaces(text: str) -> dict[str, tuple[int, int]]:
+    """Return (bytes received, bytes sent) by network interface, loopback included. Source: net/dev, proc_pid_net(5).
+
+    Raises: ValueError, IndexError for odd text.
+    """
+    rows = (line.rpartition(":") for line in text.splitlines()[2:])
+    return {name.strip(): (int(values.split()[0]), int(values.split()[8])) for name, _, values in rows}
 
 
 # One process ----------------------------------------------------------------------------------------------------------
@@ -204,13 +240,9 @@ def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_B
 
 
 def received_bytes(process: Path = PROC / "self") -> int:
-    """Return the bytes received on all interfaces of a process's network namespace, the loopback included.
-
-    Source: /proc/PID/net/dev, proc_pid_net(5).
-    """
+    """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
     with _as_no_data(process / "net" / "dev"):
-        lines = (process / "net" / "dev").read_text().splitlines()[2:]
-        return sum(int(line.rpartition(":")[2].split()[0]) for line in lines)
+        return sum(received for received, _ in parse_interfaces(_read(process / "net" / "dev")).values())
 
 
 @dataclass(frozen=True)
@@ -227,11 +259,7 @@ class ProcessUsage:
 
 
 def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone.
-
-    Not through psutil, which has most of it: it reads a process's start time again for each value, where the agent knows its
-    processes already, and it has no run-queue wait. One read of `stat` gives three.
-    """
+    """Return what a process uses; None if it is gone."""
     try:
         fields = stat_fields(procfs / str(pid))
         state, threads, resident = fields[0], int(fields[17]), int(fields[21]) * PAGE_BYTES
@@ -252,6 +280,36 @@ def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = P
         with contextlib.suppress(NoData):
             found[pid] = read(pid, procfs)
     return found
+
+
+class ThreadTime:
+    """The calling thread's time on a CPU and in the run queue: with it a thread that computes differs from one that waits, on a busy node too.
+
+    Source: clock_gettime(2); /proc/thread-self/schedstat, second field (the kernel's sched-stats documentation).
+    """
+
+    __slots__ = ("_file",)
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def busy_ns(self) -> int:
+        """Return the time in ns; without that in the run queue where the kernel does not count it."""
+        try:
+            return thread_time_ns() + int(os.pread(self._file, 80, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return thread_time_ns()
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    __del__ = close
 
 
 def _kib_by_name(text: str) -> dict[str, int]:

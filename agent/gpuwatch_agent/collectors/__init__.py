@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
 from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, GpuDevice, GpuProcess, GpuSource, Roots
-from gpuwatch_agent.collectors.cpu import CpuCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.disk import DiskCollector
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.infiniband import InfinibandCollector
-from gpuwatch_agent.collectors.load import LoadCollector
-from gpuwatch_agent.collectors.memory import MemoryCollector
-from gpuwatch_agent.collectors.network import NetworkCollector
-from gpuwatch_agent.collectors.pressure import PressureCollector
-from gpuwatch_agent.collectors.shm import ShmCollector
+from gpuwatch_agent.collectors.node import (
+    AgentProcessCollector,
+    CpuCollector,
+    DiskCollector,
+    LoadCollector,
+    MemoryCollector,
+    NetworkCollector,
+    PressureCollector,
+    ShmCollector,
+)
 
 __all__ = [
     "STANDARD",

@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-import psutil
 
 from gpuwatch import api
 from gpuwatch.errors import NoData
@@ -61,20 +58,11 @@ class Collector(Protocol):
     def collect(self) -> Iterable[Sample]: ...
 
 
-@contextmanager
-def psutil_at(procfs: Path) -> Iterator[None]:
-    """Have psutil read this /proc: it keeps the place in a variable of its module. For one thread.
+class OfNode:
+    """Base of the collectors that read the kernel's file systems."""
 
-    Raises: NoData where the file that it wants is absent.
-    """
-    before = psutil.PROCFS_PATH
-    psutil.PROCFS_PATH = str(procfs)
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoData(f"{error.filename} does not exist here") from None
-    finally:
-        psutil.PROCFS_PATH = before
+    def __init__(self, roots: Roots) -> None:
+        self.roots = roots
 
 
 def read_text(path: Path) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.network import NetworkCollector, is_physical
+from gpuwatch_agent.collectors.node import NetworkCollector, is_physical
 
 HEAD = "Inter-|   Receive  |  Transmit\n face |bytes  packets|bytes  packets\n"
 
