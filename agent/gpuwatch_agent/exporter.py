@@ -50,7 +50,7 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     if counts.tokens >= 0:
         yield Sample("gpuwatch_tokens_total", counts.tokens, key)
     total_s = sum(counts.phases_ns.values()) / 1e9
-    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.histogram), total_s, key)
+    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.step_histogram), total_s, key)
     if run.last_step_s is not None:
         yield Sample("gpuwatch_last_step_timestamp_seconds", run.last_step_s, key)
     yield Sample("gpuwatch_run_up", float(run.status == RUNNING and run.activity != "silent"), key)

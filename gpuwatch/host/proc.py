@@ -239,10 +239,11 @@ def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_B
         return int(_read(procfs / str(pid) / "statm").split()[1]) * page_bytes
 
 
-def received_bytes(process: Path = PROC / "self") -> int:
+def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
     """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
-    with _as_no_data(process / "net" / "dev"):
-        return sum(received for received, _ in parse_interfaces(_read(process / "net" / "dev")).values())
+    path = procfs / str(pid) / "net/dev"
+    with _as_no_data(path):
+        return sum(received for received, _ in parse_interfaces(_read(path)).values())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Takes stacks when a finding begins, where that is opted in: once per finding, once in ten minutes per run
-(of one rank, and of all). One capture serves every finding about the same processes that began before it or within a minute.
+"""Captures stacks when a finding begins, as opt-in: once per finding, once in ten minutes per run (of one rank, and of all).
 
-py-spy runs in a thread of its own; the sampler starts it and picks up its result in a later tick. It never waits for it.
+One capture serves every finding about the same processes that began before it or within a minute. py-spy runs in its own thread; the
+sampler starts it, collects its result in a later tick, and never waits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StackWatch:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
-            pid = table.host_pid(each.hello) if each.hello is not None and each.status == RUNNING else None
+            pid = table.host_pid(each.live_hello)
             if pid is not None:
                 file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
                 found.append(Target(each.rank, pid, self._folder / file))

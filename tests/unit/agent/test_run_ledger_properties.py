@@ -127,7 +127,7 @@ class World:
         ledger = run.ledger
         assert ledger.sum_ns == ledger.watermark_ns - ledger.start_ns
         counters = {**ledger.totals_ns, "steps": run.counts.steps, "samples": max(0, run.counts.samples)}
-        counters |= {f"bucket {i}": n for i, n in enumerate(run.counts.histogram)} | {"lost": run.lost}
+        counters |= {f"bucket {i}": n for i, n in enumerate(run.counts.step_histogram)} | {"lost": run.lost}
         went_back = {
             name: (self.floor[name], value) for name, value in counters.items() if value < self.floor.get(name, 0)
         }
@@ -166,7 +166,7 @@ def test_good_byes_bring_every_count_to_the_hooks_own(events) -> None:
     steps = sum(hook.steps for hook in world.hooks)
     assert run.counts.steps == steps
     assert run.counts.samples == (8 * steps if steps else -1)
-    assert sum(run.counts.histogram) == steps
+    assert sum(run.counts.step_histogram) == steps
     assert run.counts.phases_ns["data_wait"] == 60 * MS * steps
     assert world.taken + run.lost == steps
 
@@ -213,4 +213,4 @@ def test_more_processes_than_are_remembered_still_add_up_when_they_come_one_afte
     assert run.ledger is not None
     assert run.counts.steps == 40
     assert run.ledger.sum_ns == 40 * 100 * MS
-    assert len(run.speakers) <= 16
+    assert len(run.senders) <= 16
