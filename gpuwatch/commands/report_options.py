@@ -43,7 +43,7 @@ def open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
         return Client(agent, "give --agent URL, or read its file with --history FILE")
     require("prometheus_client", "agent")
-    from gpuwatch_agent.history.source import HistorySource
+    from gpuwatch_agent.history.reader import HistorySource
 
     return HistorySource(history)
 
