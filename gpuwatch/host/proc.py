@@ -97,6 +97,14 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
+def boot_id(procfs: Path = PROC) -> str:
+    """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
+    try:
+        return _read(procfs / "sys/kernel/random/boot_id").strip()
+    except NoData:
+        return ""
+
+
 def parse_pressure(text: str) -> dict[str, float]:
     """Return the total of each line in seconds since boot, as in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12".
 

@@ -177,9 +177,9 @@ def test_full_disk_is_counted_said_once_and_got_over(tmp_path: Path, caplog: pyt
     history._connection.execute("PRAGMA max_page_count=100000").fetchall()
     assert history.commit(tick(BEGIN_S + 2, 7.0))
     assert [record.message for record in caplog.records if "cannot be written" in record.message] == [
-        f"history {history.path} cannot be written (database or disk is full); the agent goes on without it"
+        f"history {history.path} cannot be written (database or disk is full); the agent continues without it"
     ]
-    assert any("is written again" in record.message for record in caplog.records)
+    assert any("can be written again" in record.message for record in caplog.records)
     assert points(history, BEGIN_S, BEGIN_S + 10, 300)[-1] == (BEGIN_S + 2, 7.0)
     history.close()
 
@@ -222,7 +222,7 @@ def test_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path, caplog: p
     assert history.commit(tick(BEGIN_S))
     aside = [each for each in tmp_path.iterdir() if "damaged" in each.name]
     assert len(aside) == 1 and aside[0].read_bytes().startswith(b"this is no database")
-    assert f"set aside as {aside[0].name}" in caplog.text
+    assert f"renamed to {aside[0].name}" in caplog.text
     history.close()
 
 
