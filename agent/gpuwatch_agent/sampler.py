@@ -12,8 +12,7 @@ import msgspec
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
-from gpuwatch_agent.collectors.base import CollectorRunner
+from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.exporter import (
     AnySample,
@@ -29,6 +28,7 @@ from gpuwatch_agent.exporter import (
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
+from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
 from gpuwatch_agent.processes.stacks import StackWatch

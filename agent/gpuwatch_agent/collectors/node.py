@@ -20,7 +20,8 @@ from gpuwatch.host.proc import (
 )
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import OfNode, Roots, read_text
+from gpuwatch_agent.collectors.base import OfNode, read_text
+from gpuwatch_agent.options import Roots
 
 _LARGEST_STEP_BACK_S = 3.0
 

@@ -14,11 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
-from gpuwatch_agent.collectors import Choice, Collector, Roots, build
+from gpuwatch_agent.collectors import build
+from gpuwatch_agent.collectors.base import Collector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
+from gpuwatch_agent.options import Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
