@@ -73,8 +73,9 @@ class Http:
         except HTTPError as error:
             if isinstance(error, Late) and not isinstance(error, NewConnectionError):
                 raise TimeoutError(str(error)) from error
-            if isinstance(error.__cause__ or error.__context__, OSError):
-                raise (error.__cause__ or error.__context__) from None
+            reason = error.__cause__ or error.__context__
+            if isinstance(reason, OSError):
+                raise reason from None
             raise OSError(f"no HTTP there: {type(error).__name__}") from error
         return Reply(reply.status, reply.data, reply.headers.get("Location"))
 

@@ -1,7 +1,4 @@
-"""Readers of /proc: CPU, memory, pressure, network and disks of the node, and what one process has used.
-
-The hook and the agent share them. Each takes the place of /proc, and raises NoData where there is nothing to read.
-"""
+"""Readers of /proc for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""The columns of a cpu line that together are all of the time. `guest` and `guest_nice` follow them in the file and are
-left out: the kernel counts guest time in `user` and `nice` as well (proc_stat(5), kernel/sched/cputime.c)."""
+"""The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
 _NO_DISK = re.compile(r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d")
 """Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
 _PARTITION = re.compile(r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$")
@@ -37,18 +33,17 @@ class CpuTimes:
     """All cores together since boot."""
 
     seconds: Mapping[str, float]
-    """By mode. A mode that an old kernel does not count is absent."""
+    """By mode; absent if the kernel does not count it."""
     cores: int
-    """Cores that are online."""
+    """Online."""
     busy_seconds: Mapping[str, float]
     """Of each online core by its number: all but idle and iowait."""
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
-    """Return the CPU times in /proc/stat, whose unit is the tick of `sysconf(_SC_CLK_TCK)`.
+    """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line.
 
-    Source: proc_stat(5). Only online cores have a `cpuN` line. Raises: NoData if there is no `cpu` line, ValueError
-    for text that is not a number.
+    Raises: NoData if there is no `cpu` line, ValueError for odd text.
     """
     seconds: dict[str, float] | None = None
     busy: dict[str, float] = {}
@@ -86,9 +81,9 @@ def memory_available_bytes(procfs: Path = PROC) -> int:
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:
-    """Return how many processes the kernel has killed for lack of memory since boot; None where it has no such count.
+    """Return the OOM kills since boot, those in control groups included; None where the kernel does not count them.
 
-    Source: oom_kill in /proc/vmstat, proc_vmstat(5); those killed in control groups are among them.
+    Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
     try:
         lines = _read(procfs / "vmstat").splitlines()
@@ -106,9 +101,9 @@ def boot_id(procfs: Path = PROC) -> str:
 
 
 def parse_pressure(text: str) -> dict[str, float]:
-    """Return the total of each line in seconds since boot, as in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12".
+    """Return the total of each line in seconds since boot, e.g. "some avg10=0.00 avg60=0.00 avg300=0.00 total=12" (in µs).
 
-    Source: Documentation/accounting/psi.rst; `total` is in microseconds. Raises: ValueError for odd text.
+    Source: Documentation/accounting/psi.rst. Raises: ValueError for odd text.
     """
     totals = {}
     for line in text.splitlines():
@@ -121,7 +116,7 @@ def parse_pressure(text: str) -> dict[str, float]:
 
 
 def pressure_s(resource: str, procfs: Path = PROC) -> float:
-    """Return for how long some task has waited for "cpu", "io" or "memory" since boot, in seconds."""
+    """Return the time in which some task waited for "cpu", "io" or "memory" since boot, in seconds."""
     path = procfs / "pressure" / resource
     with _as_no_data(path):
         return _entry(parse_pressure(_read(path)), "some", path)
@@ -196,22 +191,16 @@ def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
-    """Return for how long a process's first thread was ready to run and had no core, in seconds.
-
-    Source: /proc/PID/schedstat, the second figure (Documentation/scheduler/sched-stats.rst).
-    """
+    """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
     with _as_no_data(procfs / str(pid) / "schedstat"):
         return int(_read(procfs / str(pid) / "schedstat").split()[1]) / 1e9
 
 
 def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
-    """Return (bytes read from disks, bytes sent to them, less those taken back); page cache hits are not counted.
-
-    Source: /proc/PID/io, proc(5).
-    """
-    with _as_no_data(procfs / str(pid) / "io"):
-        text = _read(procfs / str(pid) / "io")
-        values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
+    """Return (bytes read from disks, bytes written to them less cancelled ones), without page cache hits. Source: /proc/PID/io, proc(5)."""
+    path = procfs / str(pid) / "io"
+    with _as_no_data(path):
+        values = {name: int(value) for name, value in (line.split(": ", 1) for line in _read(path).splitlines())}
         return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
 
 
@@ -225,15 +214,12 @@ def allowed_cores(pid: int, procfs: Path = PROC) -> int:
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
-    """Return a process's memory by kind, e.g. Rss and Private_Dirty. It costs the kernel a walk over all pages.
-
-    Source: /proc/PID/smaps_rollup, proc(5).
-    """
+    """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
     return _kib_by_name(_read(procfs / str(pid) / "smaps_rollup"))
 
 
 def private_bytes(pid: int, procfs: Path = PROC) -> int:
-    """Return the memory that is a process's own, what it shares with the one it was forked from left out."""
+    """Return a process's private memory, without what it shares with its parent since the fork."""
     sizes = mapped_bytes(pid, procfs)
     private = [sizes[name] for name in ("Private_Clean", "Private_Dirty") if name in sizes]
     if not private:
@@ -242,7 +228,7 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
 
 
 def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
-    """Return the memory of a process that is in RAM, what it shares with others included. Source: statm, proc_pid_statm(5)."""
+    """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
     with _as_no_data(procfs / str(pid) / "statm"):
         return int(_read(procfs / str(pid) / "statm").split()[1]) * page_bytes
 
@@ -256,10 +242,10 @@ def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What a process is and has done so far. None: not readable (another user's, or a kernel without it)."""
+    """A process's state and usage so far. None: not readable (another user's, or a kernel without it)."""
 
     state: str
-    """One letter: R running, S sleeping, D waiting for a disk and not to be interrupted, Z ended."""
+    """R running, S sleeping, D uninterruptible disk wait, Z ended."""
     threads: int
     resident_bytes: int
     read_bytes: int | None = None
@@ -283,7 +269,7 @@ def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
 
 
 def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:
-    """Return what `read` (`process_cpu_s`, `run_queue_s`) gives of those processes that still live and can be read, by pid."""
+    """Return the result of `read` (e.g. `process_cpu_s`) for those processes that can be read, by pid."""
     found: dict[int, T] = {}
     for pid in pids:
         with contextlib.suppress(NoData):

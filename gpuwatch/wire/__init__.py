@@ -89,7 +89,7 @@ class Counters(msgspec.Struct):
     """Those of `worker_fetches` at which no batch was ready."""
 
 
-class Totals(Counters, frozen=True, kw_only=True):
+class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
     """What the sender has booked since it started, with its counters; cumulative. Times in ns of the sender's monotonic clock."""
 
     start_ns: Count

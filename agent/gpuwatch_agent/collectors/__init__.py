@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from gpuwatch import api
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.amd import AmdCollector
-from gpuwatch_agent.collectors.base import Collector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import GpuSource
 from gpuwatch_agent.collectors.gpu import GpuCollector
@@ -28,6 +28,19 @@ from gpuwatch_agent.collectors.node import (
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 
 logger = logging.getLogger(__name__)
+
+
+class Collector(Protocol):
+    """One subject of the node.
+
+    `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData` where there is
+    nothing to measure on this node (logged once, at info) and anything else for a failure (counted). What was not measured is absent,
+    never 0.
+    """
+
+    name: str
+
+    def collect(self) -> Iterable[Sample]: ...
 
 
 def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:

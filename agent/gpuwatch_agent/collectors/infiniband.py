@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import OfNode, read_text
+from gpuwatch_agent.collectors.node import OfNode, read_text
 
 _BYTES = {
     "port_rcv_data": "gpuwatch_infiniband_port_data_received_bytes_total",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import (
@@ -20,8 +22,31 @@ from gpuwatch.host.proc import (
 )
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import OfNode, read_text
 from gpuwatch_agent.options import Roots
+
+
+class OfNode:
+    """Base of the collectors that read the kernel's file systems."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.roots = roots
+
+
+def read_text(path: Path) -> str:
+    """Return a kernel file's text.
+
+    Raises: NoData where the file is absent, or is there but belongs to a feature that the kernel was booted without
+    (opening /proc/pressure/* gives EOPNOTSUPP under psi=0); OSError for every other failure.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoData(f"{path} does not exist here") from None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        raise NoData(f"{path}: the kernel has this switched off") from None
+
 
 _LARGEST_STEP_BACK_S = 3.0
 

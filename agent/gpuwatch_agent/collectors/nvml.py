@@ -121,11 +121,11 @@ def clocks(handle: Handle) -> list[Value]:
     ]
 
 
-def _readings(interval_s: float, *functions: Callable[[Handle], list[Value]]) -> tuple[Reading, ...]:
-    return tuple(Reading(each.__name__, lambda gpu, read=each: read(gpu.handle), interval_s) for each in functions)
+def _reading(function: Callable[[Handle], list[Value]], interval_s: float) -> Reading:
+    return Reading(function.__name__, lambda gpu: function(gpu.handle), interval_s)
 
 
-READINGS = _readings(1.0, utilization, memory, power, energy, temperature, throttled, clocks)
+READINGS = tuple(_reading(each, 1.0) for each in (utilization, memory, power, energy, temperature, throttled, clocks))
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
 
@@ -250,7 +250,9 @@ def mig_instances(handle: Handle) -> list[Value]:
     return list(seen.values())
 
 
-LINK_READINGS = _readings(10.0, pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)
+LINK_READINGS = tuple(
+    _reading(each, 10.0) for each in (pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)
+)
 
 ABSENT = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
-from gpuwatch_agent.collectors import build
-from gpuwatch_agent.collectors.base import Collector
+from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
