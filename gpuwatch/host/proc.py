@@ -142,7 +142,7 @@ def parse_disks(text: str) -> dict[str, Disk]:
 
 
 def is_disk(name: str) -> bool:
-    """Return whether a block device that is no partition is a disk of its own: True for "sda", False for "dm-0"."""
+    """Return whether a block device that is no partition is a disk: True for "sda", False for "dm-0"."""
     return _NO_DISK.match(name) is None
 
 

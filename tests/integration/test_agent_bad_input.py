@@ -43,7 +43,7 @@ def hook(**names: str) -> FakeHook:
 
 
 def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.Socket[bytes]) -> None:
-    good = hook(run="good").tell()
+    good = hook(run="good").message()
     bad = {
         "malformed": [b"", b"\x91" * 1_000_000, b"rubbish", wire.encode(msgspec.structs.replace(good, run=""))],
         "version": [wire.encode(msgspec.structs.replace(good, origin=msgspec.structs.replace(good.origin, version=9)))],
@@ -80,7 +80,7 @@ def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.
 
 def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
     for number in range(10_000):
-        push.send(wire.encode(hook(run=f"run-{number}").tell()))
+        push.send(wire.encode(hook(run=f"run-{number}").message()))
     refused = ("gpuwatch_messages_rejected_total", "too_many_runs")
     wait_for("all are taken", lambda: agent.metrics()[refused] >= 9_480, 30, 1.0)
     page = agent.metrics()

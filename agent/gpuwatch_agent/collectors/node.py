@@ -223,7 +223,7 @@ class NetworkCollector(OfNode):
             text = read_text(self.roots.procfs / "net/dev")
         interfaces = {name: counts for name, counts in parse_interfaces(text).items() if is_physical(name)}
         if not interfaces:
-            raise NoData("this node has no network interface of its own")
+            raise NoData("this node has no network interface but virtual ones")
         names = ("gpuwatch_network_receive_bytes_total", "gpuwatch_network_transmit_bytes_total")
         return [
             Sample(metric, count, (name,))

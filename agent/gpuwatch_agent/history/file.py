@@ -85,9 +85,7 @@ def open_history(path: Path) -> sqlite3.Connection:
 def check_readable(path: Path) -> None:
     """Raise ConfigError unless this is a history file that this version can read; nothing is written."""
     if not path.is_file():
-        raise ConfigError(
-            f"--history {path}: there is no such file; /api/v1/status of an agent has the path of its own"
-        )
+        raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -30,7 +30,7 @@ class WorkerWatch:
         """By pid: (when, CPU time, time ready to run without a core)."""
         self._waits: dict[tuple[str, int], deque[tuple[str, ...]]] = {}
         self._private: dict[int, tuple[int, int | None]] = {}
-        """By pid: (when, memory of its own), of one worker of each run."""
+        """By pid: (when, private memory), of one worker of each run."""
         self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
         self._quotas: dict[tuple[str, int], deque[Quota]] = {}
 

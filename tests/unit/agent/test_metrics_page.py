@@ -58,12 +58,12 @@ def samples(tmp_path: Path) -> list[AnySample]:
     for _ in range(9):
         hook.step()
     hook.step(data_ns=400 * MS, compute_ns=100 * MS)
-    for message in (hook.hello(name='resnet "50"\nα'), hook.tell()):
+    for message in (hook.hello(name='resnet "50"\nα'), hook.message()):
         run.apply(message, hook.at_ns, wall_s(hook.at_ns))
     for at_ns in (hook.ledger.start_ns, hook.at_ns):
         gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, at_ns)
     hook.spend("eval", 250 * MS)
-    run.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, hook.at_ns)
     findings = FindingTracker()
     for at_ns in (0, 4 * S):

@@ -88,7 +88,7 @@ def workers_run(procfs: Path, pids: tuple[int, ...]) -> Run:
     hook = FakeHook()
     run = Run("run-a", 0, BOOT)
     run.apply(hook.hello(worker_pids=pids), hook.at_ns, 0.0)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     return run
 
 

@@ -86,15 +86,15 @@ class World:
         elif kind == "hello":
             self.say(self.hook.hello())
         elif kind == "send":
-            self.say(self.hook.tell())
+            self.say(self.hook.message())
         elif kind == "lose":
-            self.late.append(self.hook.tell())
+            self.late.append(self.hook.message())
         elif kind == "repeat" and self.said:
             self.deliver(self.said[-1])
         elif kind == "late" and self.late:
             self.deliver(self.late.pop(0))
         elif kind == "other_speaks" and len(self.hooks) > 1:
-            self.say(self.hooks[-2].tell())
+            self.say(self.hooks[-2].message())
         elif kind == "silence":
             self.now_ns += amount * MS
             self.pass_time()
@@ -159,7 +159,7 @@ def test_good_byes_bring_every_count_to_the_hooks_own(events) -> None:
     """Once each process has said good-bye: its steps are counted once, and each record was received or counted as lost."""
     world = play(World(), events)
     for hook in world.hooks:
-        world.deliver(hook.tell())
+        world.deliver(hook.message())
         world.deliver(hook.bye())
     run = world.run
     assert run is not None and run.ledger is not None
@@ -193,7 +193,7 @@ def test_two_processes_that_share_a_name_are_each_counted_once() -> None:
     for _ in range(50):
         for hook in (one, two):
             hook.step()
-            book.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+            book.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     run = book.runs[KEY]
     assert run.ledger is not None
     assert run.counts.steps == 100
@@ -206,7 +206,7 @@ def test_more_processes_than_are_remembered_still_add_up_when_they_come_one_afte
     at_ns = 100 * S
     for number in range(40):
         hook = FakeHook(at_ns, sender=f"sender-{number}").step()
-        book.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+        book.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
         book.apply(hook.bye(), hook.at_ns, wall_s(hook.at_ns))
         at_ns = hook.at_ns + S
     run = book.runs[KEY]

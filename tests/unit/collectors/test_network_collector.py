@@ -63,7 +63,7 @@ def test_no_file(bare, values):
 def test_nothing_but_the_loopback(bare, values):
     (bare.procfs / "net").mkdir(parents=True)
     (bare.procfs / "net" / "dev").write_text(HEAD + "    lo: 11 0 0 0 0 0 0 0 11 0 0 0 0 0 0 0\n")
-    with pytest.raises(NoData, match="no network interface"):
+    with pytest.raises(NoData, match="no network interface but virtual ones"):
         values(NetworkCollector(bare))
 
 
