@@ -51,7 +51,7 @@ class SlowTier:
         try:
             self._thread.offer(lambda: self._round(gpus), self._wait_s)
         except TimeoutError as error:
-            self._warn(f"{error} ({self.costs.current}); the other values are read as usual")
+            self._warn(f"{error} ({self.costs.current}); the other values are still read")
 
     def values(self, gpu: Gpu) -> list[Value]:
         """Return a GPU's values that are not too old."""

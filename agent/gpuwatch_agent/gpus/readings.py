@@ -118,7 +118,7 @@ class GpuTrends:
             for book in (self._holders, self._powers, self._memories):
                 book.pop(gone, None)
 
-    def usual_watts(self, uuid: str) -> float | None:
+    def median_watts(self, uuid: str) -> float | None:
         """Return the median power while the run made steps; None with less than half a minute of it."""
         powers = self._powers.get(uuid, ())
         return median(powers) if len(powers) >= _LEAST_POWERS else None
@@ -167,6 +167,6 @@ def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: Gpu
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
         throttled=node.throttled(account.gpu, account.uuid),
         power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
-        power_usual_watts=trends.usual_watts(account.uuid),
+        power_usual_watts=trends.median_watts(account.uuid),
         memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
     )
