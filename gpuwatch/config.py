@@ -1,107 +1,95 @@
 """The configuration file, one for all parts: `gpuwatch agent --config FILE.toml`, `gpuwatch rules --config FILE.toml`.
 
-[agent] is how the agent is started, [thresholds] when a cause is worth naming, [alerts] when one is worth an alert, [prices]
-what a GPU-hour costs, [notify] who is told without Alertmanager, [stacks] whether stacks are looked at. Every key is a field of the section's dataclass; a wrong one
-is named. No section is required.
+[agent]: how the agent is started. [thresholds]: when a cause becomes a finding. [alerts]: when it becomes an alert. [prices]: what a
+GPU-hour costs. [notify]: notifications without Alertmanager. [stacks]: automatic stack captures. Every key is a field of the section's
+class, with its bounds; no section is required.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.diagnosis import thresholds
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, MissingExtra
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """How the agent is started. None or empty: the command line's own default. An option given there wins."""
+class AgentSettings(msgspec.Struct, frozen=True):
+    """How the agent is started. None or empty: the command line's own default. A command line option wins."""
 
     http: str | None = None
     listen: tuple[str, ...] = ()
     history: str | None = None
-    keep_days: float | None = None
-    keep_gib: float | None = None
+    keep_days: Annotated[float, Meta(ge=0.01)] | None = None
+    keep_gib: Annotated[float, Meta(ge=0.01)] | None = None
     procfs: str | None = None
     sysfs: str | None = None
     shm: str | None = None
-    series: str | None = None
+    series: Literal["standard", "full"] | None = None
     dcgm: str | None = None
-    full_hours: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("keep_days", "keep_gib"):
-            value = getattr(self, name)
-            if value is not None and value < 0.01:
-                raise ConfigError(f"{name} = {value}: must be at least 0.01")
-        if self.series not in (None, "standard", "full"):
-            raise ConfigError(f'series = {self.series!r}: "standard" or "full"')
-        if self.full_hours is not None and self.full_hours < 0.1:
-            raise ConfigError(f"full_hours = {self.full_hours}: must be at least 0.1")
+    full_hours: Annotated[float, Meta(ge=0.1)] | None = None
 
 
-@dataclass(frozen=True)
-class NotifySettings:
-    """Who the agent tells by itself, where there is no Alertmanager."""
+class NotifySettings(msgspec.Struct, frozen=True):
+    """Notifications that the agent itself sends, where there is no Alertmanager."""
 
     urls: tuple[str, ...] = ()
     """Apprise URLs, e.g. "slack://…", "mailto://…", "json://host:port/path"."""
-    min_severity: str = "warning"
-    repeat_s: float = 14400.0
-    """After how long an alert that goes on is told again; 0: never."""
+    min_severity: Literal["warning", "critical"] = "warning"
+    repeat_s: Annotated[float, Meta(ge=0)] = 14400.0
+    """Interval at which an alert that stays active is repeated; 0: never."""
     name: str | None = None
-    """What the node is called in messages; None: its host name."""
-
-    def __post_init__(self) -> None:
-        if self.min_severity not in ("warning", "critical"):
-            raise ConfigError(f'min_severity = {self.min_severity!r}: "warning" or "critical"')
-        if self.repeat_s < 0:
-            raise ConfigError(f"repeat_s = {self.repeat_s}: a duration in seconds, or 0 for never")
+    """The node's name in messages; None: its host name."""
 
 
-@dataclass(frozen=True)
-class StackSettings:
-    """Whether the agent looks at stacks when a finding begins: once a finding, and a run once in `every_s`. Needs py-spy."""
+class StackSettings(msgspec.Struct, frozen=True):
+    """Automatic stack captures when a finding begins: once per finding, and per run once in `every_s`. Needs py-spy."""
 
     automatic: bool = False
     folder: str | None = None
-    """Where flame graphs are kept; None: `stacks` beside the history."""
-    seconds: float = 3.0
-    """For how long a look lasts."""
-    rate_hz: int = 25
-    every_s: float = 600.0
-    keep: int = 100
+    """Where flame graphs are kept; None: `stacks` in the history's folder."""
+    seconds: Annotated[float, Meta(ge=1)] = 3.0
+    """Duration of a capture."""
+    rate_hz: Annotated[int, Meta(ge=1)] = 25
+    every_s: Annotated[float, Meta(ge=10)] = 600.0
+    keep: Annotated[int, Meta(ge=1)] = 100
     """How many flame graphs are kept."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("seconds", 1), ("rate_hz", 1), ("every_s", 10), ("keep", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be at least {least}")
+
+class Config(msgspec.Struct, frozen=True):
+    """All sections; absent ones have their defaults."""
+
+    agent: AgentSettings = AgentSettings()
+    thresholds: Thresholds = Thresholds()
+    alerts: AlertThresholds = AlertThresholds()
+    prices: Prices = Prices()
+    notify: NotifySettings = NotifySettings()
+    stacks: StackSettings = StackSettings()
 
 
-@dataclass(frozen=True)
-class Config:
-    """All sections; those that the file lacks are at their defaults."""
-
-    agent: AgentSettings = field(default_factory=AgentSettings)
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    alerts: AlertThresholds = field(default_factory=AlertThresholds)
-    prices: Prices = field(default_factory=Prices)
-    notify: NotifySettings = field(default_factory=NotifySettings)
-    stacks: StackSettings = field(default_factory=StackSettings)
+SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for field in msgspec.structs.fields(Config)}
+_EXPECTED = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": 'a list of texts, e.g. ["a", "b"]',
+    "object": 'a table, e.g. {"NVIDIA H200" = 4.2}',
+}
+"""msgspec's type names in TOML's terms."""
 
 
 def read_config(path: Path) -> Config:
-    """Return what the file says. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
+    """Return the configuration in a file. Raises: ConfigError naming the file, the section and the key; MissingExtra."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -111,62 +99,47 @@ def read_config(path: Path) -> Config:
 
 
 def use_thresholds_of(path: Path) -> None:
-    """Let every rule of this process compare with the numbers of a configuration file. Raises: ConfigError; MissingExtra."""
+    """Set the thresholds of this process's rules from a configuration file. Raises: ConfigError; MissingExtra."""
     thresholds.use(read_config(path).thresholds)
 
 
 def parse_config(text: str, where: str) -> Config:
-    """Return what a TOML text says; `where` stands in errors. Raises: ConfigError; MissingExtra."""
+    """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
     tables = _toml(text, where)
-    sections = {each.name: each for each in fields(Config)}
     for name, table in tables.items():
-        if name not in sections:
-            raise ConfigError(f"{where}: [{name}] is not a section{_meant(name, sections)}")
+        if name not in SECTIONS:
+            raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, SECTIONS)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{where}: {name} = … stands outside a section; write it below [{name}]")
-    kinds: dict[str, Any] = {
-        "agent": AgentSettings, "thresholds": Thresholds, "alerts": AlertThresholds, "prices": Prices, "notify": NotifySettings,
-        "stacks": StackSettings,
-    }  # fmt: skip
-    return Config(**{name: _section(kinds[name], table, f"{where}: [{name}]") for name, table in tables.items()})
+    return Config(**{name: _section(SECTIONS[name], table, f"{where}: [{name}]") for name, table in tables.items()})
 
 
-def _section(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    known = {each.name: str(each.type) for each in fields(kind)}  # type: ignore[arg-type]
-    values = {}
-    for key, value in table.items():
+def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    known = kind.__annotations__
+    for key in table:
         if key not in known:
-            raise ConfigError(f"{where} {key} is not a key{_meant(key, known)}")
-        values[key] = _checked(value, known[key], f"{where} {key} = {value!r}")
+            raise ConfigError(f"{where} {key} is not a key{_suggest(key, known)}")
     try:
-        return kind(**values)
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        expected, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"\W", path)[0]
+        raise ConfigError(f"{where} {key} = {table[key]!r}: must be {_in_toml(expected, known[key])}") from error
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
 
 
-def _checked(value: Any, annotation: str, what: str) -> Any:
-    """Return the value as the field wants it. Raises: ConfigError for one of another type."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation.startswith("tuple[str"):
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(f'{what}: must be a list of texts, e.g. ["a", "b"]')
-        return tuple(value)
-    if annotation.startswith("Mapping"):
-        if not isinstance(value, dict):
-            raise ConfigError(f'{what}: must be a table, e.g. {{"NVIDIA H200" = 4.2}}')
-        return value
-    if annotation.startswith("str") and not isinstance(value, str):
-        raise ConfigError(f"{what}: must be a text")
-    if annotation.startswith("float") and not number:
-        raise ConfigError(f"{what}: must be a number")
-    if annotation.startswith("int") and (not number or value != int(value)):
-        raise ConfigError(f"{what}: must be a whole number")
-    if annotation.startswith("bool") and not isinstance(value, bool):
-        raise ConfigError(f"{what}: must be true or false")
-    return value
+def _in_toml(expected: str, annotation: str) -> str:
+    """Return a message of msgspec ("Expected `float | null`, got `str`", "Expected `int` >= 1") in TOML's terms."""
+    if not (found := re.match(r"Expected `(\w+)[^`]*`(?: >= (\S+))?", expected)):
+        return " or ".join(
+            f'"{value}"' for value in re.findall(r"'(\w+)'", annotation)
+        )  # not one of a Literal's values
+    kind, least = found.groups()
+    return _EXPECTED[kind] if least is None else f"at least {float(least):g}"
 
 
-def _meant(name: str, known: Mapping[str, Any]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
 

@@ -1,10 +1,10 @@
 """The exception tree.
 
 GpuwatchError
-├── NoData          a source exists but has no value now: quieter than a failure
+├── NoData          a source has no value here or now: logged quieter than a failure
 ├── ProtocolError   a message broke the wire contract
 ├── ConfigError     an option, a file or the environment is wrong; names what, where and what to do
-│   └── SourceError an agent or Prometheus does not answer, or not as agreed
+│   └── SourceError an agent or Prometheus does not answer, or not as expected
 └── MissingExtra    an optional dependency is not installed; names the pip line
 """
 
@@ -14,7 +14,7 @@ class GpuwatchError(Exception):
 
 
 class NoData(GpuwatchError):
-    """A source that has nothing to say on this machine or at this moment. The value is absent, never 0."""
+    """A source that has no value on this machine or at this moment. The value is absent, never 0."""
 
 
 class ProtocolError(GpuwatchError):
@@ -31,7 +31,7 @@ class ConfigError(GpuwatchError):
 
 
 class SourceError(ConfigError):
-    """A server does not answer, or not as agreed: its URL or what runs there is to be put right."""
+    """A server does not answer, or not as expected: its URL is wrong, or the server."""
 
     def __init__(self, what: str, where: str, remedy: str, status: int | None = None) -> None:
         super().__init__(f"{what}: {remedy}")

@@ -1,4 +1,4 @@
-"""Fakes for tests, ours and users': a device with a timeline of its own, a clock that is set by hand."""
+"""Fakes for tests, ours and users': a device with its own timeline, a clock that is set by hand, a sender that keeps frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """A monotonic clock in ns that moves when told to."""
+    """A monotonic clock in ns that `sleep` advances."""
 
     def __init__(self, start_ns: int = 1_000_000_000) -> None:
         self.now_ns = start_ns
@@ -32,7 +32,7 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """A device that runs launches one after another, beside the host. It has no kernels: only time.
+    """A device that runs launches one after another, in parallel to the host. It has no kernels: only time.
 
     `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: for how long the stream
     was empty between the first launch and the last. Implements `gpuwatch.ledger.device_timeline.Events`.
@@ -151,3 +151,19 @@ def measure_by(watch: Watch, device: FakeDevice) -> None:
     An optimizer's `step()` is then taken for the step's last launch.
     """
     watch._taps.attach(device)
+
+
+class MemorySender:
+    """A `gpuwatch.wire.sockets.Sender` that keeps frames in a list; refuses them while `connected` is False."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.connected = True
+
+    def send(self, frame: bytes) -> bool:
+        if self.connected:
+            self.frames.append(frame)
+        return self.connected
+
+    def close(self) -> None:
+        self.connected = False

@@ -1,4 +1,4 @@
-"""Write the section "Fields" of docs/api.md from the structs of gpuwatch/api.py and of what they contain, read as source."""
+"""Write the section "Fields" of docs/api.md from the structs of gpuwatch/api/__init__.py and of what they contain, read as source."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/api.md"
 MARK = "## Fields\n"
 MODULES = (
-    "gpuwatch/api.py",
+    "gpuwatch/api/__init__.py",
     "gpuwatch/diagnosis/finding.py",
     "gpuwatch/diagnosis/cost.py",
-    "gpuwatch/wire/messages.py",
+    "gpuwatch/wire/__init__.py",
 )
 INTRODUCTION = (
-    'Generated from `gpuwatch/api.py` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
+    'Generated from `gpuwatch/api` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
     "`Severity` is info, warning or critical; `RunStatus` running, ended or lost; `Points` are [Unix time, value], oldest first;\n"
     "`Stacks` are described in [stacks](stacks.md).\n"
 )

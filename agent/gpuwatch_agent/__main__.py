@@ -1,6 +1,6 @@
-"""The agent in a fresh interpreter: `gpuwatch agent` reads its options and continues as this, in the same process.
+"""The agent in a fresh interpreter: `gpuwatch agent` parses its options and then execs this, in the same process.
 
-What reads options (typer, pydantic, every command) would stay in memory for as long as the agent runs: a dozen MB of the 70 that it may take.
+The option parsing (typer, every command) would otherwise stay in memory for the agent's life: a dozen MB of its budget of 70.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuwatch_agent.options import Options
 
 
 def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
-    """Replace this program by the agent; where that cannot be done, run the agent in it.
+    """Replace this program by the agent; where exec fails, run the agent in it.
 
-    The options go through memory that no other process sees: they may hold a password.
+    The options are passed in anonymous memory that no other process sees: they may hold a password.
     """
     level = logging.getLogger().getEffectiveLevel()
     sys.stdout.flush()
@@ -32,7 +32,7 @@ def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
         os.set_inheritable(memory, True)
         os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
     except OSError as error:  # forbidden here
-        logging.getLogger(__name__).debug("the agent goes on in the same interpreter: %s", error)
+        logging.getLogger(__name__).debug("the agent continues in the same interpreter: %s", error)
     serve(options, chosen)
 
 

@@ -180,5 +180,5 @@ class Evaluator:
     def _view(self, key: _Key, run: Run, evaluated: bool, offset_ns: int, prices: Prices) -> api.Run:
         if run.status != RUNNING and not evaluated and key in self.views:
             return self.views[key]
-        pid = self._table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
+        pid = self._table.host_pid(run.live_hello)
         return run_view(run, self._seen[key].evaluation, offset_ns, pid, prices)

@@ -1,10 +1,11 @@
-"""/metrics: the agent's state as samples of the catalogue, rendered by prometheus-client; and the snapshot that is served."""
+"""/metrics: the agent's state as samples of the catalogue, rendered by prometheus-client; and the served snapshot."""
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, exposition
@@ -28,12 +29,30 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import together
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
+from gpuwatch_agent.runs.records import PHASES
 
 AnySample = Sample | HistogramSample
 
 
+_OPTIONAL = {
+    "device_steps": {
+        "gpuwatch_hidden_input_wait_seconds_total": "hidden_ns",
+        "gpuwatch_device_steps_total": "device_steps",
+    },
+    "unverified_steps": {"gpuwatch_unverified_steps_total": "unverified_steps"},
+    "fetches_sampled": {"gpuwatch_fetches_sampled_total": "fetches_sampled"},
+    "worker_fetches": {
+        "gpuwatch_loader_fetches_total": "worker_fetches",
+        "gpuwatch_loader_empty_fetches_total": "empty_fetches",
+        "gpuwatch_loader_ready_batches_total": "ready_batches",
+    },
+    "comm_steps": {"gpuwatch_comm_steps_total": "comm_steps"},
+}
+"""By the counter that must be above 0: metrics, and the counter of each."""
+
+
 def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
-    """Yield all series of one run. `wall_offset_ns` turns the agent's monotonic clock into Unix time."""
+    """Yield all series of one run. `wall_offset_ns`: Unix time minus the agent's monotonic clock."""
     if run.ledger is None:
         return
     key = (run.run, str(run.rank))
@@ -42,7 +61,7 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     watermark_s = (run.ledger.watermark_ns + wall_offset_ns) / 1e9
     yield Sample("gpuwatch_ledger_watermark_timestamp_seconds", watermark_s, key)
     counts = run.counts
-    for phase in ("data_wait", "transfer", "compute"):
+    for phase in PHASES:
         yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
     yield Sample("gpuwatch_steps_total", counts.steps, key)
     if counts.samples >= 0:
@@ -50,49 +69,42 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     if counts.tokens >= 0:
         yield Sample("gpuwatch_tokens_total", counts.tokens, key)
     total_s = sum(counts.phases_ns.values()) / 1e9
-    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.histogram), total_s, key)
+    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.step_histogram), total_s, key)
     if run.last_step_s is not None:
         yield Sample("gpuwatch_last_step_timestamp_seconds", run.last_step_s, key)
     yield Sample("gpuwatch_run_up", float(run.status == RUNNING and run.activity != "silent"), key)
     yield Sample("gpuwatch_step_records_lost_total", run.lost, key)
     yield Sample("gpuwatch_hook_overhead_seconds_total", counts.overhead_ns / 1e9, key)
-    if counts.device_steps:
-        yield Sample("gpuwatch_hidden_input_wait_seconds_total", counts.hidden_ns / 1e9, key)
-        yield Sample("gpuwatch_device_steps_total", counts.device_steps, key)
-    if counts.unverified_steps:
-        yield Sample("gpuwatch_unverified_steps_total", counts.unverified_steps, key)
-    if counts.fetches_sampled:
-        yield Sample("gpuwatch_fetches_sampled_total", counts.fetches_sampled, key)
-    if counts.worker_fetches:
-        yield Sample("gpuwatch_loader_fetches_total", counts.worker_fetches, key)
-        yield Sample("gpuwatch_loader_empty_fetches_total", counts.empty_fetches, key)
-        yield Sample("gpuwatch_loader_ready_batches_total", counts.ready_batches, key)
-    if counts.comm_steps:
-        yield Sample("gpuwatch_comm_steps_total", counts.comm_steps, key)
+    for needed, metrics in _OPTIONAL.items():
+        if getattr(counts, needed):
+            for metric, name in metrics.items():
+                yield Sample(metric, getattr(counts, name) / (1e9 if name.endswith("_ns") else 1), key)
     if run.worker_cpu_s or workers.count(run):
         yield Sample("gpuwatch_loader_worker_cpu_seconds_total", run.worker_cpu_s, key)
         yield Sample("gpuwatch_loader_workers", workers.count(run), key)
-    hello = run.hello
-    if hello is None:
-        return
-    loader_workers = hello.loader.num_workers if hello.loader is not None else None
-    info = (
+    if run.hello is not None:
+        yield Sample("gpuwatch_run_info", 1, (*key, *_info(run, run.hello)))
+
+
+def _info(run: Run, hello: wire.Hello) -> tuple[str, ...]:
+    """Return the labels of gpuwatch_run_info after run and rank."""
+    owner, workers = run.owner, hello.loader.num_workers if hello.loader is not None else None
+    return (
         hello.name,
-        run.owner.job or hello.job,
-        run.owner.step,
+        owner.job or hello.job,
+        owner.step,
         run.user,
-        run.owner.container_id,
-        run.owner.pod_uid,
-        run.owner.namespace,
-        run.owner.pod,
-        run.owner.container,
+        owner.container_id,
+        owner.pod_uid,
+        owner.namespace,
+        owner.pod,
+        owner.container,
         hello.timeline,
         hello.device,
         str(hello.world_size),
-        "" if loader_workers is None else str(loader_workers),
+        "" if workers is None else str(workers),
         hello.versions.get("gpuwatch", ""),
     )
-    yield Sample("gpuwatch_run_info", 1, (*key, *info))
 
 
 def recent_samples(view: api.Run) -> Iterator[Sample]:
@@ -107,15 +119,13 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
 
 
-def shm_samples(run: Run, table: ProcessTable, shares_host: bool) -> Iterator[Sample]:
-    """Yield /dev/shm as a run in a mount namespace of its own sees it."""
-    pid = table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
-    if pid is None or shares_host:
+def shm_samples(run: Run, table: ProcessTable, host_shm: Path) -> Iterator[Sample]:
+    """Yield /dev/shm as seen by a run in its own mount namespace."""
+    pid = table.host_pid(run.live_hello)
+    if pid is None or table.shares_shm_with_host(pid, host_shm) or (shm := table.shm_bytes(pid)) is None:
         return
-    shm = table.shm_bytes(pid)
-    if shm is not None:
-        yield Sample("gpuwatch_shm_size_bytes", shm[0], (run.run,))
-        yield Sample("gpuwatch_shm_used_bytes", shm[1], (run.run,))
+    yield Sample("gpuwatch_shm_size_bytes", shm[0], (run.run,))
+    yield Sample("gpuwatch_shm_used_bytes", shm[1], (run.run,))
 
 
 def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -> Iterator[Sample]:
@@ -134,7 +144,7 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
 
 
 def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
-    """Yield a 0 or 1 for each cause that a run has had, over all of its ranks, the evidence of the active ones, and who is late."""
+    """Yield 0 or 1 for each cause that a run has had (over all of its ranks), the evidence of active ones, and stragglers' delays."""
     ratios: dict[tuple[str, str], float | None] = {}
     for run in runs:
         active = {entry.finding.cause: entry.finding.ratio for entry in book.active(run.run, run.rank)}
@@ -155,7 +165,7 @@ _COUNTED = frozenset(name for name, metric in BY_NAME.items() if metric.when == 
 
 
 def standard(samples: Iterable[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
-    """Yield the standard set: without what `--series full` adds, and without the error counters that are still 0."""
+    """Yield the standard set: without what `--series full` adds, and without error counters at 0."""
     for sample in samples:
         name = sample.metric
         if name in _FULL or (name in _COUNTED and isinstance(sample, Sample) and not sample.value):
@@ -166,7 +176,7 @@ def standard(samples: Iterable[Sample | HistogramSample]) -> Iterator[Sample | H
 
 
 class SampleCollector(Collector):
-    """Gives one moment's samples to prometheus-client, in the catalogue's order."""
+    """Adapts one moment's samples to prometheus-client, in the catalogue's order."""
 
     def __init__(self, samples: Sequence[Sample | HistogramSample]) -> None:
         self._samples = samples
@@ -184,7 +194,7 @@ class SampleCollector(Collector):
 
 
 class Page:
-    """One moment's /metrics, rendered when first asked for and then served as bytes."""
+    """One moment's /metrics, rendered at the first request and then served as bytes."""
 
     def __init__(self, samples: Sequence[Sample | HistogramSample]) -> None:
         self._samples = samples
@@ -255,7 +265,7 @@ def _cumulative(sample: HistogramSample) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the HTTP side knows. It is replaced whole, never changed."""
+    """What is served by HTTP. It is replaced as a whole, never changed."""
 
     time_s: float
     monotonic_s: float

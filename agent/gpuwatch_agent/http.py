@@ -1,4 +1,4 @@
-"""The agent's HTTP side: /metrics, health and the JSON API of docs/api.md. It reads snapshots and the history only."""
+"""The agent's HTTP server: /metrics, health and the JSON API of docs/api.md, from snapshots and the history only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -18,15 +19,17 @@ from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch_agent.exporter import Snapshot, content_type
 from gpuwatch_agent.history import History, queries
+from gpuwatch_agent.history.reader import HistoryReader
 
 STALE_S = 5.0
+_NO_SAMPLE = "no sample was taken yet\n"
 _encode = msgspec.json.Encoder().encode
 
 
 def make_app(
     snapshot: Callable[[], Snapshot | None], history: History, host: str, listen: tuple[str, ...], prices: Prices
 ) -> Starlette:
-    """Return the ASGI application. `snapshot` gives the latest one, None before the first."""
+    """Return the ASGI application. `snapshot` returns the latest one, None before the first."""
     started_s = time.time()
 
     async def healthz(request: Request) -> Response:
@@ -35,7 +38,7 @@ def make_app(
     async def readyz(request: Request) -> Response:
         now = snapshot()
         if now is None:
-            return PlainTextResponse("no sample was taken yet\n", 503)
+            return PlainTextResponse(_NO_SAMPLE, 503)
         age_s = time.monotonic() - now.monotonic_s
         if age_s > STALE_S:
             return PlainTextResponse(f"the last sample is {age_s:.0f} s old: a collector or the disk hangs\n", 503)
@@ -44,7 +47,7 @@ def make_app(
     async def metrics(request: Request) -> Response:
         now = snapshot()
         if now is None:
-            return PlainTextResponse("no sample was taken yet\n", 503)
+            return PlainTextResponse(_NO_SAMPLE, 503)
         open_metrics = "application/openmetrics-text" in request.headers.get("accept", "")
         compressed = "gzip" in request.headers.get("accept-encoding", "")
         headers = {"Content-Type": content_type(open_metrics), "Vary": "Accept, Accept-Encoding"}
@@ -73,48 +76,20 @@ def make_app(
         query = dict(request.query_params)
         if not query:
             return _json(api.Runs(live))
-        return await asked(lambda: queries.runs(history.reader, live, query, prices))
+        return _json(await run_in_threadpool(queries.runs, history.reader, live, query, prices))
 
     async def findings(request: Request) -> Response:
         now = snapshot()
         return _json(api.Findings(now.findings if now else []))
 
-    async def series(request: Request) -> Response:
-        return await asked(lambda: queries.series(history.reader, dict(request.query_params)))
+    def from_history(path: str, answer: Callable[[HistoryReader, dict[str, Any], QueryParams], Any]) -> Route:
+        async def handle(request: Request) -> Response:  # in a thread: a long query delays no scrape
+            return _json(await run_in_threadpool(answer, history.reader, request.path_params, request.query_params))
 
-    async def many_series(request: Request) -> Response:
-        texts = request.query_params.getlist("q")
-        return await asked(lambda: queries.many_series(history.reader, texts))
+        return Route(path, handle)
 
-    async def ledger(request: Request) -> Response:
-        return await asked(lambda: queries.ledger(history.reader, dict(request.query_params)))
-
-    async def steps(request: Request) -> Response:
-        run = request.path_params["run"]
-        return await asked(lambda: queries.steps(history.reader, run, dict(request.query_params)))
-
-    async def run_findings(request: Request) -> Response:
-        run = request.path_params["run"]
-        return await asked(lambda: api.Findings(history.reader.findings(run), run))
-
-    async def asked(query: Callable[[], Any]) -> Response:
-        """Answer from the history, in a thread: a long query holds up no scrape."""
-        return _json(await run_in_threadpool(query))
-
-    async def nothing(request: Request, error: Exception) -> Response:
-        return _json({"error": str(error)}, 404)
-
-    async def bad_request(request: Request, error: Exception) -> Response:
-        return _json({"error": str(error)}, 400)
-
-    async def no_history(request: Request, error: Exception) -> Response:
-        return _json({"error": f"the history {history.path} cannot be read now: {error}"}, 503)
-
-    async def not_found(request: Request, error: Exception) -> Response:
-        return _json({"error": f"{request.url.path} is not here; the paths are in docs/api.md"}, 404)
-
-    async def not_allowed(request: Request, error: Exception) -> Response:
-        return _json({"error": f"{request.method} is not for {request.url.path}; use GET"}, 405)
+    def failure(status: int, text: Callable[[Request, Exception], str]) -> Callable[[Request, Exception], Response]:
+        return lambda request, error: _json({"error": text(request, error)}, status)
 
     return Starlette(
         routes=[
@@ -124,18 +99,30 @@ def make_app(
             Route("/api/v1/status", status),
             Route("/api/v1/runs", runs),
             Route("/api/v1/findings", findings),
-            Route("/api/v1/ledger", ledger),
-            Route("/api/v1/series", series),
-            Route("/api/v1/series/many", many_series),
-            Route("/api/v1/runs/{run:path}/steps", steps),
-            Route("/api/v1/runs/{run:path}/findings", run_findings),
+            from_history("/api/v1/ledger", lambda reader, path, query: queries.ledger(reader, dict(query))),
+            from_history("/api/v1/series", lambda reader, path, query: queries.series(reader, dict(query))),
+            from_history(
+                "/api/v1/series/many", lambda reader, path, query: queries.many_series(reader, query.getlist("q"))
+            ),
+            from_history(
+                "/api/v1/runs/{run:path}/steps",
+                lambda reader, path, query: queries.steps(reader, path["run"], dict(query)),
+            ),
+            from_history(
+                "/api/v1/runs/{run:path}/findings",
+                lambda reader, path, query: api.Findings(reader.findings(path["run"]), path["run"]),
+            ),
         ],
         exception_handlers={
-            queries.BadRequest: bad_request,
-            queries.NothingKept: nothing,
-            sqlite3.Error: no_history,
-            404: not_found,
-            405: not_allowed,
+            queries.BadRequest: failure(400, lambda request, error: str(error)),
+            queries.NothingKept: failure(404, lambda request, error: str(error)),
+            sqlite3.Error: failure(
+                503, lambda request, error: f"the history {history.path} cannot be read now: {error}"
+            ),
+            404: failure(
+                404, lambda request, error: f"{request.url.path} does not exist; the paths are in docs/api.md"
+            ),
+            405: failure(405, lambda request, error: f"{request.method} {request.url.path} is not allowed; use GET"),
         },
     )
 

@@ -1,4 +1,4 @@
-"""The agent as a whole: options, start, serve, stop."""
+"""The agent: start, serve, stop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import uvicorn
 
 from gpuwatch.config import StackSettings
 from gpuwatch.errors import ConfigError
+from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it can be asked.
+    """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it answers.
 
     Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written.
     """
@@ -41,8 +42,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
-        boot_id = _boot_id(options.roots.procfs)
-        sampler = Sampler(receiver, history, options.roots, boot_id, options.choice)
+        sampler = Sampler(receiver, history, options.roots, boot_id(options.roots.procfs), options.choice)
         if options.notify.urls:
             notifier = _notifier(options, sampler, history_path)
             sampler.extra_samples = notifier.samples
@@ -68,19 +68,19 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
 
 
 def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:
-    """Return the thread that notifies people; its state is kept in the history's folder."""
+    """Return the notifier; its state file is in the history's folder."""
     path = history.with_name(history.name + ".notify.json")
     return Notifier(lambda: sampler.snapshot, options.notify, options.alerts, socket.gethostname(), path)
 
 
 def _stack_watch(settings: StackSettings, history: Path) -> StackWatch:
-    """Return what takes stacks; flame graphs go to the history's folder by default. Raises: MissingExtra without py-spy."""
+    """Return the stack capture; flame graphs go to the history's folder by default. Raises: MissingExtra without py-spy."""
     find_py_spy()
     return StackWatch(settings, Path(settings.folder) if settings.folder else history.with_name("stacks"))
 
 
 def _end_on_signals(server: uvicorn.Server) -> None:
-    """Let SIGINT and SIGTERM end the server only: it raises them again when it has ended, and what follows must still run."""
+    """Let SIGINT and SIGTERM stop the server only: uvicorn raises them again afterwards, and the agent's shutdown must still run."""
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True
@@ -106,10 +106,3 @@ def bind_http(address: str) -> socket.socket:
             f"--http {address}: {reason}; is an agent running already? Choose another port with --http HOST:PORT"
         ) from error
     return server_socket
-
-
-def _boot_id(procfs: Path) -> str:
-    try:
-        return (procfs / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

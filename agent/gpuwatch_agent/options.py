@@ -1,4 +1,4 @@
-"""How an agent is started, as `gpuwatch agent` and its configuration file say."""
+"""The agent's options, from `gpuwatch agent` and its configuration file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwatch.config import NotifySettings, StackSettings
 
 @dataclass(frozen=True)
 class Roots:
-    """Where the kernel's file systems are: other places in a container or a test."""
+    """Mount points of the kernel's file systems; different in a container or a test."""
 
     procfs: Path = Path("/proc")
     sysfs: Path = Path("/sys")
@@ -21,12 +21,12 @@ class Roots:
 
 @dataclass(frozen=True)
 class Choice:
-    """What an agent is to collect beyond the usual."""
+    """What an agent collects."""
 
     full: bool = False
-    """Every series there is: those of each core, say."""
+    """All series, e.g. those of each core; else the standard set."""
     dcgm_url: str | None = None
-    """A dcgm-exporter on this node, to be read instead of asking NVML a second time for the same."""
+    """A dcgm-exporter on this node, read instead of NVML."""
 
 
 STANDARD = Choice()
@@ -34,7 +34,7 @@ STANDARD = Choice()
 
 @dataclass(frozen=True)
 class Options:
-    """How an agent is started; each is an option of `gpuwatch agent`."""
+    """The options of `gpuwatch agent`."""
 
     http: str = "127.0.0.1:9478"
     listen: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Options:
 
 
 def default_history() -> Path:
-    """Return where the history is kept by default: below XDG_STATE_HOME, for root /var/lib/gpuwatch."""
+    """Return the default history file: below XDG_STATE_HOME, for root in /var/lib/gpuwatch."""
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "gpuwatch" / "history.db"
     if os.getuid() == 0:

@@ -1,4 +1,4 @@
-"""Takes frames off the socket in a thread of its own, checks them, and keeps them until the sampler asks."""
+"""Receives hooks' messages in a thread: checks them, and keeps them until the sampler drains them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOCK_SLACK_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message with the moment at which it was taken."""
+    """A message, and when it was received."""
 
     message: wire.Message
     monotonic_ns: int
@@ -47,7 +47,7 @@ class Receiver:
         self._thread.start()
 
     def drain(self) -> list[Arrival]:
-        """Return what has arrived since the last call, oldest first."""
+        """Return what arrived since the last call, oldest first."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def stop(self) -> None:
@@ -61,18 +61,16 @@ class Receiver:
                 self.take(frame)
 
     def take(self, frame: bytes) -> None:
-        """Take one frame, or reject it: counted by reason, and each reason logged once."""
+        """Accept one frame, or reject it: counted by reason, and each reason logged once."""
         try:
             message = wire.decode(frame)
             check_times(message)
             if len(self._arrived) >= _KEPT:
-                raise ProtocolError(f"more than {_KEPT} messages wait: the agent cannot keep up", "overload")
+                raise ProtocolError(f"more than {_KEPT} messages are pending: the agent cannot keep up", "overload")
         except ProtocolError as error:
             self._reject(error.reason, error)
             return
-        except (
-            Exception
-        ) as error:  # whatever a frame does to the decoder (a million nested lists), the next one is read
+        except Exception as error:  # a frame that breaks the decoder (a million nested lists) must not stop the thread
             self._reject("malformed", error)
             return
         self.received += 1
@@ -80,17 +78,14 @@ class Receiver:
 
     def _reject(self, reason: str, error: Exception) -> None:
         if not self.rejected[reason]:
-            logger.warning("a hook's message is not used (%s): %.300s", reason, error)
+            logger.warning("a hook's message is rejected (%s): %.300s", reason, error)
         self.rejected[reason] += 1
 
 
 def check_times(message: wire.Message) -> None:
-    """Check what a sender says of times against itself.
-
-    Raises: ProtocolError for a ledger that reaches into the future, or that ends before it began.
-    """
+    """Raise ProtocolError for a ledger that reaches into the sender's future, or ends before its start."""
     if isinstance(message, wire.Hello):
         return
     totals, origin = message.totals, message.origin
     if not totals.start_ns <= totals.watermark_ns <= origin.monotonic_ns + _CLOCK_SLACK_NS:
-        raise ProtocolError("totals of a time that has not been", "impossible")
+        raise ProtocolError("totals that end in the future, or before their start", "impossible")

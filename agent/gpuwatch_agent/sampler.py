@@ -12,8 +12,7 @@ import msgspec
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors import STANDARD, Choice, Roots, build, gpu_source
-from gpuwatch_agent.collectors.base import CollectorRunner
+from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.exporter import (
     AnySample,
@@ -29,12 +28,13 @@ from gpuwatch_agent.exporter import (
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
+from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
-from gpuwatch_agent.runs import RUNNING, Run, RunRegistry
+from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
 _FINDINGS_EVERY = 5
-"""Ticks between two records that a finding is still there."""
+"""Ticks between two updates of an active finding in the history."""
 
 
 class Sampler:
@@ -74,20 +74,20 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
-        """More of the agent's own series (the notifier's counters)."""
+        """Further series of the agent itself (the notifier's counters)."""
         self.prices = Prices()
         self.stacks: StackWatch | None = None
-        """Takes stacks when a finding begins; None: not opted in."""
+        """Captures stacks when a finding begins; None: not enabled."""
 
     def start(self) -> None:
-        """Take up what a former agent kept, and begin."""
+        """Load the state that a former agent kept, and start."""
         now_ns, now_s = time.monotonic_ns(), time.time()
         self._runs.restore(self._history.reader.runs(), now_ns, now_s)
         self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the tick in progress and one last one, so that what has arrived is booked."""
+        """Stop after the tick in progress and a last one, so that all messages are booked."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 
@@ -101,11 +101,11 @@ class Sampler:
                 if self._ticks_done % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
             except Exception:
-                logger.exception("a tick of the sampler failed; the next one goes ahead")
+                logger.exception("a tick of the sampler failed; it continues with the next one")
             if last:
                 return
             self._ticks_done += 1
-            due = max(due + INTERVAL_S, time.monotonic())  # a late tick is not made up for
+            due = max(due + INTERVAL_S, time.monotonic())  # a missed tick is skipped
             self._stop.wait(max(0.0, due - time.monotonic()))
 
     def _tick(self) -> None:
@@ -142,7 +142,7 @@ class Sampler:
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
         for run in runs:
-            pid = self._table.host_pid(run.hello) if run.hello is not None and run.status == RUNNING else None
+            pid = self._table.host_pid(run.live_hello)
             if pid is not None:
                 found[pid] = run
                 run.owner = self._table.owner(pid)
@@ -150,14 +150,12 @@ class Sampler:
         return found
 
     def _samples(self, runs: Sequence[Run], now_ns: int, now_s: float) -> list[AnySample]:
-        offset_ns = _wall_offset_ns(now_ns, now_s)
+        offset_ns = int(now_s * 1e9) - now_ns
         samples: list[AnySample] = []
         for run in runs:
             samples += run_samples(run, self._workers, offset_ns)
             samples += self._processes.samples(run)
-            pid = self._table.host_pid(run.hello) if run.hello is not None else None
-            shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
-            samples += shm_samples(run, self._table, shares)
+            samples += shm_samples(run, self._table, self._roots.shm)
         for view in self._evaluator.views.values():
             samples += recent_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
@@ -176,7 +174,7 @@ class Sampler:
         return samples
 
     def _rejected(self) -> dict[str, int]:
-        """Return rejected messages by reason; those that can be expected are there from the start, at 0."""
+        """Return rejected messages by reason; the expected reasons exist from the start, at 0."""
         refused = {"too_many_runs": self._runs.refused}
         return {"malformed": 0, "version": 0, "too_large": 0, "impossible": 0, **self._receiver.rejected, **refused}
 
@@ -225,12 +223,8 @@ class Sampler:
         )
 
 
-def _wall_offset_ns(now_ns: int, now_s: float) -> int:
-    return int(now_s * 1e9) - now_ns
-
-
 def step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
-    """Return the step records among these messages, as the history keeps them."""
+    """Return the step records in these messages."""
     batches = []
     for arrival in arrivals:
         message = arrival.message

@@ -91,7 +91,7 @@ def agent(
     """
     for module in ("prometheus_client", "psutil", "starlette", "uvicorn", "pynvml"):
         require(module, "agent")
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from gpuwatch_agent.__main__ import go_on_as_agent
     from gpuwatch_agent.options import Choice, Options, Roots

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError
-from gpuwatch.http import fetch
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1

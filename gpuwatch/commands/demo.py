@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api import Client
+from gpuwatch.api.client import Client
 from gpuwatch.commands.children import Child, free_port, running, wait_for_end
 from gpuwatch.commands.up import agent_and_page
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require

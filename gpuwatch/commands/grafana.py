@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch.alerting.render import RUNBOOKS
-from gpuwatch.api import Client
+from gpuwatch.api.client import Client
 from gpuwatch.commands.rules import Runbooks, write_file
 from gpuwatch.config import Config as Settings
 from gpuwatch.config import read_config

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api import Client, RunSource
+from gpuwatch.api.client import Client, RunSource
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.tools.reports import RunReport, from_json, gather
@@ -44,7 +44,7 @@ def open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
         return Client(agent, "give --agent URL, or read its file with --history FILE")
     require("prometheus_client", "agent")
-    from gpuwatch_agent.history.source import HistorySource
+    from gpuwatch_agent.history.reader import HistorySource
 
     return HistorySource(history)
 

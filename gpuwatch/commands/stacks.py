@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuwatch.api import Client
+from gpuwatch.api.client import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.reports.gather import choose

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api import Client
+from gpuwatch.api.client import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.formatting import duration

@@ -24,7 +24,7 @@ from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
-from gpuwatch.wire import Loader, Totals, WorkerDeath
+from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.window import StepColumns, Window
@@ -131,28 +131,21 @@ class Accounts:
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
         line, counts, fetches = self.timeline, self.timeline.counts, self.recorder.fetches
+        counters = {name: getattr(counts, name) for name in Counters.__struct_fields__} | {
+            "phases_ns": dict(counts.phases_ns),
+            "step_histogram": list(counts.step_histogram),
+            "overhead_ns": overhead_ns + self.recorder.meter.cost_ns,
+            "fetches_sampled": fetches.sampled,
+            "worker_fetches": fetches.looked,
+            "ready_batches": fetches.ready,
+            "empty_fetches": fetches.empty,
+        }
         return Totals(
             start_ns=line.ledger.start_ns,
             watermark_ns=line.ledger.watermark_ns,
             states_ns={state: ns for state, ns in line.ledger.totals_ns.items() if ns},
-            phases_ns=dict(counts.phases_ns),
-            steps=counts.steps,
-            samples=counts.samples if counts.samples_known else -1,
-            step_histogram=list(counts.histogram),
             records_dropped=dropped,
-            overhead_ns=overhead_ns + self.recorder.meter.cost_ns,
-            hidden_ns=counts.hidden_ns,
-            device_steps=counts.device_steps,
-            tokens=counts.tokens if counts.tokens_known else -1,
-            comm_steps=counts.comm_steps,
-            drained_steps=counts.drained_steps,
-            kept_up_steps=counts.kept_up_steps,
-            unverified_steps=counts.unverified_steps,
-            fetches_sampled=fetches.sampled,
-            worker_fetches=fetches.looked,
-            ready_batches=fetches.ready,
-            empty_fetches=fetches.empty,
-            read_back_steps=counts.read_back_steps,
+            **counters,
         )
 
     def settle_cost(self) -> None:

@@ -91,7 +91,7 @@ class HostWatcher:
                 w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := blocked.blocked_on(pid, self._procfs))
             ),
             quota=cgroup.quota(self._procfs, self._sysfs),
-            received_bytes=_optional(lambda: proc.received_bytes(self._procfs / "self")),
+            received_bytes=_optional(lambda: proc.received_bytes("self", self._procfs)),
             disks=_optional(lambda: proc.disks(self._procfs)),
         )
         if self._looks % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):

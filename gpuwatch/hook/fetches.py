@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwatch.hook.interrupts import pass_on
-from gpuwatch.host.thread_time import ThreadTime
+from gpuwatch.host.proc import ThreadTime
 
 
 class FetchEvidence:

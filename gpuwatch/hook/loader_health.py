@@ -12,8 +12,7 @@ from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
 from gpuwatch.hook.worker_deaths import OomKills, deaths
 from gpuwatch.host.shm import largest_tensor_bytes
-from gpuwatch.wire import WorkerDeath
-from gpuwatch.wire.checks import MAX_DEATHS
+from gpuwatch.wire import MAX_DEATHS, WorkerDeath
 
 _NO_ROOM = ("allocate shared memory", "write to file </torch_", "Bus error")
 """What torch says where /dev/shm is full."""

@@ -145,8 +145,8 @@ class Publisher:
             done = Done(
                 seconds=counts.total_ns / 1e9,
                 steps=counts.steps,
-                samples=counts.samples if counts.samples_known else None,
-                tokens=counts.tokens if counts.tokens_known else None,
+                samples=counts.samples if counts.samples >= 0 else None,
+                tokens=counts.tokens if counts.tokens >= 0 else None,
             )
         return make_report(
             run=self.membership.identity.run,

@@ -1,4 +1,4 @@
-"""What a process is blocked on now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample, taken from outside.
+"""What a process is blocked on now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample from outside.
 
 Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
 """
@@ -15,7 +15,7 @@ from gpuwatch.host.proc import stat_fields
 
 WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
 CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
-"""QUEUE: at a pipe, for what another process sends it. A loader worker is blocked there when it has nothing to do."""
+"""QUEUE: on a pipe, for another process's data. An idle loader worker is blocked there."""
 
 _NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
 _LOCK = "futex flock fcntl semop semtimedop"
@@ -97,6 +97,6 @@ def _polled(place: Path, fields: list[str]) -> str:
 
 
 def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:
-    """Return the share of each wait among the samples; None with fewer of them than prove anything."""
+    """Return the share of each wait among the samples; None with fewer than `least` samples."""
     samples = list(seen)
     return {wait: samples.count(wait) / len(samples) for wait in WAITS} if len(samples) >= least else None

@@ -1,4 +1,4 @@
-"""The control groups that a process is in, versions 1 and 2: their limits of CPU and memory, and how often the kernel killed in them.
+"""A process's control groups, versions 1 and 2: limits of CPU and memory, OOM kills.
 
 Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROC, SYS = Path("/proc"), Path("/sys")
 _NO_LIMIT = 1 << 60
-"""Version 1 says "no limit" by a number of pages that no machine has."""
+"""Version 1's "no limit" is an impossible size."""
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
 _PEAK = ("memory.peak", "memory.max_usage_in_bytes")
@@ -22,7 +22,7 @@ _KILLS = ("memory.events", "memory.oom_control")
 
 @dataclass(frozen=True)
 class Quota:
-    """The tightest CPU quota over a process, and how often it has been held back by it."""
+    """The tightest CPU quota over a process, and how often it was throttled."""
 
     cores: float
     periods: int
@@ -32,24 +32,23 @@ class Quota:
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What a process's control groups leave it, in bytes."""
+    """Memory that a process can still use within the limits of its control groups."""
 
     available_bytes: int
     limit_bytes: int
-    """Of the group that leaves the least."""
+    """Of the group with the least available; so the next two."""
     used_bytes: int
-    """Of the same group, pages of files included."""
+    """Page cache included."""
     folder: Path
-    """That group's."""
 
 
 def folders(
     controller: str, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self", root: bool = True
 ) -> list[Path]:
-    """Return the folders of a process's cgroup and of all above it, innermost first, for a controller; "": in the unified hierarchy.
+    """Return the folders of a process's cgroup and its parents for a controller, innermost first; "": of the unified hierarchy.
 
-    In a container the path may be the node's while the container's own cgroup is what is mounted: the mount's top is last for this
-    process, and left out without `root`. Another one, whose path leads to nothing here, is in no visible group. Source: /proc/PID/cgroup.
+    In a container the path may be the node's, while the container's own cgroup is mounted: the mount's top is last for this process, and
+    absent without `root`. Another process whose path does not exist here has none. Source: /proc/PID/cgroup.
     """
     try:
         lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
@@ -82,28 +81,28 @@ def quota(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> Qu
 
 
 def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> MemoryRoom | None:
-    """Return what can be had within the memory limits over a process; None where it has none.
+    """Return what is available within the memory limits over a process; None without a limit.
 
-    Pages of files that are not in use count as had. Source: memory.max, memory.current and memory.stat, or their elders of version 1.
+    Inactive page cache counts as available. Source: memory.max, memory.current and memory.stat, or their equivalents in version 1.
     """
     return room_within(folders("memory", procfs, sysfs, pid))
 
 
 def room_within(groups: Sequence[Path]) -> MemoryRoom | None:
-    """Return what can be had within the memory limits of groups, by their folders; None where they have none."""
+    """Return what is available within the memory limits of groups, by their folders; None without a limit."""
     rooms = [room for folder in groups if (room := _room(folder)) is not None]
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
 def throttled_ratio(first: Quota | None, last: Quota | None) -> float | None:
-    """Return in which share of the quota's periods between two looks it held the group back; None without a quota, or without a period."""
+    """Return the share of the quota's periods between two samples that were throttled; None without a quota, or without a period."""
     if first is None or last is None or last.periods <= first.periods:
         return None
     return min(1.0, max(0.0, (last.throttled - first.throttled) / (last.periods - first.periods)))
 
 
 def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int:
-    """Return how many of so many cores the quota over a process leaves, rounded up."""
+    """Return `cores` limited by the quota over a process, rounded up."""
     granted = quota(procfs, sysfs, pid)
     return cores if granted is None else max(1, min(cores, ceil(granted.cores)))
 
@@ -111,29 +110,29 @@ def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | 
 def within_limit(
     available_bytes: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self"
 ) -> int | None:
-    """Return what of the node's available memory the limits over a process leave it; None where neither is known."""
+    """Return the node's available memory limited by the control groups of a process; None where neither is known."""
     room = memory_room(procfs, sysfs, pid)
     known = [size for size in (available_bytes, room.available_bytes if room else None) if size is not None]
     return min(known, default=None)
 
 
 def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
-    """Return how many processes of a process's own group the kernel has killed for lack of memory; None where it is not told.
+    """Return the OOM kills in a process's own group; None where they are not counted.
 
-    Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory as well.
+    Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory too.
     """
     groups = folders("memory", procfs, sysfs, pid)
     return next((count for folder in groups if (count := kills_in(folder)) is not None), None)
 
 
 def kills_in(folder: Path) -> int | None:
-    """Return how many processes of one group, and in version 2 of those within it, were killed; None where it does not tell, or is gone."""
+    """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
     counts = (_counts(folder / name).get("oom_kill") for name in _KILLS)
     return next((count for count in counts if count is not None), None)
 
 
 def counts_those_within(folder: Path) -> bool:
-    """Return whether a group's count of kills is of the groups within it as well, as in version 2."""
+    """Return whether a group's kills include those of its children, as in version 2."""
     return (folder / _KILLS[0]).exists()
 
 
@@ -144,12 +143,12 @@ def limit_bytes(folder: Path) -> int | None:
 
 
 def used_bytes(folder: Path) -> int | None:
-    """Return the memory that a group uses, pages of files included."""
+    """Return a group's memory in use, page cache included."""
     return _number(folder, _USED)
 
 
 def peak_bytes(folder: Path) -> int | None:
-    """Return the most memory that a group has used; None for one that is gone, and before Linux 5.19 in version 2."""
+    """Return a group's peak memory; None for one that is gone, and before Linux 5.19 in version 2."""
     return _number(folder, _PEAK)
 
 
@@ -169,12 +168,12 @@ def _room(folder: Path) -> MemoryRoom | None:
     if limit is None or used is None:
         return None
     counts = _counts(folder / "memory.stat")
-    cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with the groups within, in version 1
+    cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1
     return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
 
 
 def _number(folder: Path, names: Sequence[str]) -> int | None:
-    """Return the number in the first of these files that holds one: "max" is none."""
+    """Return the number in the first of these files that has one ("max" is none)."""
     for name in names:
         try:
             return int((folder / name).read_text())
@@ -184,7 +183,7 @@ def _number(folder: Path, names: Sequence[str]) -> int | None:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Return a file of `name number` lines; {} for one that is not there."""
+    """Return a file of `name number` lines; {} if it is absent."""
     try:
         return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
     except (OSError, ValueError):

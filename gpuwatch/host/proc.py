@@ -1,7 +1,4 @@
-"""Readers of /proc: CPU, memory, pressure, network and disks of the node, and what one process has used.
-
-The hook and the agent share them. Each takes the place of /proc, and raises NoData where there is nothing to read.
-"""
+"""Readers of /proc for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time_ns
 from typing import TypeVar
 
 from gpuwatch.errors import NoData
@@ -21,10 +19,10 @@ PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""The columns of a cpu line that together are all of the time. `guest` and `guest_nice` follow them in the file and are
-left out: the kernel counts guest time in `user` and `nice` as well (proc_stat(5), kernel/sched/cputime.c)."""
-_NO_DISK = re.compile(r"loop|ram|zram|fd\d|sr\d|md\d|dm-|.*\dp\d+$|[shv]d[a-z]+\d+$|xvd[a-z]+\d+$")
-"""Devices that hold no bytes of their own, and partitions: their disk counts them."""
+"""The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
+_NO_DISK = re.compile(r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d")
+"""Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
+_PARTITION = re.compile(r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$")
 
 
 # The node -------------------------------------------------------------------------------------------------------------
@@ -35,18 +33,17 @@ class CpuTimes:
     """All cores together since boot."""
 
     seconds: Mapping[str, float]
-    """By mode. A mode that an old kernel does not count is absent."""
+    """By mode; absent if the kernel does not count it."""
     cores: int
-    """Cores that are online."""
+    """Online."""
     busy_seconds: Mapping[str, float]
     """Of each online core by its number: all but idle and iowait."""
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
-    """Return the CPU times in /proc/stat, whose unit is the tick of `sysconf(_SC_CLK_TCK)`.
+    """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line.
 
-    Source: proc_stat(5). Only online cores have a `cpuN` line. Raises: NoData if there is no `cpu` line, ValueError
-    for text that is not a number.
+    Raises: NoData if there is no `cpu` line, ValueError for odd text.
     """
     seconds: dict[str, float] | None = None
     busy: dict[str, float] = {}
@@ -84,9 +81,9 @@ def memory_available_bytes(procfs: Path = PROC) -> int:
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:
-    """Return how many processes the kernel has killed for lack of memory since boot; None where it has no such count.
+    """Return the OOM kills since boot, those in control groups included; None where the kernel does not count them.
 
-    Source: oom_kill in /proc/vmstat, proc_vmstat(5); those killed in control groups are among them.
+    Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
     try:
         lines = _read(procfs / "vmstat").splitlines()
@@ -95,10 +92,18 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def parse_pressure(text: str) -> dict[str, float]:
-    """Return the total of each line in seconds since boot, as in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12".
+def boot_id(procfs: Path = PROC) -> str:
+    """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
+    try:
+        return _read(procfs / "sys/kernel/random/boot_id").strip()
+    except NoData:
+        return ""
 
-    Source: Documentation/accounting/psi.rst; `total` is in microseconds. Raises: ValueError for odd text.
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """Return the total of each line in seconds since boot, e.g. "some avg10=0.00 avg60=0.00 avg300=0.00 total=12" (in µs).
+
+    Source: Documentation/accounting/psi.rst. Raises: ValueError for odd text.
     """
     totals = {}
     for line in text.splitlines():
@@ -111,23 +116,57 @@ def parse_pressure(text: str) -> dict[str, float]:
 
 
 def pressure_s(resource: str, procfs: Path = PROC) -> float:
-    """Return for how long some task has waited for "cpu", "io" or "memory" since boot, in seconds."""
+    """Return the time in which some task waited for "cpu", "io" or "memory" since boot, in seconds."""
     path = procfs / "pressure" / resource
     with _as_no_data(path):
         return _entry(parse_pressure(_read(path)), "some", path)
 
 
+@dataclass(frozen=True)
+class Disk:
+    """Counters of a block device since boot."""
+
+    read_bytes: int
+    written_bytes: int
+    busy_s: float
+    """Time with at least one request in flight: an SSD may serve many at once. The kernel's counter wraps after 49.7 days."""
+
+
+def parse_disks(text: str) -> dict[str, Disk]:
+    """Return every block device by name, partitions too. Source: /proc/diskstats, the kernel's iostats documentation.
+
+    Raises: ValueError, IndexError for odd text.
+    """
+    rows = (line.split() for line in text.splitlines())
+    return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
+
+
+def is_disk(name: str) -> bool:
+    """Return whether a block device that is no partition is a disk: True for "sda", False for "dm-0"."""
+    return _NO_DISK.match(name) is None
+
+
 def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
-    """Return (bytes read, seconds with work) since boot by disk. Source: /proc/diskstats, the kernel's iostats documentation."""
-    found = {}
+    """Return (bytes read, seconds with work) since boot by disk. Raises: NoData if there is none."""
     with _as_no_data(procfs / "diskstats"):
-        for line in (procfs / "diskstats").read_text().splitlines():
-            fields = line.split()
-            if not _NO_DISK.match(fields[2]):
-                found[fields[2]] = (int(fields[5]) * 512, int(fields[12]) / 1000)
+        every = parse_disks(_read(procfs / "diskstats"))
+    found = {
+        name: (disk.read_bytes, disk.busy_s)
+        for name, disk in every.items()
+        if is_disk(name) and not _PARTITION.match(name)
+    }
     if not found:
         raise NoData("this node shows no disk")
     return found
+
+
+def parse_interfaces(text: str) -> dict[str, tuple[int, int]]:
+    """Return (bytes received, bytes sent) by network interface, loopback included. Source: net/dev, proc_pid_net(5).
+
+    Raises: ValueError, IndexError for odd text.
+    """
+    rows = (line.rpartition(":") for line in text.splitlines()[2:])
+    return {name.strip(): (int(values.split()[0]), int(values.split()[8])) for name, _, values in rows}
 
 
 # One process ----------------------------------------------------------------------------------------------------------
@@ -152,22 +191,16 @@ def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
-    """Return for how long a process's first thread was ready to run and had no core, in seconds.
-
-    Source: /proc/PID/schedstat, the second figure (Documentation/scheduler/sched-stats.rst).
-    """
+    """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
     with _as_no_data(procfs / str(pid) / "schedstat"):
         return int(_read(procfs / str(pid) / "schedstat").split()[1]) / 1e9
 
 
 def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
-    """Return (bytes read from disks, bytes sent to them, less those taken back); page cache hits are not counted.
-
-    Source: /proc/PID/io, proc(5).
-    """
-    with _as_no_data(procfs / str(pid) / "io"):
-        text = _read(procfs / str(pid) / "io")
-        values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
+    """Return (bytes read from disks, bytes written to them less cancelled ones), without page cache hits. Source: /proc/PID/io, proc(5)."""
+    path = procfs / str(pid) / "io"
+    with _as_no_data(path):
+        values = {name: int(value) for name, value in (line.split(": ", 1) for line in _read(path).splitlines())}
         return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
 
 
@@ -181,15 +214,12 @@ def allowed_cores(pid: int, procfs: Path = PROC) -> int:
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
-    """Return a process's memory by kind, e.g. Rss and Private_Dirty. It costs the kernel a walk over all pages.
-
-    Source: /proc/PID/smaps_rollup, proc(5).
-    """
+    """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
     return _kib_by_name(_read(procfs / str(pid) / "smaps_rollup"))
 
 
 def private_bytes(pid: int, procfs: Path = PROC) -> int:
-    """Return the memory that is a process's own, what it shares with the one it was forked from left out."""
+    """Return a process's private memory, without what it shares with its parent since the fork."""
     sizes = mapped_bytes(pid, procfs)
     private = [sizes[name] for name in ("Private_Clean", "Private_Dirty") if name in sizes]
     if not private:
@@ -198,27 +228,24 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
 
 
 def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
-    """Return the memory of a process that is in RAM, what it shares with others included. Source: statm, proc_pid_statm(5)."""
+    """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
     with _as_no_data(procfs / str(pid) / "statm"):
         return int(_read(procfs / str(pid) / "statm").split()[1]) * page_bytes
 
 
-def received_bytes(process: Path = PROC / "self") -> int:
-    """Return the bytes received on all interfaces of a process's network namespace, the loopback included.
-
-    Source: /proc/PID/net/dev, proc_pid_net(5).
-    """
-    with _as_no_data(process / "net" / "dev"):
-        lines = (process / "net" / "dev").read_text().splitlines()[2:]
-        return sum(int(line.rpartition(":")[2].split()[0]) for line in lines)
+def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
+    """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
+    path = procfs / str(pid) / "net/dev"
+    with _as_no_data(path):
+        return sum(received for received, _ in parse_interfaces(_read(path)).values())
 
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What a process is and has done so far. None: not readable (another user's, or a kernel without it)."""
+    """A process's state and usage so far. None: not readable (another user's, or a kernel without it)."""
 
     state: str
-    """One letter: R running, S sleeping, D waiting for a disk and not to be interrupted, Z ended."""
+    """R running, S sleeping, D uninterruptible disk wait, Z ended."""
     threads: int
     resident_bytes: int
     read_bytes: int | None = None
@@ -227,11 +254,7 @@ class ProcessUsage:
 
 
 def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone.
-
-    Not through psutil, which has most of it: it reads a process's start time again for each value, where the agent knows its
-    processes already, and it has no run-queue wait. One read of `stat` gives three.
-    """
+    """Return what a process uses; None if it is gone."""
     try:
         fields = stat_fields(procfs / str(pid))
         state, threads, resident = fields[0], int(fields[17]), int(fields[21]) * PAGE_BYTES
@@ -246,12 +269,42 @@ def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
 
 
 def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:
-    """Return what `read` (`process_cpu_s`, `run_queue_s`) gives of those processes that still live and can be read, by pid."""
+    """Return the result of `read` (e.g. `process_cpu_s`) for those processes that can be read, by pid."""
     found: dict[int, T] = {}
     for pid in pids:
         with contextlib.suppress(NoData):
             found[pid] = read(pid, procfs)
     return found
+
+
+class ThreadTime:
+    """The calling thread's time on a CPU and in the run queue: with it a thread that computes differs from one that waits, on a busy node too.
+
+    Source: clock_gettime(2); /proc/thread-self/schedstat, second field (the kernel's sched-stats documentation).
+    """
+
+    __slots__ = ("_file",)
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def busy_ns(self) -> int:
+        """Return the time in ns; without that in the run queue where the kernel does not count it."""
+        try:
+            return thread_time_ns() + int(os.pread(self._file, 80, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return thread_time_ns()
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    __del__ = close
 
 
 def _kib_by_name(text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""/dev/shm: its size and use, and how large the tensors are that loader workers put there."""
+"""/dev/shm: its size and use, and the largest tensor that loader workers have there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _PREFIX = "/dev/shm/torch_"
 
 
 def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
-    """Return (size, used) of the /dev/shm at a path. Source: statvfs(3): blocks are counted in units of f_frsize.
+    """Return (size, used) of the /dev/shm at a path; used is size less free blocks, as in df(1). Source: statvfs(3).
 
-    Used is size less *free* blocks, as df(1) has it. Raises: NoData where it is not mounted, and for a file system without a size
-    (a tmpfs mounted with size=0 has no limit, and statvfs then gives no figures).
+    Raises: NoData where it is not mounted, and for a file system without a size limit (a tmpfs with size=0).
     """
     try:
         status = os.statvfs(path)
@@ -29,9 +28,9 @@ def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
 
 
 def largest_tensor_bytes(pids: Iterable[int], procfs: Path = Path("/proc")) -> int | None:
-    """Return the largest tensor that workers hold in /dev/shm, or could not get room for; None where there is none.
+    """Return the size of the largest tensor that workers have in /dev/shm; None without one. Source: /proc/PID/fd.
 
-    The file has its size before it has its room, so that one which did not fit is seen as well. Source: /proc/PID/fd.
+    A file has its size before its pages are allocated, so that a tensor that did not fit counts too.
     """
     sizes = [size for pid in pids for size in _segments(procfs / str(pid) / "fd")]
     return max(sizes, default=None)

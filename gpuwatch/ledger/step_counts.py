@@ -9,38 +9,17 @@ from statistics import median
 import msgspec
 
 from gpuwatch.ledger.step_records import StepRecord
-from gpuwatch.wire import STEP_BUCKETS_S
+from gpuwatch.wire import STEP_BUCKETS_S, Counters
 
 MEDIAN_OF = 64
 SLOW_FIRST_MEDIANS, SLOW_FIRST_AMONG = 5, 5
 BUCKETS_NS = tuple(int(bound * 1e9) for bound in STEP_BUCKETS_S)
 
 
-class StepCounts(msgspec.Struct):
-    """Sums over all training steps. Times in ns."""
+class StepCounts(Counters):
+    """The counters of all training steps, and the last steps' times. Overhead and fetches are counted elsewhere."""
 
-    steps: int = 0
-    samples: int = 0
-    samples_known: bool = False
-    tokens: int = 0
-    tokens_known: bool = False
     phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
-    """By the host's clock."""
-    histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
-    hidden_ns: int = 0
-    """Data wait that was hidden behind the device's work, of `device_steps`."""
-    device_steps: int = 0
-    """Steps that the device's timeline measured."""
-    drained_steps: int = 0
-    """Those of them at whose end the device had nothing left to do."""
-    kept_up_steps: int = 0
-    """Those of them in which the device ran each kernel as it was launched: it had no work queued."""
-    read_back_steps: int = 0
-    """Those of them in which a result was read back from the device."""
-    unverified_steps: int = 0
-    """Steps in which work on another device or stream was seen."""
-    comm_steps: int = 0
-    """Steps whose wait for other ranks was measured."""
     first: StepRecord | None = None
     """The run's first step."""
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
@@ -50,11 +29,9 @@ class StepCounts(msgspec.Struct):
         self.steps += 1
         self.first = self.first or record
         if record.samples >= 0:
-            self.samples += record.samples
-            self.samples_known = True
+            self.samples = max(0, self.samples) + record.samples
         if record.tokens is not None:
-            self.tokens += record.tokens
-            self.tokens_known = True
+            self.tokens = max(0, self.tokens) + record.tokens
         if record.comm_wait_ns is not None:
             self.comm_steps += 1
         self.phases_ns["data_wait"] += record.data_wait_ns
@@ -68,7 +45,7 @@ class StepCounts(msgspec.Struct):
             self.kept_up_steps += record.exposed.kept_up
             self.read_back_steps += record.exposed.read_back
             self.hidden_ns += record.hidden_ns or 0
-        self.histogram[bisect_left(BUCKETS_NS, record.total_ns)] += 1
+        self.step_histogram[bisect_left(BUCKETS_NS, record.total_ns)] += 1
         self.recent_ns.append(record.total_ns)
 
     @property

@@ -92,7 +92,7 @@ class Timeline:
             return 0
         ledger, whole = self.ledger, list[StepRecord]()
         counts, made, bucket = self.counts, whole.append, bisect_left
-        histogram = list(counts.histogram)
+        histogram, samples_known = list(counts.step_histogram), False
         watermark = ledger.watermark_ns
         if watermark < self.last_progress_ns:
             return 0
@@ -118,15 +118,16 @@ class Timeline:
             computed += compute
             if samples >= 0:
                 samples_seen += samples
-                counts.samples_known = True
+                samples_known = True
             histogram[bucket(BUCKETS_NS, end - begin)] += 1
             made(StepRecord(begin, data, transfer, compute, samples, epoch_start))
         count = len(whole)
         if count:
             steps += whole
-            counts.histogram[:] = histogram
+            counts.step_histogram[:] = histogram
             counts.steps += count
-            counts.samples += samples_seen
+            if samples_known:
+                counts.samples = max(0, counts.samples) + samples_seen
             for phase, spent in (("data_wait", waited), ("transfer", copied), ("compute", computed)):
                 counts.phases_ns[phase] += spent
             ledger.book_parts({OTHER: between, INPUT_WAIT: waited, TRANSFER: copied, COMPUTE: computed})

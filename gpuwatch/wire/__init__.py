@@ -1,49 +1,324 @@
-"""The contract between the hook and the agent: messages, their columns, their bounds. No I/O, no clock: `sockets` and `endpoint` carry them."""
+"""The contract between the hook and the agent: messages as msgspec structs, their bounds, their encoding. No I/O, no clock.
 
-from gpuwatch.wire.checks import MAX_STEPS_A_MESSAGE, MAX_TAGS, MAX_TEXT
-from gpuwatch.wire.codec import MAX_MESSAGE_BYTES, decode, encode
-from gpuwatch.wire.columns import DEVICE_COLUMNS, HOST_COLUMNS, MISSING, STEP_COLUMNS, pack, step_count, unpack
-from gpuwatch.wire.messages import (
-    PROTOCOL_VERSION,
-    STEP_BUCKETS_S,
-    Bye,
-    Flops,
-    Hello,
-    Loader,
-    LoaderSettings,
-    Message,
-    Origin,
-    Phase,
-    Steps,
-    Totals,
-    WorkerDeath,
-)
+Every message carries who sent it and the sender's cumulative totals: PUSH/PULL loses what a killed receiver had queued, so the agent
+books differences of totals, and any later message covers the time of a lost one. `sockets` carries frames, `endpoint` finds the socket.
+"""
 
-__all__ = [
-    "DEVICE_COLUMNS",
-    "HOST_COLUMNS",
-    "MAX_MESSAGE_BYTES",
-    "MAX_STEPS_A_MESSAGE",
-    "MAX_TAGS",
-    "MAX_TEXT",
-    "MISSING",
-    "PROTOCOL_VERSION",
-    "STEP_BUCKETS_S",
-    "STEP_COLUMNS",
-    "Bye",
-    "Flops",
-    "Hello",
-    "Loader",
-    "LoaderSettings",
-    "Message",
-    "Origin",
-    "Phase",
-    "Steps",
-    "Totals",
-    "WorkerDeath",
-    "decode",
-    "encode",
-    "pack",
-    "step_count",
-    "unpack",
-]
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from sys import byteorder, float_info
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gpuwatch.errors import ProtocolError
+from gpuwatch.ledger.states import RUN_STATES
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_STEPS_A_MESSAGE = 8192
+MAX_TEXT = 256
+MAX_TAGS = 32
+MAX_DEATHS = 256
+
+STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+"""Upper bounds of the step time histogram, in seconds; +Inf is the eighth bucket."""
+
+HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
+DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
+STEP_COLUMNS = (*HOST_COLUMNS, *DEVICE_COLUMNS, "comm_wait_ns")
+"""Columns of a step record, one little-endian int64 per step; a column that is absent, or a row of -1, was not measured.
+
+start_ns is on the sender's monotonic clock. `epoch_start` is 1 for the first batch of an iterator, and absent where no row is one.
+The device's columns are from its own timeline: `input_wait_ns` is the exposed part of the wait, the rest was hidden; for a step that the
+timeline skipped to save cost they are estimated from its neighbours. `comm_wait_ns` is the part of `device_compute_ns` in which the device
+waited for other ranks; without the device's columns, the part of `compute_ns` in which the training thread did."""
+
+MISSING = -1
+
+_COLUMNS, _STATES = frozenset(STEP_COLUMNS), frozenset(RUN_STATES)
+_LARGEST = 1 << 62
+
+Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_LARGEST)]
+"""-1: not known."""
+Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
+"""Finite: neither NaN nor infinite."""
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+RunId = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+Tags = Annotated[dict[Text, Text], Meta(max_length=MAX_TAGS)]
+Column = Annotated[bytes, Meta(max_length=8 * MAX_STEPS_A_MESSAGE)]
+
+
+class Counters(msgspec.Struct):
+    """What a sender has counted since it started; cumulative. Times in ns."""
+
+    steps: Count = 0
+    samples: CountOrMissing = -1
+    tokens: CountOrMissing = -1
+    phases_ns: dict[str, Count] = {}
+    """Host timeline: data_wait, transfer, compute of training steps."""
+    step_histogram: list[Count] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    """Steps per bucket of STEP_BUCKETS_S (not cumulative over buckets), +Inf last."""
+    overhead_ns: Count = 0
+    """Cost to the training process: CPU time of the hook's background thread, and the metered time in the training thread."""
+    hidden_ns: Count = 0
+    """Data wait that was hidden behind the device's work, in the `device_steps`."""
+    device_steps: Count = 0
+    """Training steps that the device's timeline measured."""
+    drained_steps: Count = 0
+    """Those `device_steps` at whose end the device had no work left."""
+    kept_up_steps: Count = 0
+    """Those `device_steps` in which the device ran each kernel as it was launched: no work was queued."""
+    read_back_steps: Count = 0
+    """Those `device_steps` in which the host waited to read a result back from the device."""
+    unverified_steps: Count = 0
+    """Training steps with work on another device or stream, so that their input wait is not certain."""
+    comm_steps: Count = 0
+    """Training steps whose wait for other ranks was measured."""
+    fetches_sampled: Count = 0
+    """Fetches whose CPU time was sampled."""
+    worker_fetches: Count = 0
+    """Batches requested from a loader with workers."""
+    ready_batches: Count = 0
+    """Batches that were ready at these requests, summed."""
+    empty_fetches: Count = 0
+    """Those of `worker_fetches` at which no batch was ready."""
+
+
+class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
+    """What the sender has booked since it started, with its counters; cumulative. Times in ns of the sender's monotonic clock."""
+
+    start_ns: Count
+    watermark_ns: Count
+    states_ns: dict[str, Count]
+    records_dropped: Count
+    """Step records that the hook dropped because no agent took them."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The sender, and its clocks when it sent."""
+
+    version: int
+    sender: Text
+    seq: Count
+    boot_id: Text
+    monotonic_ns: Count
+    time_ns: Count
+
+
+class LoaderSettings(msgspec.Struct, frozen=True):
+    """Settings of the loader that feeds the training steps. None: not known."""
+
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    batch_bytes: int | None = None
+    batches: int | None = None
+    """Batches per epoch, `len(loader)`."""
+
+
+class Loader(LoaderSettings, frozen=True):
+    """The same with its processes."""
+
+    worker_pids: tuple[int, ...] = ()
+
+    def settings(self) -> LoaderSettings:
+        return LoaderSettings(*(getattr(self, name) for name in LoaderSettings.__struct_fields__))
+
+
+class WorkerDeath(msgspec.Struct, frozen=True):
+    """A loader worker that was killed by a signal. None: not known."""
+
+    pid: Count
+    signal: Count
+    out_of_memory: bool | None = None
+    """Of SIGKILL: whether the kernel's OOM killer ran since."""
+    oom_kills: Count | None = None
+    """Of SIGKILL: its kills since, in the run's control group where that counts them, else on the node."""
+    memory_limit_bytes: Count | None = None
+    """Limit of the control group in which it killed; None also for a group without a limit."""
+    shm_size_bytes: Count | None = None
+    """Of SIGBUS: size of the run's own /dev/shm."""
+    shm_free_bytes: Count | None = None
+    """What was free in it right after."""
+
+
+class Flops(msgspec.Struct, frozen=True):
+    """Floating-point operations of one rank as the user declares them. None: not declared."""
+
+    per_step: Number | None = None
+    per_sample: Number | None = None
+    per_token: Number | None = None
+    peak: Number | None = None
+    """Operations per second of the rank's device, at the precision that is trained in."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """What the run is. Repeated every second, for an agent that started late or again."""
+
+    origin: Origin
+    run: RunId
+    name: Text
+    job: Text
+    rank: Count
+    local_rank: Count
+    world_size: Count
+    pid: Count
+    process_start_ticks: Count
+    pid_namespace: Count
+    host: Text
+    timeline: Text
+    """"host" or "device": the clock of the states."""
+    device: Text
+    """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what the training runs on, as far as known; see `gpuwatch.diagnosis.window.Window.device`."""
+    loader: Loader | None
+    versions: Tags
+    tags: Tags
+    device_uuids: tuple[str, ...] = ()
+    flops: Flops | None = None
+    worker_deaths: Annotated[tuple[WorkerDeath, ...], Meta(max_length=MAX_DEATHS)] = ()
+
+
+class Steps(msgspec.Struct, frozen=True, tag="steps"):
+    """Step records since the last message; without any it is a heartbeat."""
+
+    origin: Origin
+    run: RunId
+    rank: Count
+    totals: Totals
+    activity: Text
+    """What the training thread does now: "startup", "data_wait", "step", "between_steps", or the declared phase."""
+    first_step: Count
+    """Index of the first record, counted from 0 over the sender's life."""
+    columns: dict[str, Column]
+    fetch_cpu_ratio: Number | None = None
+    """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A declared phase began (`seconds` None) or ended."""
+
+    origin: Origin
+    run: RunId
+    rank: Count
+    totals: Totals
+    name: Text
+    start_ns: Count
+    seconds: Number | None
+    time_to_live_s: Number
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """The run ends here; its totals are complete."""
+
+    origin: Origin
+    run: RunId
+    rank: Count
+    totals: Totals
+    reason: Text
+
+
+Message: TypeAlias = Hello | Steps | Phase | Bye
+
+
+def pack(values: Sequence[int]) -> bytes:
+    """Return `values` as little-endian int64."""
+    column = array("q", values)
+    if byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack(column: bytes) -> array[int]:
+    """Return the int64 values of a packed column."""
+    values: array[int] = array("q")
+    values.frombytes(column)
+    if byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def step_count(columns: Mapping[str, bytes]) -> int:
+    """Return how many steps the packed columns hold."""
+    return max(map(len, columns.values()), default=0) // 8
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class _AnyMessage(msgspec.Struct):
+    """What messages of every protocol version have in common."""
+
+    origin: _Versioned
+
+
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec raises: ValueError for text that is not UTF-8, RecursionError for endless nesting."""
+_TOO_LONG = {"`str`": "text_too_long", "`object`": "too_many_tags", "`array`": "too_large", "`bytes`": "too_large"}
+"""The reason for each type that is longer than its bound."""
+
+encode = msgspec.msgpack.Encoder().encode
+_version_decoder = msgspec.msgpack.Decoder(_AnyMessage)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def decode(frame: bytes) -> Message:
+    """Return the message in `frame`, checked against every bound of the contract: nothing that a sender sends is trusted.
+
+    Raises: ProtocolError, whose `reason` is a short word fit for a label.
+    """
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are accepted", "too_large")
+    try:
+        message = _decoder.decode(frame)
+    except _UNDECODABLE as error:
+        _check_version(frame)
+        kind, _, bound = str(error).removeprefix("Expected ").partition(" of length ")
+        reason = _TOO_LONG.get(kind, "malformed") if bound.startswith("<=") else "malformed"
+        raise ProtocolError(f"message that does not decode: {error}", reason) from error
+    if message.origin.version != PROTOCOL_VERSION:
+        _check_version(frame)
+    if isinstance(message, Steps):
+        _check_columns(message.columns)
+    if not isinstance(message, Hello):
+        _check_totals(message.totals)
+    return message
+
+
+def _check_version(frame: bytes) -> None:
+    """Raise ProtocolError for a message of another protocol version, whose fields may differ."""
+    try:
+        version = _version_decoder.decode(frame).origin.version
+    except _UNDECODABLE:
+        return
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"message of protocol version {version}; this agent speaks {PROTOCOL_VERSION}: "
+            "install the same gpuwatch-training version in the training environment and for the agent",
+            "version",
+        )
+
+
+def _check_columns(columns: Mapping[str, bytes]) -> None:
+    if not columns.keys() <= _COLUMNS:
+        raise ProtocolError(f"unknown columns {sorted(columns.keys() - _COLUMNS)}", "malformed")
+    lengths = set(map(len, columns.values()))
+    if len(lengths) > 1 or any(length % 8 for length in lengths):
+        raise ProtocolError(f"step columns of unequal or odd lengths {sorted(lengths)}", "malformed")
+
+
+def _check_totals(totals: Totals) -> None:
+    states = totals.states_ns
+    if not states.keys() <= _STATES:
+        raise ProtocolError(f"totals with unknown states {sorted(states.keys() - _STATES)}", "malformed")
+    if sum(states.values()) != totals.watermark_ns - totals.start_ns:
+        raise ProtocolError("totals whose sum is not the time they cover", "unbalanced")
+    if len(totals.step_histogram) != len(STEP_BUCKETS_S) + 1:
+        raise ProtocolError("a step histogram of another shape", "malformed")

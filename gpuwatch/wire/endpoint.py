@@ -1,4 +1,4 @@
-"""Where the hook finds the agent, and where the agent listens."""
+"""The socket's address: where the hook looks for an agent, and where the agent listens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYSTEM_DIRECTORY = Path("/run/gpuwatch")
 
 
 def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders where an agent's socket may be, in the order in which they are looked at."""
+    """Return the folders where an agent's socket may be, in the order of search."""
     found = [SYSTEM_DIRECTORY]
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         found.append(Path(runtime) / "gpuwatch")
@@ -24,7 +24,7 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def is_listened_to(path: Path) -> bool:
-    """Return whether somebody listens on a Unix socket: an agent that was killed leaves its file behind."""
+    """Return whether a process listens on a Unix socket: an agent that was killed leaves its file behind."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -41,8 +41,7 @@ def find(
 ) -> str | None:
     """Return the endpoint to connect to: GPUWATCH_ENDPOINT, else the first agent's socket found; None without any.
 
-    A socket that another user put there is passed over, unless that user is root, and so is one that a dead agent left.
-    Raises: ConfigError for a GPUWATCH_ENDPOINT that cannot be used.
+    A socket of another user than root is skipped, and so is one that a dead agent left. Raises: ConfigError for an unusable GPUWATCH_ENDPOINT.
     """
     if declared := environ.get("GPUWATCH_ENDPOINT", "").strip():
         return checked(declared, "GPUWATCH_ENDPOINT")
@@ -63,25 +62,18 @@ def find(
 
 
 def default_listen(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where an agent listens unless told: the first folder of `directories` that this user may write in."""
+    """Return where an agent listens by default: in the first of `directories` that this user can write to, or create."""
     for directory in directories(environ):
-        parent = directory.parent
-        if directory.is_dir() and os.access(directory, os.W_OK):
+        if os.access(directory if directory.exists() else directory.parent, os.W_OK) and not directory.is_file():
             return f"ipc://{directory / SOCKET_NAME}"
-        if not directory.exists() and os.access(parent, os.W_OK):
-            return f"ipc://{directory / SOCKET_NAME}"
+    tried = ", ".join(map(str, directories(environ)))
     raise ConfigError(
-        "no folder for the agent's socket can be written (tried "
-        + ", ".join(str(directory) for directory in directories(environ))
-        + "): give one with --listen ipc:///path/hook.sock"
+        f"no folder for the agent's socket can be written (tried {tried}): choose one with --listen ipc:///path/hook.sock"
     )
 
 
 def checked(endpoint: str, where: str) -> str:
-    """Return the endpoint if it can be used: `ipc:///path`, or `tcp://` on loopback with a port.
-
-    Raises: ConfigError, naming `where` it was set.
-    """
+    """Return the endpoint if it is `ipc:///path`, or `tcp://` on loopback with a port. Raises: ConfigError, naming `where` it was set."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest.startswith("/"):
         if len(rest.encode()) > 107:
@@ -90,18 +82,13 @@ def checked(endpoint: str, where: str) -> str:
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{where}={endpoint}: give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT")
-    if not _is_loopback(host):
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
         raise ConfigError(
-            f"{where}={endpoint}: only loopback addresses are taken without encryption; use tcp://127.0.0.1:{port}, "
+            f"{where}={endpoint}: only loopback addresses are accepted without encryption; use tcp://127.0.0.1:{port}, "
             "or one agent on each node"
         )
     return endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

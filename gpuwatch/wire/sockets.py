@@ -1,12 +1,11 @@
-"""Sockets that carry frames from hooks to the agent. Nothing here blocks a training process.
-
-A sender lives in one thread of one process: it is made there, lazily, and never crosses a fork.
-"""
+"""ZeroMQ sockets that carry frames from hooks to the agent. Sending never blocks. A sender belongs to one thread and never crosses a fork."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import IO, Protocol
@@ -22,7 +21,7 @@ _LINGER_MS = 300
 
 
 class Sender(Protocol):
-    """Takes frames; `send` returns at once, False when nobody can take the frame now."""
+    """`send` returns at once, False when the frame cannot be queued now."""
 
     def send(self, frame: bytes) -> bool: ...
 
@@ -50,29 +49,13 @@ class ZmqSender:
         return True
 
     def close(self) -> None:
-        """Close, giving frames on their way at most 0.3 s to leave."""
+        """Close; queued frames get at most 0.3 s to be sent."""
         self._socket.close()
         self._context.term()
 
 
-class MemorySender:
-    """Keeps frames in a list, for tests; refuses them while `connected` is False."""
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.connected = True
-
-    def send(self, frame: bytes) -> bool:
-        if self.connected:
-            self.frames.append(frame)
-        return self.connected
-
-    def close(self) -> None:
-        self.connected = False
-
-
 class ZmqReceiver:
-    """PULL socket bound to one or more endpoints; an ipc socket is held by a lock, so that no second agent takes it."""
+    """PULL socket bound to one or more endpoints; a lock file keeps a second agent off an ipc socket."""
 
     def __init__(self, endpoints: list[str]) -> None:
         self.endpoints = tuple(endpoints)
@@ -125,10 +108,15 @@ class ZmqReceiver:
 
 
 def _lock(path: Path) -> IO[str]:
-    """Return an open, locked file beside the socket. Raises: ConfigError when another agent holds it."""
+    """Return the socket's open lock file. Raises: ConfigError when another agent holds it."""
     try:
         path.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
-        _refuse_foreign(path.parent)
+        status = path.parent.lstat()
+        foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
+        if foreign and path.parent.parent == Path("/tmp"):  # a user can create a folder there in another one's name
+            raise ConfigError(
+                f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen"
+            )
         handle = path.with_suffix(".lock").open("a")
     except OSError as error:
         raise ConfigError(f"--listen ipc://{path}: {error.strerror}; choose a folder that you may write in") from error
@@ -137,27 +125,15 @@ def _lock(path: Path) -> IO[str]:
     except OSError as error:
         handle.close()
         raise ConfigError(
-            f"--listen ipc://{path}: another agent listens there already; stop it, or give this one another endpoint"
+            f"--listen ipc://{path}: another agent listens there already; stop it, or choose another endpoint"
         ) from error
     return handle
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """Refuse a folder in /tmp that somebody else made in our name."""
-    status = directory.lstat()
-    if directory.parent == Path("/tmp") and (stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()):
-        raise ConfigError(f"{directory} belongs to another user; remove it, or give another endpoint with --listen")
-
-
 def _permit(path: Path) -> None:
-    """Let this user alone write to the socket; for root's, members of the group `gpuwatch` too if there is one."""
+    """Give only this user write access to the socket; for root's also the group `gpuwatch`, if it exists."""
     path.chmod(0o600)
-    if os.getuid() != 0:
-        return
-    import grp
-
-    try:
-        os.chown(path, 0, grp.getgrnam("gpuwatch").gr_gid)
-        path.chmod(0o660)
-    except (KeyError, OSError):
-        pass
+    if os.getuid() == 0:
+        with contextlib.suppress(LookupError, OSError):
+            shutil.chown(path, 0, "gpuwatch")
+            path.chmod(0o660)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.collectors import GpuCollector
+from gpuwatch_agent.collectors.gpu import GpuCollector
 from tests.nvml.fake import Clock, FakeNvml, shut_down
 
 

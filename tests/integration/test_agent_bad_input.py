@@ -43,7 +43,7 @@ def hook(**names: str) -> FakeHook:
 
 
 def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.Socket[bytes]) -> None:
-    good = hook(run="good").tell()
+    good = hook(run="good").message()
     bad = {
         "malformed": [b"", b"\x91" * 1_000_000, b"rubbish", wire.encode(msgspec.structs.replace(good, run=""))],
         "version": [wire.encode(msgspec.structs.replace(good, origin=msgspec.structs.replace(good.origin, version=9)))],
@@ -74,13 +74,13 @@ def test_bad_messages_are_counted_and_the_agent_goes_on(agent: Agent, push: zmq.
     assert {reason: counted[reason] for reason in bad} == {reason: 3 * len(frames) for reason, frames in bad.items()}
     log = agent.log.read_text()
     for reason in bad:
-        assert log.count(f"a hook's message is not used ({reason})") == 1
+        assert log.count(f"a hook's message is rejected ({reason})") == 1
     assert "Traceback" not in log
 
 
 def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.Socket[bytes]) -> None:
     for number in range(10_000):
-        push.send(wire.encode(hook(run=f"run-{number}").tell()))
+        push.send(wire.encode(hook(run=f"run-{number}").message()))
     refused = ("gpuwatch_messages_rejected_total", "too_many_runs")
     wait_for("all are taken", lambda: agent.metrics()[refused] >= 9_480, 30, 1.0)
     page = agent.metrics()
@@ -129,7 +129,7 @@ def test_newer_history_is_refused_and_a_damaged_one_set_aside(tmp_path: Path) ->
     agent.history.write_bytes(b"\x00garbage" * 4096)
     with agent, Trainer(agent, run="after", seconds=30):
         agent.wait_run("after")
-        assert "is damaged" in agent.log.read_text() and "a new one is begun" in agent.log.read_text()
+        assert "is damaged" in agent.log.read_text() and "a new one is created" in agent.log.read_text()
         assert agent.get("/api/v1/status")["history"]["failures"] == 0
 
 

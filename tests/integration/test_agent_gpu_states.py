@@ -61,7 +61,7 @@ for turn in range(10_000):
     state = states[turn % len(states)]
     hook.spend(state, time.monotonic_ns() - hook.at_ns)
     sender.send(wire.encode(hook.hello(start_ticks=me.process_start_ticks)))
-    sender.send(wire.encode(hook.tell(state)))
+    sender.send(wire.encode(hook.message(state)))
     time.sleep(0.2)
 """
 

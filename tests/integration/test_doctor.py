@@ -168,7 +168,7 @@ def test_prometheus_that_scrapes_an_agent_and_one_that_does_not(tmp_path: Path) 
 
 
 def test_with_the_base_installation_missing_extras_are_findings() -> None:
-    missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "psutil", "streamlit", "torch", "yaml"]
+    missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "streamlit", "torch", "yaml"]
     gone = [*missing, "nvidia_ml_py"]
     code = BARE.format(missing=missing, distributions=gone, port=free_port())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=ENVIRONMENT)

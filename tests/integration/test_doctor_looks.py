@@ -17,7 +17,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuwatch.http import fetch
+from gpuwatch.api.client import fetch
 from gpuwatch.tools.doctor.machine import Machine, read_nvml
 from gpuwatch.tools.doctor.machine import this_machine as machine_of
 from gpuwatch.tools.doctor.processes import holder, listening

@@ -14,7 +14,8 @@ import pytest
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample, check
-from gpuwatch_agent.collectors import GpuCollector, GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.exporter import standard
 from tests.nvml.fake import MIB, FakeGpu, FakeNvml, patch_library, recorded
 
@@ -330,7 +331,7 @@ def test_a_subprocess_sees_the_gpus_and_exits_while_nvml_hangs(tmp_path):
     nvml.write([FIRST, replace(SECOND, hangs_s={"nvmlDeviceGetTotalEnergyConsumption": 300})])
     program = """
 import json, sys
-from gpuwatch_agent.collectors import GpuCollector
+from gpuwatch_agent.collectors.gpu import GpuCollector
 collector = GpuCollector(deadline_s=float(sys.argv[1]))
 try:
     print(json.dumps([sample.value for sample in collector.collect() if sample.metric == sys.argv[2]]))

@@ -11,7 +11,8 @@ import pytest
 
 from gpuwatch.metrics import Sample, check
 from gpuwatch.tools.doctor.machine import read_nvml
-from gpuwatch_agent.collectors import GpuCollector, GpuProcess
+from gpuwatch_agent.collectors.drivers import GpuProcess
+from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.exporter import standard
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import MIB, Clock, FakeNvml, recorded, recording, recordings

@@ -11,7 +11,7 @@ from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.evidence import HostWatcher
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.watch import Watch
-from gpuwatch.wire.sockets import MemorySender
+from gpuwatch.testing import MemorySender
 
 MS = 1_000_000
 S = 1_000_000_000

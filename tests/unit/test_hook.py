@@ -562,7 +562,7 @@ def test_an_agent_that_came_back_elsewhere_is_found(
     made: list[tuple[str, Any]] = []
 
     def make(endpoint: str) -> Any:
-        from gpuwatch.wire.sockets import MemorySender
+        from gpuwatch.testing import MemorySender
 
         made.append((endpoint, MemorySender()))
         return made[-1][1]

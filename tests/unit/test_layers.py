@@ -17,7 +17,7 @@ PACKAGES = {
     "gpuwatch_dashboards": ROOT / "dashboards/gpuwatch_dashboards",
 }
 PURE = ["metrics", "ledger", "diagnosis", "diagnosis/rules", "formatting", "alerting"]
-WIRE = ["wire/__init__", "wire/messages", "wire/checks", "wire/codec", "wire/columns"]
+WIRE = ["wire/__init__"]
 """Messages. Beside them are the sockets that carry them."""
 IO_AND_CLOCKS = {"time", "os", "socket", "subprocess", "threading", "zmq", "pathlib", "logging", "datetime", "sqlite3"}
 TRAINING_SIDE_MAY_USE = ["msgspec", "zmq"]

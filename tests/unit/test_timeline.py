@@ -104,7 +104,7 @@ def test_overlapping_claims_are_counted_once() -> None:
 def test_steps_fall_into_the_bucket_whose_bound_they_do_not_pass(ms: float, bucket: int) -> None:
     line = Timeline(0)
     line.fold([step(0, int(ms * MS))])
-    assert line.counts.histogram.index(1) == bucket
+    assert line.counts.step_histogram.index(1) == bucket
 
 
 def long_run(passes: int, length: int, pause_ms: float, wait_ms: float = 0.0, compute_ms: float = 5) -> Accounts:

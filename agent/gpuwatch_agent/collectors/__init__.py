@@ -1,35 +1,46 @@
-"""Collectors: each reads one thing of the node once a second. Adding one is a file here and a line in `build`."""
+"""Collectors: each samples one subject of the node once a second. Adding one is a class here and a line in `build`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
+from gpuwatch import api
+from gpuwatch.errors import NoData
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.amd import AmdCollector
-from gpuwatch_agent.collectors.base import STANDARD, Choice, Collector, GpuDevice, GpuProcess, GpuSource, Roots
-from gpuwatch_agent.collectors.cpu import CpuCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.disk import DiskCollector
+from gpuwatch_agent.collectors.drivers import GpuSource
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.infiniband import InfinibandCollector
-from gpuwatch_agent.collectors.load import LoadCollector
-from gpuwatch_agent.collectors.memory import MemoryCollector
-from gpuwatch_agent.collectors.network import NetworkCollector
-from gpuwatch_agent.collectors.pressure import PressureCollector
-from gpuwatch_agent.collectors.shm import ShmCollector
+from gpuwatch_agent.collectors.node import (
+    AgentProcessCollector,
+    CpuCollector,
+    DiskCollector,
+    LoadCollector,
+    MemoryCollector,
+    NetworkCollector,
+    PressureCollector,
+    ShmCollector,
+)
+from gpuwatch_agent.options import STANDARD, Choice, Roots
 
-__all__ = [
-    "STANDARD",
-    "Choice",
-    "Collector",
-    "GpuCollector",
-    "GpuDevice",
-    "GpuProcess",
-    "GpuSource",
-    "Roots",
-    "build",
-    "gpu_source",
-]
+logger = logging.getLogger(__name__)
+
+
+class Collector(Protocol):
+    """One subject of the node.
+
+    `collect` is called from one thread, once a second, and returns samples of catalogued metrics. It raises `NoData` where there is
+    nothing to measure on this node (logged once, at info) and anything else for a failure (counted). What was not measured is absent,
+    never 0.
+    """
+
+    name: str
+
+    def collect(self) -> Iterable[Sample]: ...
 
 
 def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
@@ -49,7 +60,7 @@ def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
 
 
 def _gpus(roots: Roots, choice: Choice) -> GpuSource:
-    """Return what tells of GPUs: the dcgm-exporter that was named; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
+    """Return the GPU collector: the configured dcgm-exporter; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
     if choice.dcgm_url is not None:
         return DcgmCollector(choice.dcgm_url)
     modules = roots.sysfs / "module"
@@ -57,5 +68,51 @@ def _gpus(roots: Roots, choice: Choice) -> GpuSource:
 
 
 def gpu_source(collectors: Sequence[Collector]) -> GpuSource | None:
-    """Return the one of these collectors that knows the GPUs."""
+    """Return the GPU collector of these."""
     return next((c for c in collectors if isinstance(c, GpuCollector | DcgmCollector | AmdCollector)), None)
+
+
+class CollectorRunner:
+    """Runs all collectors of the node. A collector's new message is logged, repetitions are not."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+        self._last_message: dict[str, str | None] = {}
+        self.outcomes: list[api.Collector] = []
+
+    def tick(self) -> list[Sample]:
+        """Return the samples of all collectors, with their own durations and success."""
+        samples: list[Sample] = []
+        outcomes = []
+        for collector in self._collectors:
+            outcome = self._one(collector, samples)
+            outcomes.append(outcome)
+            samples.append(Sample("gpuwatch_collector_duration_seconds", outcome.duration_s or 0.0, (outcome.name,)))
+            if outcome.success is not None:
+                samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
+        self.outcomes = outcomes
+        return samples
+
+    def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:
+        begin = time.perf_counter()
+        success: bool | None = True
+        message: str | None = None
+        try:
+            samples.extend(list(collector.collect()))
+        except NoData as reason:
+            success, message = None, str(reason)
+        except Exception as error:
+            success, message = False, f"{type(error).__name__}: {error}"
+        self._log(collector.name, success, message)
+        return api.Collector(collector.name, success, message, time.perf_counter() - begin)
+
+    def _log(self, name: str, success: bool | None, message: str | None) -> None:
+        if self._last_message.get(name) == message:
+            return
+        self._last_message[name] = message
+        if message is None:
+            logger.info("collector %s works again", name)
+        elif success is None:
+            logger.info("collector %s: nothing to measure here: %s", name, message)
+        else:
+            logger.warning("collector %s failed: %s", name, message)

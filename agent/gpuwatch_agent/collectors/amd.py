@@ -1,8 +1,8 @@
-"""AMD GPUs through `amdsmi`, ROCm's own Python package: gpuwatch_gpu_*, GPUs seen and expected, and which process holds which.
+"""AMD GPUs through `amdsmi`, ROCm's own Python package: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each.
 
-The same interface as NVML's (`GpuSource`). All calls are made in one thread that is given up on when the driver hangs.
-The readings take the `amdsmi` module and a processor handle, and raise its `AmdSmiException`; "N/A" is its text for "not measured".
-*Tested against a module with amdsmi's function names; never run on real hardware yet.* Metrics that have NVML in their name count amdsmi's calls here.
+All calls are made in one thread with a deadline, as a driver may hang. The readings take the `amdsmi` module and a processor handle, and
+raise its `AmdSmiException`; "N/A" is its text for "not measured".
+*Tested against a module with amdsmi's function names; never run on real hardware yet.* Metrics with NVML in their name count amdsmi's calls here.
 Source: https://rocm.docs.amd.com/projects/amdsmi, Python API; the names are those of amdsmi 7.0.
 """
 
@@ -19,8 +19,16 @@ from typing import Any
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
-from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
+from gpuwatch_agent.collectors.drivers import (
+    CallCosts,
+    DeadlineThread,
+    Gpu,
+    GpuDevice,
+    GpuProcess,
+    Value,
+    WarnOnce,
+    gpu_samples,
+)
 
 _MIB = float(1 << 20)
 Smi = Any
@@ -152,8 +160,8 @@ log = logging.getLogger(__name__)
 _RETRY_S = 10.0
 _GOOD_FOR_INTERVALS = 3
 _LOST = {12, 14, 18, 31, 32, 34, 52, 54}
-"""IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of amdsmi_status_t: nothing
-can be had of this GPU until the devices are listed again."""
+"""IO, FILE_ERROR, INIT_ERROR, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED, FILE_NOT_FOUND, AMDGPU_RESTART_ERR of amdsmi_status_t: this
+GPU does not answer until the devices are listed again."""
 
 
 def load_amdsmi() -> Any:
@@ -169,10 +177,16 @@ def load_amdsmi() -> Any:
 
 @dataclass
 class _Gpu:
-    device: GpuDevice
-    handle: Any
+    gpu: Gpu
     driver: str
     values: dict[str, list[Value]] = field(default_factory=dict)
+
+    def samples(self) -> list[Sample]:
+        device = self.gpu.device
+        info = (device.name, device.pci_bus_id, self.driver)
+        return gpu_samples(
+            device, [("gpuwatch_gpu_info", 1, info), *(v for each in self.values.values() for v in each)]
+        )
 
 
 class AmdCollector:
@@ -200,7 +214,7 @@ class AmdCollector:
         self._processes: dict[str, tuple[float, tuple[GpuProcess, ...]]] = {}
         self._expected = 0
         self._retry_due_s = float("-inf")
-        self._warned: set[str] = set()
+        self._warn = WarnOnce()
 
     def collect(self) -> Iterable[Sample]:
         """Return samples of every GPU that answers.
@@ -210,16 +224,16 @@ class AmdCollector:
         try:
             return self._thread.call(self._tick)
         except TimeoutError as error:
-            self._processes = {}  # who held a GPU before the driver hung is not known to hold it still
+            self._processes = {}  # whether a process that held a GPU before the hang still does is not known
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs that answered in the last tick that came back, by index."""
-        return tuple(gpu.device for gpu in self._gpus)
+        return tuple(each.gpu.device for each in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
         """Return the processes of each GPU by UUID; an absent UUID is not known."""
-        listed = {gpu.device.uuid for gpu in self._gpus}
+        listed = {each.gpu.device.uuid for each in self._gpus}
         good_s = _GOOD_FOR_INTERVALS * self._process_interval_s
         known = self._processes.items()
         return {uuid: found for uuid, (at_s, found) in known if uuid in listed and self._clock() - at_s <= good_s}
@@ -242,7 +256,7 @@ class AmdCollector:
                 self._costs.done(name, seconds)
         if not self._expected:
             raise NoData("amdsmi lists no GPU")
-        samples = [sample for gpu in self._gpus for sample in self._samples(gpu)]
+        samples = [sample for each in self._gpus for sample in each.samples()]
         samples += self._costs.samples()
         samples.append(Sample("gpuwatch_gpus_seen", len(self._gpus)))
         samples.append(Sample("gpuwatch_gpus_expected", self._expected))
@@ -268,42 +282,29 @@ class AmdCollector:
         found = []
         for index, handle in enumerate(handles):
             try:
-                found.append(_Gpu(describe(smi, handle, index), handle, driver_version(smi, handle)))
+                found.append(_Gpu(Gpu(describe(smi, handle, index), handle), driver_version(smi, handle)))
             except smi.AmdSmiException as error:
                 self._warn(f"GPU {index} is listed but does not answer: {error}")
         self._gpus = tuple(found)
         self._expected = max(self._expected, len(handles))
         log.info("amdsmi lists %s GPUs", len(found))
 
-    def _read(self, gpu: _Gpu, due: list[AmdReading], list_processes: bool, spent_s: dict[str, float]) -> bool:
+    def _read(self, known: _Gpu, due: list[AmdReading], list_processes: bool, spent_s: dict[str, float]) -> bool:
         """Read what is due of a GPU; return False for one that is lost."""
+        gpu, uuid = known.gpu, known.gpu.device.uuid
 
         def listed(smi: Any, handle: Any) -> list[Value]:
-            self._processes[gpu.device.uuid] = (self._clock(), processes(smi, handle))
-            return [("gpuwatch_gpu_processes", len(self._processes[gpu.device.uuid][1]), ())]
+            self._processes[uuid] = (self._clock(), processes(smi, handle))
+            return [("gpuwatch_gpu_processes", len(self._processes[uuid][1]), ())]
 
-        calls = [*due, *([AmdReading("processes", listed, 0.0)] if list_processes else [])]
-        for reading in calls:
+        for reading in [*due, *([AmdReading("processes", listed, 0.0)] if list_processes else [])]:
             with self._costs.calling(f"{reading.name} of GPU {gpu.device.index}") as took:
                 try:
-                    gpu.values[reading.name] = reading.read(self._smi, gpu.handle)
+                    known.values[reading.name] = reading.read(self._smi, gpu.handle)
                 except self._smi.AmdSmiException as error:
-                    gpu.values.pop(reading.name, None)  # not measured: absent
+                    known.values.pop(reading.name, None)  # not measured: absent
                     if getattr(error, "err_code", None) in _LOST:
-                        self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}) is lost: {error}")
+                        self._warn(f"{gpu} is lost: {error}")
                         return False
             spent_s[reading.name] += took[0]
         return True
-
-    def _samples(self, gpu: _Gpu) -> list[Sample]:
-        labels = (str(gpu.device.index), gpu.device.uuid)
-        info = Sample("gpuwatch_gpu_info", 1, (*labels, gpu.device.name, gpu.device.pci_bus_id, gpu.driver))
-        return [
-            info,
-            *(Sample(m, value, (*labels, *more)) for found in gpu.values.values() for m, value, more in found),
-        ]
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning("%s", message)

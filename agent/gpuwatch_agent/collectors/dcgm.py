@@ -1,6 +1,6 @@
-"""GPUs through a dcgm-exporter that runs on this node already, so that the driver is not asked twice for the same.
+"""GPUs through a dcgm-exporter that already runs on this node, so that the driver is not read twice.
 
-Which processes hold a GPU is not on its page: that alone is asked of NVML, every ten seconds, where there is one.
+Its page does not have the processes on each GPU: these come from NVML, every ten seconds, where that is available.
 Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h for the units. *Tested on
 pages that real exporters printed; never together with one that runs.*
 """
@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
-from gpuwatch.http import fetch
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
-from gpuwatch_agent.collectors.driver_calls import DeadlineThread
+from gpuwatch_agent.collectors.drivers import DeadlineThread, GpuDevice, GpuProcess, Value, gpu_samples
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.nvml import throttle_values
 
@@ -56,37 +55,37 @@ _MIG_FIELDS: Mapping[str, tuple[str, float]] = {
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _MEMORY_PARTS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")
 _BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
-"""DCGM's numbers for "blank", "not supported" and "no permission" lie at and above these."""
+"""DCGM's codes for "blank", "not supported" and "no permission" are these and larger."""
 
 
 @dataclass
 class DcgmGpu:
-    """What a page says of one GPU."""
+    """One GPU on the exporter's page."""
 
     device: GpuDevice
     driver: str
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """By (GPU_I_ID, GPU_I_PROFILE) of its MIG instances. What is the whole GPU's (power, clocks) the exporter repeats for each: it is in `fields`."""
+    """Of its MIG instances, by (GPU_I_ID, GPU_I_PROFILE). Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
+
+    @property
+    def info(self) -> Value:
+        return ("gpuwatch_gpu_info", 1, (self.device.name, self.device.pci_bus_id, self.driver))
 
     def values(self) -> list[Value]:
-        """Return the values in our names; what the exporter does not have is absent."""
+        """Return the values under our names; what the exporter does not have is absent."""
+        have = self.fields
         found: list[Value] = [
-            (metric, self.fields[name] * factor, labels)
-            for name, (metric, factor, labels) in FIELDS.items()
-            if name in self.fields
+            (metric, have[name] * factor, labels) for name, (metric, factor, labels) in FIELDS.items() if name in have
         ]
-        if (
-            "DCGM_FI_DEV_FB_TOTAL" not in self.fields
-            and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= self.fields.keys()
-        ):
-            total = sum(self.fields.get(name, 0.0) for name in _MEMORY_PARTS)
+        if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
+            total = sum(have.get(name, 0.0) for name in _MEMORY_PARTS)
             found.append(("gpuwatch_gpu_memory_total_bytes", total * _MIB, ()))
-        reasons = next((self.fields[name] for name in _REASONS if name in self.fields), None)
+        reasons = next((have[name] for name in _REASONS if name in have), None)
         if reasons is not None:
             found += throttle_values(int(reasons))
-        if self.fields.get("DCGM_FI_DEV_XID_ERRORS"):  # the number of the last one, 0 before the first
-            found.append(("gpuwatch_gpu_last_xid", self.fields["DCGM_FI_DEV_XID_ERRORS"], ()))
+        if have.get("DCGM_FI_DEV_XID_ERRORS"):  # the number of the last one, 0 before the first
+            found.append(("gpuwatch_gpu_last_xid", have["DCGM_FI_DEV_XID_ERRORS"], ()))
         for (number, profile), fields in self.instances.items():
             found.append(("gpuwatch_gpu_mig_info", 1, (number, profile)))
             found += [
@@ -98,7 +97,7 @@ class DcgmGpu:
 
 
 def parse_page(text: str) -> dict[str, DcgmGpu]:
-    """Return what a dcgm-exporter says of each GPU, by UUID. Raises: ValueError for a page that is no exposition."""
+    """Return each GPU on a dcgm-exporter's page, by UUID. Raises: ValueError for a page in another format."""
     gpus: dict[str, DcgmGpu] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -182,14 +181,14 @@ class DcgmCollector:
         self._expected = 0
 
     def collect(self) -> Iterable[Sample]:
-        """Return what the exporter says of every GPU, and the processes that NVML lists.
+        """Return the exporter's values of every GPU, and the processes that NVML lists.
 
         Raises: NoData for an exporter without a GPU, GpuwatchError for one that does not answer, TimeoutError.
         """
         try:
             processes = [sample for sample in self._nvml.collect() if sample.metric not in _OWN]
         except (GpuwatchError, TimeoutError):
-            processes = []  # no driver here, as in a container without its GPU runtime: who holds a GPU is not known
+            processes = []  # no driver here, as in a container without the GPU runtime: processes are not known
         if self._clock() - self._read_s >= self._interval_s:
             self._gpus = {}
             self._gpus = self._thread.call(self._read)
@@ -197,15 +196,12 @@ class DcgmCollector:
         self._expected = max(self._expected, len(self._gpus))
         if not self._expected:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
-        samples = [*processes]
-        for uuid, gpu in self._gpus.items():
-            labels = (str(gpu.device.index), uuid)
-            info = (gpu.device.name, gpu.device.pci_bus_id, gpu.driver)
-            samples.append(Sample("gpuwatch_gpu_info", 1, (*labels, *info)))
-            samples += [Sample(metric, value, (*labels, *more)) for metric, value, more in gpu.values()]
-        samples.append(Sample("gpuwatch_gpus_seen", len(self._gpus)))
-        samples.append(Sample("gpuwatch_gpus_expected", self._expected))
-        return samples
+        return [
+            *processes,
+            *(sample for gpu in self._gpus.values() for sample in gpu_samples(gpu.device, [gpu.info, *gpu.values()])),
+            Sample("gpuwatch_gpus_seen", len(self._gpus)),
+            Sample("gpuwatch_gpus_expected", self._expected),
+        ]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index."""

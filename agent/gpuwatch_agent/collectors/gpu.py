@@ -1,7 +1,7 @@
-"""GPUs through NVML: gpuwatch_gpu_*, gpus seen and expected, and who holds which GPU.
+"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each.
 
-The NVML calls are made in threads of their own, which are given up on when the driver hangs: one for what is read in every tick,
-one for the slow tier. GPUs are known by their UUID, enumerated again when one is lost or missing, and each is read apart from the others.
+NVML is called in two threads with a deadline, as a driver may hang: one for what is read in every tick, one for the slow tier. GPUs are
+known by UUID, enumerated again when one is lost or missing, and each is read separately.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ import pynvml
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
-from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
+from gpuwatch_agent.collectors.drivers import (
+    CallCosts,
+    DeadlineThread,
+    Gpu,
+    GpuDevice,
+    GpuProcess,
+    Reading,
+    Value,
+    WarnOnce,
+    gpu_samples,
+)
 from gpuwatch_agent.collectors.nvml import (
     ABSENT,
     DOUBTFUL,
@@ -25,8 +34,6 @@ from gpuwatch_agent.collectors.nvml import (
     LOST,
     NO_DRIVER,
     READINGS,
-    Gpu,
-    Reading,
     describe,
     why,
 )
@@ -40,10 +47,10 @@ _RETRY_MOST_S = 60.0
 
 
 class GpuCollector:
-    """Samples of all GPUs, once a tick; what costs a thousand times more (process lists), every `process_interval_s`.
+    """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every `process_interval_s`.
 
-    `deadline_s` is how long a tick may take before it is given up on; for the slow tier a tick waits `slow_wait_s`, and
-    takes what it finds later. `readings` and `links` are what either tier reads. Only GPUs that the agent may use are expected; their number never goes down while it runs.
+    A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. `readings`
+    and `links` are what each tier reads. Only GPUs that the agent may use are expected; their number never falls while it runs.
     """
 
     name = "gpu"
@@ -75,25 +82,24 @@ class GpuCollector:
         self._failure: pynvml.NVMLError | None = None
         self._retry_due_s = -math.inf
         self._retry_s = _RETRY_FIRST_S
-        self._warned: set[str] = set()
+        self._warn = WarnOnce()
 
     def collect(self) -> Iterable[Sample]:
         """Return samples of every GPU that answers.
 
-        A driver that has gone since GPUs were seen is no lack of data: 0 GPUs are seen then, of those expected.
+        A driver that was unloaded since GPUs were seen is not NoData: then 0 of the expected GPUs are seen.
 
-        Raises: NoData where there is no driver or no GPU; TimeoutError while NVML does not answer; GpuwatchError for a
-        driver that refuses to work.
+        Raises: NoData where there is no driver or no GPU; TimeoutError while NVML does not answer; GpuwatchError for a failing driver.
         """
         try:
             samples = self._thread.call(self._tick)
         except TimeoutError as error:
-            # who held a GPU before the driver hung is not known to hold it still
+            # whether a process that held a GPU before the hang still does is not known
             self._slow.forget()
             raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
         self._slow.tick(self._gpus)
         for gpu in self._gpus:
-            samples += _samples(gpu, self._slow.values(gpu))
+            samples += gpu_samples(gpu.device, self._slow.values(gpu))
         return [*samples, *self._costs.samples(), *self._slow.costs.samples()]
 
     def devices(self) -> tuple[GpuDevice, ...]:
@@ -101,10 +107,7 @@ class GpuCollector:
         return tuple(gpu.device for gpu in self._gpus)
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID, as of the last poll, by pid.
-
-        An empty tuple: no process holds the GPU. A UUID that is absent: not known (lost, not supported, NVML hangs).
-        """
+        """Return the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
         found = {gpu.device.uuid: self._slow.processes(gpu) for gpu in self._gpus}
         return {uuid: known[1] for uuid, known in found.items() if known is not None}
 
@@ -134,7 +137,7 @@ class GpuCollector:
         ]
 
     def _nothing(self) -> GpuwatchError:
-        """Return the error that says why there is not one GPU."""
+        """Return the error for no GPU at all."""
         if self._failure is None:
             return NoData("the NVIDIA driver lists no GPU that the agent may use")
         if self._failure.value in NO_DRIVER:
@@ -142,7 +145,7 @@ class GpuCollector:
         return GpuwatchError(f"NVML does not start: {why(self._failure)}")
 
     def _enumerate(self) -> None:
-        """Start NVML again and list the GPUs: handles from before a loss or a reload of the driver are no good."""
+        """Start NVML again and list the GPUs: handles from before a loss or a reload of the driver are invalid."""
         before = len(self._gpus)
         self._gpus, self._failure, self._values = (), None, {}
         self._slow.forget()
@@ -177,12 +180,12 @@ class GpuCollector:
         self._xids.register(gpus)
         if len(gpus) > before:
             log.info("NVML lists %s GPUs, driver %s", len(gpus), self._driver)
-            self._warned.clear()  # later failures are logged again
+            self._warn.clear()  # later failures are logged again
         for message in silent:
             self._warn(message)
 
     def _poll(self) -> tuple[list[Sample], bool]:
-        """Return samples of every GPU, and whether all that are expected are well. Drops lost ones from the list."""
+        """Return samples of every GPU, and whether all expected ones are healthy. Removes lost ones from the list."""
         readings = [reading for reading in self._readings if self._costs.due(reading.name, reading.interval_s)]
         spent_s = {reading.name: 0.0 for reading in readings}
         samples, alive, well = [], [], True
@@ -192,14 +195,14 @@ class GpuCollector:
             try:
                 well = self._read(gpu, readings, spent_s) and well
             except pynvml.NVMLError as error:
-                self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}) is lost: {why(error)}")
+                self._warn(f"{gpu} is lost: {why(error)}")
                 continue
             alive.append(gpu)
-            info = (*_labels(gpu), gpu.device.name, gpu.device.pci_bus_id, self._driver)
-            samples.append(Sample("gpuwatch_gpu_info", 1, info))
-            samples += self._xids.samples(gpu)
+            info = (gpu.device.name, gpu.device.pci_bus_id, self._driver)
+            values: list[Value] = [("gpuwatch_gpu_info", 1, info), *self._xids.values(gpu)]
             for reading in self._readings:
-                samples += _samples(gpu, self._values.get((gpu.device.uuid, reading.name), ()))
+                values += self._values.get((gpu.device.uuid, reading.name), ())
+            samples += gpu_samples(gpu.device, values)
         self._gpus = tuple(alive)
         if alive:
             for name, seconds in spent_s.items():
@@ -207,7 +210,7 @@ class GpuCollector:
         return samples, well and 0 < len(alive) >= self._expected
 
     def _read(self, gpu: Gpu, readings: list[Reading], spent_s: dict[str, float]) -> bool:
-        """Read what is due of a GPU; return whether the driver knew its answers. Raises: NVMLError if the GPU is lost."""
+        """Read what is due of a GPU; return False for a doubtful answer. Raises: NVMLError if the GPU is lost."""
         sound = True
         for reading in readings:
             key = (gpu.device.uuid, reading.name)
@@ -228,22 +231,9 @@ class GpuCollector:
         return values
 
     def _excuse(self, error: pynvml.NVMLError, gpu: Gpu, what: str) -> bool:
-        """Return whether a value that failed leaves the GPU sound. Raises: the error itself, if the GPU is lost."""
+        """Return whether a GPU is healthy despite a failed value. Raises: the error itself, if the GPU is lost."""
         if error.value in LOST:
             raise error
         if error.value not in ABSENT:
-            self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}): no {what}: {why(error)}")
+            self._warn(f"{gpu}: no {what}: {why(error)}")
         return error.value not in DOUBTFUL
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning("%s", message)
-
-
-def _labels(gpu: Gpu) -> tuple[str, str]:
-    return str(gpu.device.index), gpu.device.uuid
-
-
-def _samples(gpu: Gpu, values: Iterable[Value]) -> list[Sample]:
-    return [Sample(metric, value, (*_labels(gpu), *more)) for metric, value, more in values]

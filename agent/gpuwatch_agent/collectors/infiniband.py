@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import Roots, read_text
+from gpuwatch_agent.collectors.node import OfNode, read_text
 
 _BYTES = {
     "port_rcv_data": "gpuwatch_infiniband_port_data_received_bytes_total",
@@ -34,23 +34,21 @@ def parse_counter(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
 
 
-class InfinibandCollector:
+class InfinibandCollector(OfNode):
     """The gpuwatch_infiniband_* metrics. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
 
     name = "infiniband"
 
-    def __init__(self, roots: Roots) -> None:
-        self._directory = roots.sysfs / "class" / "infiniband"
-
     def collect(self) -> Iterable[Sample]:
         """Return the counters of every port. Raises: NoData on a node without InfiniBand or RoCE."""
+        folder = self.roots.sysfs / "class" / "infiniband"
         try:
-            devices = sorted(self._directory.iterdir())
+            devices = sorted(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
-            raise NoData(f"{self._directory} does not exist here: no InfiniBand or RoCE") from None
+            raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE") from None
         samples = [s for device in devices for port in _ports(device) for s in _port_samples(port, device.name)]
         if not samples:
-            raise NoData(f"{self._directory} lists no port that counts")
+            raise NoData(f"{folder} lists no port that counts")
         return samples
 
 

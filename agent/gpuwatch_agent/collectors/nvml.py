@@ -1,4 +1,4 @@
-"""NVML's answers about one GPU: thin, typed and in base units. State and failures are `gpu.py`'s affair.
+"""NVML's answers about one GPU, in base units; `gpu.py` keeps state and handles failures.
 
 Every function takes a device handle of `pynvml` and raises its `NVMLError`. *Those of links, memory errors and MIG have never run on real hardware yet.*
 Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
@@ -7,12 +7,11 @@ Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from gpuwatch_agent.collectors.base import GpuDevice, GpuProcess, Value
+from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess, Reading, Value
 
 Handle = Any
 
@@ -24,8 +23,8 @@ _THROTTLE_BITS = {
     | pynvml.nvmlClocksEventReasonHwThermalSlowdown
     | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
 }
-"""Reasons by label. A reason of the hardware is also counted by its cause. GpuIdle, application clocks, sync boost and
-display clocks are settings or the absence of work, and no throttling."""
+"""Reasons by label. A hardware reason is also counted under its cause. GpuIdle, application clocks, sync boost and display clocks are
+settings or the absence of work, not throttling."""
 
 _EACH_REASON = {
     "sw_power_cap": pynvml.nvmlClocksEventReasonSwPowerCap,
@@ -38,24 +37,7 @@ _EACH_REASON = {
     "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
     "idle": pynvml.nvmlClocksEventReasonGpuIdle,
 }
-"""The driver's own reasons, each for itself: `--series full`."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that answers."""
-
-    device: GpuDevice
-    handle: Handle
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Something that is read of every GPU, and how often."""
-
-    name: str
-    read: Callable[[Gpu], list[Value]]
-    interval_s: float
+"""The driver's own reasons: `--series full`."""
 
 
 def describe(index: int, handle: Handle) -> GpuDevice:
@@ -139,12 +121,12 @@ def clocks(handle: Handle) -> list[Value]:
     ]
 
 
-def _every_tick(function: Callable[[Handle], list[Value]]) -> Reading:
-    return Reading(function.__name__, lambda gpu: function(gpu.handle), 1.0)
+def _reading(function: Callable[[Handle], list[Value]], interval_s: float) -> Reading:
+    return Reading(function.__name__, lambda gpu: function(gpu.handle), interval_s)
 
 
-READINGS = tuple(map(_every_tick, (utilization, memory, power, energy, temperature, throttled, clocks)))
-"""What is read of every GPU in every tick. Each is microseconds; anything slower belongs in a slower tier."""
+READINGS = tuple(_reading(each, 1.0) for each in (utilization, memory, power, energy, temperature, throttled, clocks))
+"""Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
 
 def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
@@ -168,7 +150,6 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-INTERVAL_S = 10.0
 _ALL_LINKS = 0xFFFFFFFF
 """As a field's scope: the sum over a GPU's NVLinks."""
 _LINK_ERRORS = (
@@ -269,12 +250,9 @@ def mig_instances(handle: Handle) -> list[Value]:
     return list(seen.values())
 
 
-def _seldom(function: Callable[[Handle], list[Value]]) -> Reading:
-    return Reading(function.__name__, lambda gpu: function(gpu.handle), INTERVAL_S)
-
-
-LINK_READINGS = tuple(map(_seldom, (pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)))
-
+LINK_READINGS = tuple(
+    _reading(each, 10.0) for each in (pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)
+)
 
 ABSENT = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -293,24 +271,24 @@ LOST = {
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
 }
-"""Nothing can be had of this GPU until the devices are enumerated again."""
+"""This GPU does not answer until the devices are enumerated again."""
 
 DOUBTFUL = {
     pynvml.NVML_ERROR_UNKNOWN,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,  # the handle may be of an earlier enumeration
 }
-"""This value is left out, and a new enumeration may mend it."""
+"""This value is left out; enumerating again may repair it."""
 
 NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"
     " or this container was started without its GPU runtime",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
 }
-"""What makes a node one without GPUs, in words."""
+"""Errors of a node without GPUs, as text."""
 
 
 def why(error: pynvml.NVMLError) -> str:
-    """Return an NVML error in words, with the remedy for the one that only people can mend."""
+    """Return an NVML error as text, with the remedy where there is one."""
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
     return str(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -13,23 +12,18 @@ from typing import Any
 
 import pynvml
 
-from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.base import GpuProcess, Value
-from gpuwatch_agent.collectors.driver_calls import CallCosts, DeadlineThread
-from gpuwatch_agent.collectors.nvml import ABSENT, LOST, Gpu, Reading, compute_processes, why
-
-log = logging.getLogger(__name__)
+from gpuwatch_agent.collectors.drivers import CallCosts, DeadlineThread, Gpu, GpuProcess, Reading, Value, WarnOnce
+from gpuwatch_agent.collectors.nvml import ABSENT, LOST, compute_processes, why
 
 PROCESSES = "processes"
 _GOOD_FOR_INTERVALS = 3
 
 
 class SlowTier:
-    """Reads processes, links and memory errors every ten seconds or more seldom, in a thread that no caller waits for.
+    """Reads processes, links and memory errors every ten seconds or less often, in its own thread.
 
-    Results are kept and returned with every tick's samples until the next round; what is too old is absent.
-
-    `driver` is held while a round is under way: NVML must not be shut down then.
+    Results are returned with every tick's samples until the next round; too old ones are absent. `driver` is held during a round, in
+    which NVML must not be shut down.
     """
 
     def __init__(
@@ -50,17 +44,17 @@ class SlowTier:
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
         self._processes: dict[str, tuple[float, tuple[GpuProcess, ...]]] = {}
-        self._warned: set[str] = set()
+        self._warn = WarnOnce()
 
     def tick(self, gpus: Sequence[Gpu]) -> None:
-        """Begin a round if something is due and none is under way, and wait for it a moment."""
+        """Start a round unless one is running, and wait for it briefly."""
         try:
             self._thread.offer(lambda: self._round(gpus), self._wait_s)
         except TimeoutError as error:
-            self._warn(f"{error} ({self.costs.current}); the other values are read as usual")
+            self._warn(f"{error} ({self.costs.current}); the other values are still read")
 
     def values(self, gpu: Gpu) -> list[Value]:
-        """Return what is known of a GPU and not too old."""
+        """Return a GPU's values that are not too old."""
         now_s, found = self._clock(), []
         for (uuid, name), (taken_s, values) in list(self._values.items()):
             if uuid == gpu.device.uuid and now_s - taken_s <= self._lifetime_s(name):
@@ -73,7 +67,7 @@ class SlowTier:
         return known if known is not None and self._clock() - known[0] <= self._lifetime_s(PROCESSES) else None
 
     def forget(self) -> None:
-        """Drop all that is known: the GPUs are listed again, or the driver hangs."""
+        """Drop all results: the GPUs are listed again, or the driver hangs."""
         self._values.clear()
         self._processes.clear()
         self.costs.forget_due_times()
@@ -102,7 +96,7 @@ class SlowTier:
         return [("gpuwatch_gpu_processes", len(listed), ())]
 
     def _read(self, reading: Reading, gpu: Gpu) -> None:
-        """Read one value of one GPU; one that fails is absent from now on. A lost GPU is the fast tier's to notice."""
+        """Read one value of one GPU; it is absent after a failure. Lost GPUs are detected by the fast tier."""
         key = (gpu.device.uuid, reading.name)
         try:
             values = reading.read(gpu)
@@ -111,14 +105,9 @@ class SlowTier:
             if reading.name == PROCESSES:
                 self._processes.pop(gpu.device.uuid, None)
             if error.value not in ABSENT | LOST:
-                self._warn(f"GPU {gpu.device.index} ({gpu.device.uuid}): no {reading.name}: {why(error)}")
+                self._warn(f"{gpu}: no {reading.name}: {why(error)}")
             return
         self._values[key] = (self._clock(), values)
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning("%s", message)
 
 
 _PERCENT, _MIB = 0.01, float(1 << 20)
@@ -146,10 +135,10 @@ class _Pair:
 
 
 class Gpm:
-    """GPU performance monitoring (GPM) of Hopper and later: what the multiprocessors, the memory and the links did.
+    """GPU performance monitoring (GPM) of Hopper and later: activity of multiprocessors, memory and links, without DCGM.
 
-    The driver gives samples of counters; a metric is computed from two of them, so that the first tick has none. It needs neither DCGM
-    nor the lock of its profiling. For one thread; `reset` when NVML was restarted. *Never run on real hardware yet.*
+    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread; `reset` after NVML was
+    restarted. *Never run on real hardware yet.*
     Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
     """
 
@@ -157,16 +146,13 @@ class Gpm:
         self._supported: dict[str, bool] = {}
         self._pairs: dict[tuple[str, int | None], _Pair] = {}
 
-    def reading(self) -> Reading:
-        return Reading("gpm", self.read, 1.0)
-
     def reset(self) -> None:
-        """Drop earlier samples: they belong to a driver that may be gone, and are not freed through it."""
+        """Drop earlier samples; they are not freed, as their driver may be gone."""
         self._supported.clear()
         self._pairs.clear()
 
     def read(self, gpu: Gpu) -> list[Value]:
-        """Return what a GPU did since the last tick; nothing in the first one. Raises: NVMLError."""
+        """Return a GPU's metrics since the last tick; none in the first one. Raises: NVMLError."""
         uuid = gpu.device.uuid
         if uuid not in self._supported:
             self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice)
@@ -176,7 +162,7 @@ class Gpm:
         return [(metric, value, ()) for metric, value in values.items()]
 
     def read_instance(self, gpu: Gpu, instance: int) -> list[Value]:
-        """Return what a MIG instance did since the last tick."""
+        """Return a MIG instance's metrics since the last tick."""
         if not self._supported.get(gpu.device.uuid):
             return []
         values = self._between((gpu.device.uuid, instance), gpu, _MIG_METRICS)
@@ -225,9 +211,9 @@ class _Seen:
 
 
 class XidWatch:
-    """The XID errors of all GPUs since the agent started, over any number of registrations: count, number and time of the last one.
+    """XID errors of all GPUs since the agent started: count, number and time of the last one.
 
-    The driver keeps them for who has registered, from the registration on; it is polled without waiting. *Never run on real hardware yet.*
+    The driver queues them from a registration on; the queue is polled without waiting. *Never run on real hardware yet.*
     Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
     """
 
@@ -239,7 +225,7 @@ class XidWatch:
         self._seen: dict[str, _Seen] = {}
 
     def register(self, gpus: Sequence[Gpu]) -> None:
-        """Subscribe to these GPUs' errors; GPUs without events are left out. An earlier registration ends."""
+        """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
         self.close()
         try:
             self._events = pynvml.nvmlEventSetCreate()
@@ -254,14 +240,14 @@ class XidWatch:
             self._seen.setdefault(gpu.device.uuid, _Seen())
 
     def close(self) -> None:
-        """End the registration; before NVML is shut down."""
+        """Unsubscribe; before NVML is shut down."""
         if self._events is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._events)
         self._events, self._uuids = None, {}
 
     def poll(self) -> None:
-        """Take what has happened since the last time, without waiting. Raises: NVMLError, but not for "nothing has"."""
+        """Read the queued events, without waiting. Raises: NVMLError."""
         if self._events is None or not self._uuids:
             return
         for _ in range(_MOST_A_TICK):
@@ -274,17 +260,16 @@ class XidWatch:
                 seen.count += 1
                 seen.last, seen.last_s = int(event.eventData), self._wall_clock()
 
-    def samples(self, gpu: Gpu) -> list[Sample]:
+    def values(self, gpu: Gpu) -> list[Value]:
         """Return a GPU's errors; nothing for one without events."""
         seen = self._seen.get(gpu.device.uuid)
         if seen is None:
             return []
-        labels = (str(gpu.device.index), gpu.device.uuid)
-        samples = [Sample("gpuwatch_gpu_xid_errors_total", seen.count, labels)]
+        values: list[Value] = [("gpuwatch_gpu_xid_errors_total", seen.count, ())]
         if seen.last is not None:
-            samples.append(Sample("gpuwatch_gpu_last_xid", seen.last, labels))
-            samples.append(Sample("gpuwatch_gpu_last_xid_timestamp_seconds", seen.last_s, labels))
-        return samples
+            values.append(("gpuwatch_gpu_last_xid", seen.last, ()))
+            values.append(("gpuwatch_gpu_last_xid_timestamp_seconds", seen.last_s, ()))
+        return values
 
 
 def _address(handle: Any) -> int:

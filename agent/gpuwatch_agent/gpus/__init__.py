@@ -1,4 +1,4 @@
-"""Where each GPU's wall clock goes: fused from the runs' ledgers, the driver's process lists and utilisation.
+"""Each GPU's ledger of wall clock by state, from the runs' ledgers, the driver's process lists and utilisation.
 
 No I/O and no clock. Times in ns of the agent's monotonic clock.
 """
@@ -24,13 +24,13 @@ from gpuwatch_agent.runs import RUNNING, Run
 __all__ = ["GpuAccount", "GpuLedgers", "GpuReading", "GpuRecord"]
 
 PROCESS_LIST_AGE_NS = 11_000_000_000
-"""The driver is asked for the processes on its GPUs every 10 s: a new one can have been missed for so long."""
+"""Process lists are polled every 10 s: a new process can be missing for so long."""
 AWAIT_NS = 10_000_000_000
-"""A restarted agent waits so long for the driver's first process list before it takes the time without it for unknown."""
+"""A restarted agent waits so long for the first process list before it books the time without an agent as unknown."""
 LATE_NS = 5_000_000_000
-"""A longer time between two ticks was not observed: a stopped agent, a paused machine."""
+"""A longer time between two ticks is unobserved: a stopped agent, a paused machine."""
 CONTRADICTED_NS = 10_000_000_000
-"""A hook that says `compute` of a GPU on which the driver sees no kernel at all is believed for so long."""
+"""For so long a hook's `compute` counts on a GPU on which the driver sees no kernel."""
 
 
 class GpuAccount:
@@ -49,8 +49,8 @@ class GpuAccount:
         self.idle_since_ns: int | None = None
         self.following = RunsOnGpu(self.ledger)
         self._free_ns: int | None = None
-        """Up to when the GPU was seen to be free and idle. Time without a listed process is booked late: when one can no
-        longer have been missed, or by the run that turns out to have held it."""
+        """Up to when the GPU was seen free and idle. Time without a listed process is booked late: when none can be missing any more, or
+        by the run that turns out to have held the GPU."""
         self._await_until_ns: int | None = None
         """Set by `restore`, until the runs that held the GPU are seen again."""
         self._sampled_ns: int | None = None
@@ -79,7 +79,7 @@ class GpuAccount:
         if booked:
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
-            self._go_on_without_hook(reading, now_ns, missed)
+            self._book_without_hook(reading, now_ns, missed)
         self._note_idle(reading, now_ns)
 
     def _open(self, running: Sequence[Run]) -> None:
@@ -93,7 +93,7 @@ class GpuAccount:
         self._free_ns = None
 
     def _doubt(self, reading: GpuReading | None, now_ns: int) -> tuple[str, ...]:
-        """Return the states that the driver contradicts: `compute`, for ten seconds without one kernel seen."""
+        """Return the states that the driver contradicts: `compute`, after ten seconds without a kernel."""
         idle = reading is not None and reading.utilization_ratio == 0
         if not idle or not self.following or self.state not in (COMPUTE, UNKNOWN):
             self._contradicted_since_ns = None
@@ -102,7 +102,7 @@ class GpuAccount:
         since_ns = self._contradicted_since_ns
         return (COMPUTE,) if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS else ()
 
-    def _go_on_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
+    def _book_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
         before, self.state = self.state, self._state_without_hook(reading)
         if missed:
             self.ledger.book(UNALLOCATED, self._free_ns or 0)
@@ -138,7 +138,7 @@ class GpuAccount:
             self.idle_since_ns = now_ns
 
     def record(self, boot_id: str) -> GpuRecord:
-        """Return what must outlive the agent."""
+        """Return what is kept over a restart of the agent."""
         return GpuRecord(
             uuid=self.uuid,
             gpu=self.gpu,
@@ -152,13 +152,12 @@ class GpuAccount:
 
     @classmethod
     def restore(cls, record: GpuRecord, now_ns: int) -> GpuAccount:
-        """Return the ledger as a former agent left it: what passed since is the owning runs' to explain, else unknown."""
+        """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
         account = cls(record.gpu, record.uuid, record.start_ns)
         account.ledger.watermark_ns = record.watermark_ns
         account.ledger.totals_ns.update(record.states_ns)
-        owners = record.all_owners()
-        if owners:
-            account.following.await_owners(owners)
+        if record.owners:
+            account.following.await_owners(record.owners)
             account._await_until_ns = now_ns + AWAIT_NS
         else:
             account.ledger.book(UNALLOCATED, record.free_ns or 0)
@@ -167,13 +166,13 @@ class GpuAccount:
 
 
 class GpuLedgers:
-    """The ledgers of all GPUs that were ever seen by this agent."""
+    """The ledgers of all GPUs that this agent has seen."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, GpuAccount] = {}
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
-        """Book all GPUs up to now. One that the driver no longer lists goes on as `unknown`."""
+        """Book all GPUs up to now; as `unknown` those that the driver no longer lists."""
         by_uuid = {reading.uuid: reading for reading in readings}
         for uuid, reading in by_uuid.items():
             if uuid not in self.accounts:
@@ -185,7 +184,7 @@ class GpuLedgers:
             account.advance(found, list(runs.values()), now_ns)
 
     def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int) -> None:
-        """Take up the ledgers that a former agent of this boot kept."""
+        """Load the ledgers that a former agent of this boot kept."""
         for record in records:
             if record.boot_id == boot_id:
                 self.accounts[record.uuid] = GpuAccount.restore(record, now_ns)

@@ -1,4 +1,4 @@
-"""A GPU's ledger follows those of the runs that hold it: one run's to the nanosecond, several runs' merged by priority.
+"""A GPU's ledger follows those of the runs on it: one run's to the nanosecond, several runs' merged by priority.
 
 No I/O and no clock. Times in ns of the agent's monotonic clock.
 """
@@ -31,7 +31,7 @@ from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_o
 
 
 class OwnerRecord(msgspec.Struct):
-    """A run that holds a GPU, and its totals as far as they are in the GPU's ledger."""
+    """A run that holds a GPU, and those of its totals that are in the GPU's ledger."""
 
     run: str
     rank: int
@@ -39,7 +39,7 @@ class OwnerRecord(msgspec.Struct):
 
 
 class GpuRecord(msgspec.Struct):
-    """A GPU's ledger as it outlives the agent."""
+    """A GPU's ledger as it is kept over a restart of the agent."""
 
     uuid: str
     gpu: str
@@ -47,56 +47,41 @@ class GpuRecord(msgspec.Struct):
     start_ns: int
     watermark_ns: int
     states_ns: dict[str, int]
-    owner: tuple[str, int] | None = None
-    """(run, rank) of the one run that held it, as version 0.1's first records have it; `owners` since."""
-    applied_ns: dict[str, int] = msgspec.field(default_factory=dict)
     free_ns: int | None = None
     """Up to when it was seen to be free; not all of that time is in the ledger yet."""
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
+    owner: tuple[str, int] | None = None
+    applied_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    """As in records of schema 1, which had one owner: moved to `owners`."""
 
-    def all_owners(self) -> list[OwnerRecord]:
-        """Return the runs that held the GPU, of either form."""
+    def __post_init__(self) -> None:
         if self.owner is not None:
-            return [OwnerRecord(*self.owner, self.applied_ns)]
-        return self.owners
+            self.owners, self.owner = [OwnerRecord(*self.owner, self.applied_ns)], None
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What the driver says of a GPU now. None: not measured."""
+    """A GPU now, from the driver. None: not measured."""
 
     gpu: str
     uuid: str
     pids: tuple[int, ...] | None
     utilization_ratio: float | None
     list_age_ns: int = 0
-    """For how long `pids` have been known."""
+    """Age of `pids`."""
 
 
 PRIORITY = (
-    COMPUTE,
-    TRANSFER,
-    EVAL,
-    CHECKPOINT,
-    COMPILE,
-    STARTUP,
-    COMM_WAIT,
-    OTHER,
-    INPUT_WAIT,
-    HOST_WAIT,
-    STALLED,
-    UNKNOWN,
+    *(COMPUTE, TRANSFER, EVAL, CHECKPOINT, COMPILE, STARTUP),
+    *(COMM_WAIT, OTHER, INPUT_WAIT, HOST_WAIT, STALLED, UNKNOWN),
 )
-"""The first of these that some run is in is the GPU's state: one that computes keeps the GPU busy, whatever others wait for."""
+"""The GPU is in the first of these that some run on it is in: one run that computes keeps it busy, whatever others wait for."""
 
 _RANK = {state: rank for rank, state in enumerate(PRIORITY)}
 
 
 def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -> Iterator[tuple[str | None, int]]:
-    """Yield (state, until) from begin to end without a gap; None where no run says anything.
-
-    Each timeline is one run's, in order and without overlaps.
-    """
+    """Yield (state, until) from begin to end without a gap; None where no run has a state. Each timeline is in order, without overlaps."""
     edges = {begin_ns, until_ns}
     for timeline in timelines:
         for begin, end, _ in timeline:
@@ -129,9 +114,9 @@ class _Followed:
 
     run: Run
     head: Stretch | None = None
-    """What it did before its trace begins and is not in the GPU's ledger yet: between two agents."""
+    """Its time before the trace that is not in the GPU's ledger yet: between two agents."""
     left_ns: int | None = None
-    """It no longer holds the GPU: its time counts up to here."""
+    """Up to when its time counts, once it no longer holds the GPU."""
 
     @property
     def end_ns(self) -> int:
@@ -153,7 +138,7 @@ class _Followed:
 
 
 class RunsOnGpu:
-    """The runs that hold a GPU. True while there are any, those among them that left but whose time is not booked yet."""
+    """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -164,23 +149,23 @@ class RunsOnGpu:
         return bool(self._followed)
 
     def await_owners(self, owners: Sequence[OwnerRecord]) -> None:
-        """Note who held the GPU when a former agent stopped: their later messages explain the time without one."""
+        """Set the runs that held the GPU when a former agent stopped: their next messages cover the time without an agent."""
         self._awaited = {(owner.run, owner.rank): owner for owner in owners}
 
     def resume_awaited(self, running: Sequence[Run]) -> bool:
-        """Take up those of the awaited runs that hold the GPU now; return whether there is one."""
+        """Follow those awaited runs that hold the GPU now; return whether there is one."""
         for run in running:
-            owner = self._awaited.get((run.run, run.rank))
+            owner = self._awaited.get(run.key)
             if owner is not None:
-                self._followed[run.run, run.rank] = _Followed(run, self._head(run, owner))
+                self._followed[run.key] = _Followed(run, self._head(run, owner))
         self._awaited = {}
         return bool(self._followed)
 
     def advance(self, running: Sequence[Run], doubted: Collection[str] = ()) -> dict[str, int]:
-        """Book what is final of all runs on the GPU; return that by state, in ns. `doubted` states are booked as unknown."""
-        keys = {(run.run, run.rank) for run in running}
+        """Book the time that is final for all runs; return it by state, in ns. `doubted` states are booked as unknown."""
+        keys = {run.key for run in running}
         for run in running:
-            followed = self._followed.setdefault((run.run, run.rank), _Followed(run))
+            followed = self._followed.setdefault(run.key, _Followed(run))
             followed.run, followed.left_ns = run, None
         for key, followed in self._followed.items():
             if key not in keys and followed.left_ns is None:
@@ -199,7 +184,7 @@ class RunsOnGpu:
         return {state: ns for state, ns in booked.items() if ns}
 
     def records(self) -> list[OwnerRecord]:
-        """Return the runs that hold the GPU, and how far their totals are in its ledger."""
+        """Return the runs on the GPU, and those of their totals that are in its ledger."""
         records = list(self._awaited.values())
         for (name, rank), followed in self._followed.items():
             ledger = followed.run.ledger
@@ -216,7 +201,7 @@ class RunsOnGpu:
         if len(self._followed) == 1:
             (one,) = self._followed.values()
             parts = one.parts_after(begin_ns) if one.left_ns is None else {}
-            if sum(parts.values()) == until_ns - begin_ns:  # no gap: nothing needs to be put in order
+            if sum(parts.values()) == until_ns - begin_ns:  # no gap: the order does not matter
                 moments, at_ns = [], begin_ns
                 for state, ns in parts.items():
                     at_ns += ns
@@ -226,7 +211,7 @@ class RunsOnGpu:
         return list(fuse(timelines, begin_ns, until_ns))
 
     def _head(self, run: Run, owner: OwnerRecord) -> Stretch | None:
-        """Return what a restored run had done that a former agent's GPU ledger did not have yet."""
+        """Return a restored run's time that the former agent's GPU ledger did not have yet."""
         if run.ledger is None:
             return None
         traced = run.trace.parts_after(0)
@@ -238,5 +223,5 @@ class RunsOnGpu:
         }
         parts = {state: ns for state, ns in parts.items() if ns > 0}
         if sum(parts.values()) != end_ns - begin_ns or not parts:
-            return None  # what does not add up is not taken for a timeline
+            return None  # inconsistent: no timeline
         return Stretch(begin_ns, end_ns, parts)

@@ -1,4 +1,4 @@
-"""The node's GPUs: what the collector read, joined with the processes behind it; and each GPU's usual power and memory over longer than the window.
+"""The node's GPUs: the collector's readings joined with processes; and each GPU's median power and memory growth beyond the window.
 
 Times in ns of the agent's monotonic clock.
 """
@@ -13,7 +13,7 @@ from statistics import median
 from gpuwatch import api
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
-from gpuwatch_agent.collectors import GpuSource
+from gpuwatch_agent.collectors.drivers import GpuSource
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
@@ -21,7 +21,7 @@ from gpuwatch_agent.runs.window import RecentSamples
 
 
 def gpu_readings(collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> list[GpuReading]:
-    """Return what the driver says of each GPU now, processes that have ended since it was asked left out."""
+    """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
         return []
     held = {uuid: tuple(process.pid for process in processes) for uuid, processes in collector.processes().items()}
@@ -43,14 +43,14 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
 
 
 def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: GpuSource | None) -> None:
-    """Let each run remember the GPUs that it holds now, alone; one that holds none any more keeps its last ones."""
+    """Record in each run the GPUs that it alone holds now; a run without any keeps its last ones."""
     names = {device.uuid: device.name for device in collector.devices()} if collector is not None else {}
     held: dict[tuple[str, int], dict[str, str]] = {}
     for account in accounts:
         if account.run is not None:
-            held.setdefault((account.run.run, account.run.rank), {})[account.uuid] = names.get(account.uuid, "")
+            held.setdefault(account.run.key, {})[account.uuid] = names.get(account.uuid, "")
     for run in runs:
-        now = held.get((run.run, run.rank))
+        now = held.get(run.key)
         if now is not None and now != run.gpus:
             run.gpus, run.changed = now, True
 
@@ -77,16 +77,16 @@ def gpu_view(account: GpuAccount, collector: GpuSource | None, node: RecentSampl
 
 
 _STEPPING_NS = 5_000_000_000
-"""A run makes steps when its last one ended so recently."""
+"""A run is stepping when its last step ended so recently."""
 _POWERS = 300
 _LEAST_POWERS = 30
 _MEMORY_SAMPLES = 10
-"""Samples of a GPU's memory in the time over which it must grow to be called creeping."""
+"""Samples of a GPU's memory in the time over which it must grow to be a leak."""
 _MEMORIES = 60
 
 
 class GpuTrends:
-    """Follows every GPU; what belongs to a run is forgotten with the run's hold of the GPU."""
+    """Follows every GPU; its samples are dropped when another run takes the GPU."""
 
     def __init__(self) -> None:
         self._holders: dict[str, tuple[str, int] | None] = {}
@@ -96,7 +96,7 @@ class GpuTrends:
     def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
         """Take this second's readings of one GPU."""
         run = account.run
-        holder = None if run is None else (run.run, run.rank)
+        holder = None if run is None else run.key
         if self._holders.get(account.uuid) != holder:
             self._holders[account.uuid] = holder
             self._powers.pop(account.uuid, None)
@@ -118,13 +118,13 @@ class GpuTrends:
             for book in (self._holders, self._powers, self._memories):
                 book.pop(gone, None)
 
-    def usual_watts(self, uuid: str) -> float | None:
+    def median_watts(self, uuid: str) -> float | None:
         """Return the median power while the run made steps; None with less than half a minute of it."""
         powers = self._powers.get(uuid, ())
         return median(powers) if len(powers) >= _LEAST_POWERS else None
 
     def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
-        """Return how used memory went since the run took the GPU, an hour at most; None with fewer than two samples."""
+        """Return the change of used memory since the run took the GPU, an hour at most; None with fewer than two samples."""
         kept = list(self._memories.get(uuid, ()))
         if len(kept) < 2 or not total_bytes:
             return None
@@ -148,7 +148,7 @@ def update_trends(trends: GpuTrends, gpus: Sequence[GpuAccount], node: RecentSam
 
 
 def _begin_ns(run: Run | None) -> int:
-    """Return when a run began that holds a GPU: what the GPU did before says nothing of it."""
+    """Return when the run on a GPU began: earlier utilisation is not its own."""
     return 0 if run is None or run.ledger is None else run.ledger.start_ns
 
 
@@ -167,6 +167,6 @@ def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: Gpu
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,
         throttled=node.throttled(account.gpu, account.uuid),
         power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
-        power_usual_watts=trends.usual_watts(account.uuid),
+        power_usual_watts=trends.median_watts(account.uuid),
         memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
     )

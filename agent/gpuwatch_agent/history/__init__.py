@@ -1,7 +1,7 @@
 """The node's history in SQLite: samples, steps, findings, runs. One writer, any number of readers.
 
-A second of the node is one row: the values of all series as packed float64, in the order of a `layout`. Steps are one row a
-message, their columns as they came over the wire. What is served is committed first, in one transaction.
+A second of the node is one row: the values of all series as packed float64, in the order of a `layout`. Steps are one row per message,
+with their columns as on the wire. A second is committed in one transaction before it is served.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuwatch_agent.runs.records import RunRecord
 logger = logging.getLogger(__name__)
 
 _FAR_BACK_MS = 60_000
-"""A wall clock that is set back by less only makes time stand still for a while; by more, it is followed."""
+"""While a wall clock is set back by less, time stands still; a larger step back is followed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FindingRow:
 
 @dataclass(frozen=True)
 class Tick:
-    """All that one second adds to the history."""
+    """One second of the history."""
 
     time_s: float
     samples: Sequence[Sample]
@@ -70,7 +70,7 @@ class Tick:
 
 
 class History:
-    """The history file. `commit` and `trim` belong to one thread; `reader` may be asked by any."""
+    """The history file. `commit`, `downsample` and `trim` belong to one thread; `reader` to any."""
 
     def __init__(
         self, path: Path, keep_s: float = 7 * 86400.0, keep_bytes: int = 2 << 30, full_s: float = 86400.0
@@ -100,9 +100,9 @@ class History:
             return 0
 
     def commit(self, tick: Tick) -> bool:
-        """Write one second in one transaction; return False when that failed: counted, and logged once.
+        """Write one second in one transaction; return False on failure, which is counted and logged once.
 
-        A damaged file is set aside, and a new one created.
+        A damaged file is renamed, and a new one created.
         """
         try:
             with self._transaction():
@@ -114,16 +114,16 @@ class History:
             if is_damage(error) and self._replace_damaged(error):
                 return False
             if not self._failing:
-                logger.warning("history %s cannot be written (%s); the agent goes on without it", self.path, error)
+                logger.warning("history %s cannot be written (%s); the agent continues without it", self.path, error)
             self._failing = True
             return False
         if self._failing:
-            logger.info("history %s is written again", self.path)
+            logger.info("history %s can be written again", self.path)
         self._failing = False
         return True
 
     def downsample(self, now_s: float, groups: int = 8) -> None:
-        """Downsample a little of what is past full resolution to one row a minute; called once a second."""
+        """Downsample a few minutes that are past full resolution to one row each; called once a second."""
         before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
         try:
             with self._transaction():
@@ -136,7 +136,7 @@ class History:
             logger.debug("downsampling the history failed: %s", error)
 
     def trim(self, now_s: float) -> None:
-        """Delete what is older than is kept, and the oldest part of a file that is too large."""
+        """Delete what is older than the retention, and the oldest part of a file that is too large."""
         try:
             with self._transaction():
                 self._delete_before(int((now_s - self._keep_s) * 1000))
@@ -148,7 +148,7 @@ class History:
                 if first[0] is not None:
                     with self._transaction():
                         self._delete_before(first[0] + max(60_000, (first[1] - first[0]) // 10))
-            # As a script: `execute` would take one step of it, which frees one page. At most 80 MB a time, for it takes a while.
+            # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
             self._connection.executescript("PRAGMA incremental_vacuum(20000)")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
@@ -162,7 +162,7 @@ class History:
     def _replace_damaged(self, error: sqlite3.Error) -> bool:
         with suppress(sqlite3.Error):
             self._connection.close()
-        with suppress(OSError):  # it cannot be moved: opening it says what there is to say
+        with suppress(OSError):  # it cannot be renamed: opening it gives the error
             set_aside(self.path, error)
         try:
             self._connection = open_history(self.path)
@@ -171,8 +171,6 @@ class History:
             self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             return False
         return True
-
-    # Writing ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -194,29 +192,29 @@ class History:
         values = array("d", [sample.value for sample in tick.samples])
         layout = self._layout(tuple((sample.metric, sample.labels) for sample in tick.samples))
         run("INSERT OR REPLACE INTO tick VALUES (?, ?, ?)", (now_ms, layout, values.tobytes()))
-        for record in tick.runs:
-            run(
-                "INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)",
-                (record.run, record.rank, now_ms, msgspec.msgpack.encode(record)),
+        encode, run_many = msgspec.msgpack.encode, self._connection.executemany
+        runs = [(record.run, record.rank, now_ms, encode(record)) for record in tick.runs]
+        run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", runs)
+        run_many("INSERT OR REPLACE INTO gpu VALUES (?, ?)", [(gpu.uuid, encode(gpu)) for gpu in tick.gpus])
+        steps = [
+            (
+                b.run,
+                b.rank,
+                b.first_step,
+                wire.step_count(b.columns),
+                int(b.time_s * 1000),
+                b.offset_ns,
+                encode(b.columns),
             )
-        for gpu in tick.gpus:
-            run("INSERT OR REPLACE INTO gpu VALUES (?, ?)", (gpu.uuid, msgspec.msgpack.encode(gpu)))
-        for batch in tick.steps:
-            run(
-                "INSERT INTO steps (run, rank, first_step, count, time_ms, offset_ns, columns) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    batch.run,
-                    batch.rank,
-                    batch.first_step,
-                    wire.step_count(batch.columns),
-                    int(batch.time_s * 1000),
-                    batch.offset_ns,
-                    msgspec.msgpack.encode(batch.columns),
-                ),
-            )
-        for f in tick.findings:
-            row = (f.run, f.rank, f.cause, f.gpu, int(f.since_s * 1000), int(f.seen_s * 1000), f.record)
-            run("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            for b in tick.steps
+        ]
+        names = "run, rank, first_step, count, time_ms, offset_ns, columns"
+        run_many(f"INSERT INTO steps ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", steps)
+        found = [
+            (f.run, f.rank, f.cause, f.gpu, int(f.since_s * 1000), int(f.seen_s * 1000), f.record)
+            for f in tick.findings
+        ]
+        run_many("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)", found)
 
     def _layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
         if self._last_layout is not None and self._last_layout[0] == series:
@@ -231,12 +229,9 @@ class History:
 
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute
-        run("DELETE FROM tick WHERE time_ms < ?", (time_ms,))
-        run("DELETE FROM tick_minute WHERE time_ms < ?", (time_ms,))
-        run("DELETE FROM steps WHERE time_ms < ?", (time_ms,))
-        run("DELETE FROM step_minute WHERE time_ms < ?", (time_ms,))
+        for table in ("tick", "tick_minute", "steps", "step_minute", "run"):
+            run(f"DELETE FROM {table} WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
-        run("DELETE FROM run WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layouts.clear()
         self._last_layout = None

@@ -1,7 +1,6 @@
-"""Downsampling: old records to one row a minute, and a run's million steps to a few hundred buckets for an answer.
+"""Downsampling: old records to one row per minute, and a run's million steps to a few hundred buckets for an answer.
 
-Rows of a minute are made one group at a time (a run's minute of steps, the node's minute of samples), each in one transaction with the
-deletion of the rows that it replaces.
+A group (a run's minute of steps, the node's minute of samples) is replaced by its row in one transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MOST_EPOCHS = 64
 
 
 class Spread(msgspec.Struct, array_like=True):
-    """One column of a minute's steps, those of them that were measured, in ns."""
+    """One column of some steps, the measured ones of them, in ns."""
 
     count: int = 0
     sum_ns: int = 0
@@ -30,14 +29,16 @@ class Spread(msgspec.Struct, array_like=True):
     most_ns: int = 0
 
     def plus(self, values: Sequence[int]) -> Spread:
-        """Return the spread with these values too; -1 among them was not measured."""
+        """Return the spread with these values too; -1: not measured."""
         known = values if min(values) >= 0 else [value for value in values if value >= 0]
-        if not known:
-            return self
-        low, high = min(known), max(known)
-        if self.count:
-            low, high = min(low, self.least_ns), max(high, self.most_ns)
-        return Spread(self.count + len(known), self.sum_ns + sum(known), low, high)
+        return self.merged(Spread(len(known), sum(known), min(known), max(known))) if known else self
+
+    def merged(self, other: Spread) -> Spread:
+        """Return the spread of both."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        least, most = min(self.least_ns, other.least_ns), max(self.most_ns, other.most_ns)
+        return Spread(self.count + other.count, self.sum_ns + other.sum_ns, least, most)
 
 
 class StepMinute(msgspec.Struct):
@@ -55,7 +56,7 @@ class StepMinute(msgspec.Struct):
 
 
 def step_minute(messages: Iterable[tuple[int, int, bytes]]) -> StepMinute | None:
-    """Return what messages (index of the first step, Unix time minus the sender's clock, columns) say together; None for none."""
+    """Return the sums over messages (index of the first step, Unix time minus the sender's clock, columns); None for none."""
     minute: StepMinute | None = None
     for first_step, offset_ns, blob in messages:
         columns = {n: wire.unpack(c) for n, c in msgspec.msgpack.decode(blob, type=dict[str, bytes]).items()}
@@ -83,7 +84,7 @@ def step_minute(messages: Iterable[tuple[int, int, bytes]]) -> StepMinute | None
 
 
 def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> bool:
-    """Replace one run's oldest minute of full records by its sums, if it is older than `before_ms`; return whether there was one."""
+    """Replace one run's oldest minute of full records by its sums if it is older than `before_ms`; return whether there was one."""
     oldest = connection.execute(
         "SELECT run, rank, time_ms FROM steps WHERE time_ms < ? ORDER BY time_ms LIMIT 1", (before_ms,)
     ).fetchone()
@@ -163,25 +164,8 @@ class Batch:
         return Batch(self.first_step + begin, self.offset_ns, {n: c[cut] for n, c in self.columns.items()})
 
 
-@dataclass
-class _Column:
-    """Sum, least and greatest of what was measured in one bucket."""
-
-    sum_ns: int = 0
-    least_ns: int | None = None
-    most_ns: int | None = None
-    measured: int = 0
-
-    def merge(self, spread: Spread) -> None:
-        """Take a minute's sums."""
-        self.sum_ns += spread.sum_ns
-        self.measured += spread.count
-        self.least_ns = spread.least_ns if self.least_ns is None else min(self.least_ns, spread.least_ns)
-        self.most_ns = spread.most_ns if self.most_ns is None else max(self.most_ns, spread.most_ns)
-
-
 class _Bucket:
-    """Steps side by side. What batches bring is only put together here, and counted by `close`, once a bucket."""
+    """Consecutive steps. Batches are collected, and counted once per bucket by `close`."""
 
     def __init__(self, step: int, time_s: float) -> None:
         self.step = step
@@ -190,9 +174,9 @@ class _Bucket:
         self.end_s = 0.0
         self.samples = 0
         self.samples_known = 0
-        self.columns = {name: _Column() for name in TIMES}
+        self.columns = dict.fromkeys(TIMES, Spread())
         self.step_ns: list[int] = []
-        """Of some of its steps, sorted; empty of old ones."""
+        """Of a sample of its steps, sorted; none of downsampled ones."""
         self._batches: list[Batch] = []
 
     def add(self, batch: Batch, steps: int) -> None:
@@ -200,17 +184,16 @@ class _Bucket:
         self._batches.append(batch)
 
     def add_minute(self, minute: StepMinute) -> None:
-        """Take a whole minute of old steps, of which only sums are left."""
+        """Add a downsampled minute."""
         self.steps += minute.count
         self.end_s = minute.end_ns / 1e9
         for name in TIMES:
-            if (spread := minute.columns.get(f"{name}_ns")) is not None and spread.count:
-                self.columns[name].merge(spread)
+            self.columns[name] = self.columns[name].merged(minute.columns.get(f"{name}_ns", Spread()))
         self.samples += minute.samples
         self.samples_known += minute.samples_known
 
     def close(self) -> list[list[int]]:
-        """Count what batches brought; return their host's columns: data wait, transfer, compute, each of all their steps."""
+        """Count the batches; return their host columns: data wait, transfer, compute, each of all their steps."""
         if not self._batches:
             return []
         last = self._batches[-1]
@@ -219,13 +202,11 @@ class _Bucket:
         host = []
         for name in TIMES:
             values = self._joined(f"{name}_ns")
-            known, least = _measured(values)
-            if known:
-                self.columns[name] = _Column(sum(known), least, max(known), len(known))
+            self.columns[name] = Spread().plus(values)
             if f"{name}_ns" in _HOST:
                 host.append(values)
-        known, _ = _measured(self._joined("samples"))
-        self.samples, self.samples_known = sum(known), len(known)
+        samples = Spread().plus(self._joined("samples"))
+        self.samples, self.samples_known = samples.sum_ns, samples.count
         self._batches.clear()
         return host
 
@@ -236,10 +217,10 @@ class _Bucket:
 
 
 def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> api.Steps:
-    """Return at most `points` buckets of equally many steps, epochs and percentiles of all and of each; times in s, None: not measured.
+    """Return at most `points` buckets of equally many steps, with epochs and percentiles; times in s, None: not measured.
 
-    `total` is how many steps the batches and the `old` minutes before them hold. A minute is never divided, so that a bucket
-    of old steps may be a larger one; in the percentiles its steps count as its mean.
+    `total` is the number of steps in the batches and in the `old` minutes before them. A minute is never divided, so that its bucket may
+    be larger; in the percentiles its steps count as their mean.
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_QUANTILE_STEPS))
@@ -304,24 +285,15 @@ def _epochs(batch: Batch) -> list[api.Epoch]:
     return [api.Epoch(batch.first_step + n, batch.start_ns(n) / 1e9) for n, begins in enumerate(flags) if begins == 1]
 
 
-def _spread(columns: list[_Column]) -> api.Spread | None:
+def _spread(columns: list[Spread]) -> api.Spread | None:
     """Return mean, min and max of each bucket in s, or None for a column that was never measured."""
-    if not any(column.measured for column in columns):
+    if not any(column.count for column in columns):
         return None
     return api.Spread(
-        mean=[column.sum_ns / column.measured / 1e9 if column.measured else None for column in columns],
-        min=[None if column.least_ns is None else column.least_ns / 1e9 for column in columns],
-        max=[None if column.most_ns is None else column.most_ns / 1e9 for column in columns],
+        mean=[column.sum_ns / column.count / 1e9 if column.count else None for column in columns],
+        min=[column.least_ns / 1e9 if column.count else None for column in columns],
+        max=[column.most_ns / 1e9 if column.count else None for column in columns],
     )
-
-
-def _measured(values: list[int]) -> tuple[list[int], int]:
-    """Return what was measured, and the least of it."""
-    least = min(values)
-    if least >= 0:
-        return values, least
-    known = [value for value in values if value >= 0]
-    return known, min(known, default=0)
 
 
 def _at(column: bytes, step: int) -> int:

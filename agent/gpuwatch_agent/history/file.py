@@ -1,4 +1,4 @@
-"""The history file itself: its schema, how it is opened, checked, and set aside when it is damaged."""
+"""The history file: its schema, its lock, opening and checking it, renaming a damaged one."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ CREATE TABLE step_minute (
 CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
 CREATE INDEX step_minute_by_time ON step_minute (time_ms);
 """
-"""What version 2 adds: old samples and steps by the minute."""
+"""Added by version 2: downsampled samples and steps."""
 _MIGRATIONS = {1: MINUTES}
-"""By the version that a file has: what makes it one of the next version."""
+"""By version: what migrates a file to the next one."""
 _DAMAGED = (11, 26)
-"""SQLITE_CORRUPT and SQLITE_NOTADB, which the module names from Python 3.11 on."""
+"""SQLITE_CORRUPT and SQLITE_NOTADB, which sqlite3 names from Python 3.11 on."""
 
 
 def lock_history(path: Path) -> IO[str]:
-    """Return an open file whose lock says that this agent writes the history. Raises: ConfigError."""
+    """Return the open lock file of the agent that writes the history. Raises: ConfigError."""
     if path.is_dir():
         raise ConfigError(f"--history {path} is a folder; name a file in it, e.g. {path / 'history.db'}")
     try:
@@ -60,15 +60,15 @@ def lock_history(path: Path) -> IO[str]:
     except OSError as error:
         handle.close()
         raise ConfigError(
-            f"--history {path}: another agent writes it; stop that one, or give this one a file of its own"
+            f"--history {path}: another agent writes it; stop that one, or choose another file for this one"
         ) from error
     return handle
 
 
 def open_history(path: Path) -> sqlite3.Connection:
-    """Open the file, creating it if need be; a damaged one is set aside with a warning, and a new one created.
+    """Open or create the file; a damaged one is renamed with a warning, and a new one created.
 
-    Raises: ConfigError where it cannot be written, or is not one of gpuwatch's that this version knows.
+    Raises: ConfigError where it cannot be written, or is no history that this version knows.
     """
     try:
         try:
@@ -85,7 +85,7 @@ def open_history(path: Path) -> sqlite3.Connection:
 def check_readable(path: Path) -> None:
     """Raise ConfigError unless this is a history file that this version can read; nothing is written."""
     if not path.is_file():
-        raise ConfigError(f"--history {path}: there is no such file; an agent says its own at /api/v1/status")
+        raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -107,14 +107,14 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def set_aside(path: Path, error: Exception) -> None:
-    """Give a damaged file another name. Raises: OSError."""
+    """Rename a damaged file. Raises: OSError."""
     aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
     path.rename(aside)
     for suffix in ("-wal", "-shm"):
         log = path.with_name(path.name + suffix)
         if log.exists():
             log.rename(aside.with_name(aside.name + suffix))
-    logger.warning("history %s is damaged (%s): set aside as %s, a new one is begun", path, error, aside.name)
+    logger.warning("history %s is damaged (%s): renamed to %s, a new one is created", path, error, aside.name)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -134,11 +134,11 @@ def _open(path: Path) -> sqlite3.Connection:
                 raise ConfigError(f"--history {path} is another program's database; choose another file")
             connection.executescript(f"BEGIN; {_SCHEMA} {MINUTES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         for old in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-            logger.info("history %s: brought from schema %s to %s", path, old, old + 1)
+            logger.info("history %s: migrated from schema %s to %s", path, old, old + 1)
             connection.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[old]} PRAGMA user_version={old + 1}; COMMIT;")
-        for table in ("layout", "run", "gpu"):  # small, and needed whole: damage in them shows here
+        for table in ("layout", "run", "gpu"):  # small, and read in full: damage in them shows here
             connection.execute(f"SELECT * FROM {table}").fetchall()
-        connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first second, where it cannot be written
+        connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first commit, where it cannot be written
         connection.execute("ROLLBACK")
     except BaseException:
         connection.close()

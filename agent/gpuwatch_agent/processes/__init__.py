@@ -1,19 +1,18 @@
-"""The training processes in /proc: whether they live, whose they are, what they use."""
+"""The training processes in /proc: whether they are alive, who owns them, what they use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from gpuwatch import wire
 from gpuwatch.errors import NoData
-from gpuwatch.host import blocked, cgroup, proc
+from gpuwatch.host import cgroup, proc
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch_agent.processes.owners import Owner, OwnerCache
 
-P = ParamSpec("P")
 T = TypeVar("T")
 _SEARCH_EVERY_TICKS = 5
 _MOST_KNOWN = 4096
@@ -52,8 +51,10 @@ class ProcessTable:
         if len(self._host_pids) > _MOST_KNOWN:
             self._host_pids.clear()
 
-    def host_pid(self, hello: wire.Hello) -> int | None:
-        """Return the training process's pid as this /proc numbers it; None where it cannot be found or has ended."""
+    def host_pid(self, hello: wire.Hello | None) -> int | None:
+        """Return the training process's pid in this /proc; None where it cannot be found or has ended."""
+        if hello is None:
+            return None
         key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
         if key not in self._looked_up:
             self._looked_up[key] = self._look_up(key, hello)
@@ -72,7 +73,7 @@ class ProcessTable:
         return pid if pid is not None and self._is(pid, hello) else None
 
     def alive(self, hello: wire.Hello | None) -> bool | None:
-        """Return whether the training process lives; None where that cannot be seen."""
+        """Return whether the training process is alive; None where that is not visible."""
         if hello is None or not hello.process_start_ticks:
             return None
         if self.host_pid(hello) is not None:
@@ -96,33 +97,25 @@ class ProcessTable:
         except OSError:
             return ""
 
-    def cpu_s(self, pid: int) -> float | None:
-        return _or_none(proc.process_cpu_s, pid, self._procfs)
-
-    def run_queue_s(self, pid: int) -> float | None:
-        """Return for how long a process's first thread was ready to run and had no core; None where the kernel does not count it."""
-        return _or_none(proc.run_queue_s, pid, self._procfs)
+    def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
+        """Return what a reader of `gpuwatch.host` gives for a process; None where it is not readable."""
+        try:
+            return reader(pid, self._procfs)
+        except (NoData, ValueError):
+            return None
 
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
-        cores = _or_none(proc.allowed_cores, pid, self._procfs)
+        cores = self.read(proc.allowed_cores, pid)
         return None if cores is None else cgroup.within_quota(cores, self._procfs, self._sysfs, pid)
 
     def quota(self, pid: int) -> cgroup.Quota | None:
-        """Return the CPU quota over a process; None where it has none, or none that is readable."""
+        """Return the CPU quota over a process; None without a readable one."""
         return cgroup.quota(self._procfs, self._sysfs, pid)
 
     def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
-        """Return what of the node's available memory a process can have within its container's or its job's limit."""
+        """Return how much of the node's available memory a process can use within its container's or job's limit."""
         return cgroup.within_limit(on_node, self._procfs, self._sysfs, pid)
-
-    def private_bytes(self, pid: int) -> int | None:
-        """Return the memory that is a process's own; None where it is not readable."""
-        return _or_none(proc.private_bytes, pid, self._procfs)
-
-    def resident_bytes(self, pid: int) -> int | None:
-        """Return the memory of a process that is in RAM; None where it is not readable."""
-        return _or_none(proc.resident_bytes, pid, self._procfs)
 
     def open_files(self, pid: int) -> int | None:
         """Return how many file descriptors a process has open; None where that is not readable."""
@@ -131,17 +124,9 @@ class ProcessTable:
         except OSError:
             return None
 
-    def blocked_on(self, pid: int) -> str | None:
-        """Return what a process is blocked on now, one of `gpuwatch.host.blocked.WAITS`; None when it is gone."""
-        return blocked.blocked_on(pid, self._procfs)
-
-    def received_bytes(self, pid: int) -> int | None:
-        """Return the bytes received in the process's network namespace; None where they are not readable."""
-        return _or_none(proc.received_bytes, self._procfs / str(pid))
-
     def shm_bytes(self, pid: int) -> tuple[int, int] | None:
         """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it is not readable."""
-        return _or_none(shm_bytes, self._procfs / str(pid) / "root" / "dev" / "shm")
+        return self.read(lambda pid, procfs: shm_bytes(procfs / str(pid) / "root/dev/shm"), pid)
 
     def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
         """Return whether the process sees the node's own /dev/shm."""
@@ -152,9 +137,9 @@ class ProcessTable:
             return True
 
     def ended(self, pids: set[int]) -> set[int]:
-        """Return those that have ended since they were first asked for: a GPU's process list is up to 10 s old.
+        """Return those that have ended since the first call with them: a GPU's process list is up to 10 s old.
 
-        One that was never to be seen (of another pid namespace, without `pid: host`) is not among them.
+        A process that was never visible (of another pid namespace, without `pid: host`) is not among them.
         """
         alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
         self._seen = (self._seen & pids) | alive
@@ -167,7 +152,7 @@ class ProcessTable:
 
     def _fields(self, pid: int) -> list[str]:
         """Return /proc/PID/stat from the state on, [] for a process that is gone."""
-        return _or_none(proc.stat_fields, self._procfs / str(pid)) or []
+        return self.read(lambda pid, procfs: proc.stat_fields(procfs / str(pid)), pid) or []
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
@@ -183,11 +168,4 @@ class ProcessTable:
             numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
             if numbers and int(numbers[-1]) == hello.pid:
                 return int(entry.name)
-        return None
-
-
-def _or_none(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    try:
-        return read(*args, **kwargs)
-    except (NoData, ValueError):
         return None

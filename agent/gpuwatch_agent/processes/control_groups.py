@@ -1,7 +1,6 @@
-"""The control group of each run (its container's, its job's): limits, use and pressure, and whether the kernel killed in it for lack of memory.
+"""Each run's control group (its container's, its job's), versions 1 and 2: limits, use, pressure, OOM kills.
 
-A control group's series are given once, for the lowest rank in it. The root group is the node itself, which the collectors cover.
-Versions 1 and 2; see `gpuwatch.host.cgroup`.
+A group's series are exported once, for the lowest rank in it. The root group is the node itself, which the collectors cover.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.host import proc
 from gpuwatch.host.cgroup import (
     MemoryRoom,
     counts_those_within,
@@ -22,7 +22,6 @@ from gpuwatch.host.cgroup import (
     room_within,
     used_bytes,
 )
-from gpuwatch.host.proc import oom_kills_on_node, parse_pressure
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import LOST, RUNNING, Run
@@ -38,7 +37,7 @@ def group_samples(runs: Sequence[Run], table: ProcessTable, procfs: Path, sysfs:
     """Yield the series of every control group that a run lives in."""
     seen: set[tuple[str, tuple[Path, ...]]] = set()
     for run in sorted(runs, key=lambda run: (run.run, run.rank)):
-        pid = table.host_pid(run.hello) if run.status == RUNNING and run.hello is not None else None
+        pid = table.host_pid(run.live_hello)
         if pid is None:
             continue
         memory = folders("memory", procfs, sysfs, pid, root=False)
@@ -63,7 +62,7 @@ def group_samples(runs: Sequence[Run], table: ProcessTable, procfs: Path, sysfs:
 def _pressure(group: Path, labels: tuple[str, str]) -> Iterator[Sample]:
     for resource, metric in _PRESSURE.items():
         try:
-            waited_s = parse_pressure((group / f"{resource}.pressure").read_text()).get("some")
+            waited_s = proc.parse_pressure((group / f"{resource}.pressure").read_text()).get("some")
         except (OSError, ValueError):  # absent, or the kernel has it switched off
             continue
         if waited_s is not None:
@@ -73,7 +72,7 @@ def _pressure(group: Path, labels: tuple[str, str]) -> Iterator[Sample]:
 _Key = tuple[str, int]
 _Where = Literal["group", "around", "node"]
 _MOST_SAMPLES = 30
-"""A process that lives for so many seconds without a message was not killed before them: a killed one is gone sooner."""
+"""A process alive for so many seconds without a message was not killed before them: a killed one is gone sooner."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A process that lived, or had not gone yet."""
+    """A process while it was alive, or a zombie."""
 
     at_ns: int
     group: _Group
@@ -99,7 +98,7 @@ class _Sample:
 
 
 class OomWatch:
-    """Follows the counts of every run that goes on."""
+    """Follows the OOM kill counts of every running run."""
 
     def __init__(self, table: ProcessTable, procfs: Path, sysfs: Path) -> None:
         self._table = table
@@ -110,27 +109,25 @@ class OomWatch:
         self._groups: dict[Path, _Group] = {}
         """Of this tick."""
         self._folders: dict[int, list[Path]] = {}
-        """Of the control groups of each process that lives, the innermost first: resolved once, as a process stays where it was started."""
+        """Folders of each live process's control groups, innermost first: resolved once, as a process stays in its group."""
         self._folders_before: dict[int, list[Path]] = {}
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Note the counts of the runs that go on, and give those that are lost what has been counted since their last message."""
+        """Sample the counts of running runs; give lost runs what was counted since their last message."""
         samples, self._samples = self._samples, {}
         self._folders_before, self._folders = self._folders, {}
         self._groups.clear()
-        on_node = oom_kills_on_node(self._procfs) if any(run.status == RUNNING for run in runs) else None
+        on_node = proc.oom_kills_on_node(self._procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
-            key = (run.run, run.rank)
+            key = run.key
             seen = samples.get(key, [])
             if run.status == LOST and seen:
                 run.oom = self._grown(seen)
             elif run.status == RUNNING and run.hello is not None:
                 pid = self._table.host_pid(run.hello)
                 if pid is not None:
-                    seen = [
-                        *seen[1 - _MOST_SAMPLES :],
-                        _Sample(now_ns, self._group(pid), on_node, self._table.resident_bytes(pid)),
-                    ]
+                    resident = self._table.read(proc.resident_bytes, pid)
+                    seen = [*seen[1 - _MOST_SAMPLES :], _Sample(now_ns, self._group(pid), on_node, resident)]
                 # A kill may come right after a message: only a sample from before that has certainly not counted it.
                 before = [number for number, each in enumerate(seen) if each.at_ns <= run.heard_ns]
                 self._samples[key] = seen[before[-1] if before else 0 :]
@@ -171,5 +168,5 @@ class OomWatch:
             now = kills_in(folder)
             if now is not None:
                 return ("group" if folder == before.group.own else "around"), now - count
-        now = oom_kills_on_node(self._procfs)
+        now = proc.oom_kills_on_node(self._procfs)
         return "node", 0 if now is None or before.on_node is None else now - before.on_node

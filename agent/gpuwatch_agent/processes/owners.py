@@ -1,6 +1,6 @@
-"""Whose a process is: user, container, pod, job. From /proc/PID, its control group, and an allow-list of environment names.
+"""The owner of a process: user, container, pod, job. From /proc/PID, its control group, and an allow-list of environment variables.
 
-Nothing else of an environment is kept, and a command line is never read.
+Other variables are not kept, and command lines are never read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Group:
 
 
 def parse_cgroup(text: str) -> Group:
-    """Return what the paths in /proc/PID/cgroup say, the innermost first (a pod of a cluster in a container).
+    """Return the innermost container, pod and job in the paths of /proc/PID/cgroup.
 
-    Source: cgroups(7): lines of `hierarchy:controllers:path`, one a controller in v1, `0::path` in v2.
+    Source: cgroups(7): lines of `hierarchy:controllers:path`, one per controller in v1, `0::path` in v2.
     """
     container = pod = job = step = ""
     for line in text.splitlines():
@@ -69,10 +69,10 @@ ENVIRONMENT = {
     "pod": ("POD_NAME",),
     "container": ("CONTAINER_NAME",),
 }
-"""The names that are read from a process's environment, the first that is set counts. The control group's name of a
-job goes first: a process can set its environment, and not its group. POD_* and CONTAINER_NAME are for a pod's own use of the downward API."""
+"""Variables read from a process's environment; the first one that is set counts. The control group's job has precedence: a process can set
+its environment, but not its group. POD_* and CONTAINER_NAME: a pod's use of the downward API."""
 POD_HOSTNAME = "HOSTNAME"
-"""In a pod, and only there: the kubelet sets it to the pod's name."""
+"""Read in a pod only, where the kubelet sets it to the pod's name."""
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
 _MOST_ENVIRONMENT = 1 << 20
 _MOST_TEXT = 128
@@ -109,7 +109,7 @@ def allowed(environ: bytes) -> dict[str, str]:
 
 
 def combine(user: str, group: Group, variables: dict[str, str]) -> Owner:
-    """Return the owner that a process's user, control group and allowed variables name together."""
+    """Return the owner by a process's user, control group and allowed variables."""
 
     def first(field: str) -> str:
         return next((variables[name] for name in ENVIRONMENT[field] if variables.get(name)), "")
@@ -128,7 +128,7 @@ def combine(user: str, group: Group, variables: dict[str, str]) -> Owner:
 
 
 def together(owners: Iterable[Owner]) -> Owner:
-    """Return the owner of several processes: what they agree on, "shared" where they differ."""
+    """Return the owner of several processes: "shared" where they differ."""
     several = list(owners)
     if len(several) == 1:
         return several[0]
@@ -144,12 +144,12 @@ class OwnerCache:
         self._clock = clock
         self._known: dict[int, tuple[int, float, Owner]] = {}
         """(uid, when it was read, owner)."""
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._users: dict[int, tuple[float, str]] = {}
 
     def owner(self, pid: int) -> Owner:
-        """Return whose a process is; `NO_OWNER` for one that is gone or not readable."""
-        self._asked.add(pid)
+        """Return a process's owner; `NO_OWNER` for one that is gone or not readable."""
+        self._requested.add(pid)
         directory = self._procfs / str(pid)
         try:
             status = directory.stat()
@@ -167,13 +167,13 @@ class OwnerCache:
         return owner
 
     def begin_tick(self) -> None:
-        """Drop those that were not asked for in the last tick: a reused pid is another process."""
-        for pid in self._known.keys() - self._asked:
+        """Drop those not requested in the last tick: a reused pid is another process."""
+        for pid in self._known.keys() - self._requested:
             del self._known[pid]
-        self._asked.clear()
+        self._requested.clear()
 
     def _user(self, uid: int, now_s: float) -> str:
-        """Return a user's name, or number. Asked for seldom: the directory behind it may be across a network."""
+        """Return a user's name, or number. Cached: the user database may be across a network."""
         known = self._users.get(uid)
         if known is None or now_s - known[0] >= _USER_GOOD_FOR_S:
             try:

@@ -1,7 +1,7 @@
-"""Takes stacks when a finding begins, where that is opted in: once per finding, once in ten minutes per run
-(of one rank, and of all). One capture serves every finding about the same processes that began before it or within a minute.
+"""Captures stacks when a finding begins, as opt-in: once per finding, once in ten minutes per run (of one rank, and of all).
 
-py-spy runs in a thread of its own; the sampler starts it and picks up its result in a later tick. It never waits for it.
+One capture serves every finding about the same processes that began before it or within a minute. py-spy runs in its own thread; the
+sampler starts it, collects its result in a later tick, and never waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SUFFIX = ".speedscope.json"
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Capture:
     """One capture in progress: for which finding, and of which processes."""
 
     run: str
@@ -43,7 +43,7 @@ class _Asked:
     at_ns: int
 
     def serves(self, run: str, rank: int, entry: ActiveFinding) -> bool:
-        """Whether what was seen explains this finding too."""
+        """Return whether this capture serves a finding."""
         of_all = LOOK_AT[self.cause] == ALL_RANKS
         return (
             not entry.stacks_taken
@@ -73,19 +73,18 @@ class StackWatch:
         self._folder = folder
         self._take = take
         self._start_thread = start
-        self._done: queue.SimpleQueue[tuple[_Asked, Stacks | None]] = queue.SimpleQueue()
-        self._under_way = False
+        self._done: queue.SimpleQueue[tuple[_Capture, Stacks | None]] = queue.SimpleQueue()
+        self._running = False
         self._sampled_ns: dict[tuple[str, bool], int] = {}
-        """When stacks of each run were last taken, of one of its ranks and (True) of all of them: a hang must not go unseen because its
-        loader was slow before."""
-        self._seen: list[tuple[_Asked, Stacks | None]] = []
+        """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
+        self._seen: list[tuple[_Capture, Stacks | None]] = []
         """Recent results; None where a capture failed."""
         self._warned: set[str] = set()
 
     def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
-        """Give findings the stacks that have come, and start the next capture if a finding needs one."""
-        self._pick_up(book, now_ns)
-        if not self._settings.automatic or self._under_way:
+        """Assign finished captures to findings, and start the next one if a finding needs it."""
+        self._collect(book, now_ns)
+        if not self._settings.automatic or self._running:
             return
         self._sampled_ns = {
             key: at for key, at in self._sampled_ns.items() if now_ns - at < self._settings.every_s * 1e9
@@ -96,20 +95,20 @@ class StackWatch:
             targets = () if wanted is None else self._targets(run, runs, wanted.finding.cause, table, now_s)
             if wanted is not None and targets:
                 self._sampled_ns[run.run, _of_all(wanted)] = now_ns
-                self._start(_Asked(run.run, run.rank, wanted.finding.cause, targets, now_ns))
+                self._start(_Capture(run.run, run.rank, wanted.finding.cause, targets, now_ns))
                 return
 
-    def _pick_up(self, book: FindingTracker, now_ns: int) -> None:
+    def _collect(self, book: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
         while True:
             try:
                 self._seen.append(self._done.get_nowait())
             except queue.Empty:
                 break
-            self._under_way = False
-        for asked, stacks in self._seen:
+            self._running = False
+        for capture, stacks in self._seen:
             for (run, rank, _, _), entry in book.entries.items():
-                if asked.serves(run, rank, entry):
+                if capture.serves(run, rank, entry):
                     entry.stacks_taken, entry.stacks = True, stacks
 
     def _targets(
@@ -119,29 +118,29 @@ class StackWatch:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
-            pid = table.host_pid(each.hello) if each.hello is not None and each.status == RUNNING else None
+            pid = table.host_pid(each.live_hello)
             if pid is not None:
                 file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
                 found.append(Target(each.rank, pid, self._folder / file))
         return tuple(found)
 
-    def _start(self, asked: _Asked) -> None:
-        self._under_way = True
-        self._start_thread(lambda: self._sample(asked))
+    def _start(self, capture: _Capture) -> None:
+        self._running = True
+        self._start_thread(lambda: self._sample(capture))
 
-    def _sample(self, asked: _Asked) -> None:
+    def _sample(self, capture: _Capture) -> None:
         stacks = None
         try:
-            stacks = self._take(asked.targets, self._settings.seconds, self._settings.rate_hz)
+            stacks = self._take(capture.targets, self._settings.seconds, self._settings.rate_hz)
             self._forget_old()
         except (GpuwatchError, OSError) as error:
             if str(error) not in self._warned:
                 self._warned.add(str(error))
-                logger.warning("no stacks for %s of run %s: %s", asked.cause, asked.run, error)
+                logger.warning("no stacks for %s of run %s: %s", capture.cause, capture.run, error)
         except Exception:
-            logger.exception("taking the stacks of run %s failed", asked.run)
+            logger.exception("taking the stacks of run %s failed", capture.run)
         finally:
-            self._done.put((asked, stacks))
+            self._done.put((capture, stacks))
 
     def _forget_old(self) -> None:
         """Keep the newest flame graphs; their names begin with their time."""

@@ -6,7 +6,6 @@ Times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from operator import lt
 
 import msgspec
@@ -22,57 +21,38 @@ _OLDEST_MESSAGE_NS = 3_600_000_000_000
 _CLOCK_SLACK_NS = 1_000_000_000
 
 
-class Counts(msgspec.Struct):
-    """What a run has done, cumulative over its processes so far."""
-
-    steps: int = 0
-    samples: int = -1
-    """-1 while no batch size is known."""
-    phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    histogram: list[int] = msgspec.field(default_factory=lambda: [0] * (len(wire.STEP_BUCKETS_S) + 1))
-    overhead_ns: int = 0
-    hidden_ns: int = 0
-    device_steps: int = 0
-    tokens: int = -1
-    """-1 while none were counted."""
-    comm_steps: int = 0
-    drained_steps: int = 0
-    kept_up_steps: int = 0
-    read_back_steps: int = 0
-    unverified_steps: int = 0
-    fetches_sampled: int = 0
-    worker_fetches: int = 0
-    ready_batches: int = 0
-    empty_fetches: int = 0
-
-    def plus(self, totals: wire.Totals | None) -> Counts:
-        """Return these counts and a process's own."""
-        if totals is None:
-            return self
-        summed = {name: getattr(self, name) + getattr(totals, name) for name in SUMMED}
-        return Counts(
-            samples=_sum_known(self.samples, totals.samples),
-            tokens=_sum_known(self.tokens, totals.tokens),
-            phases_ns={name: self.phases_ns.get(name, 0) + totals.phases_ns.get(name, 0) for name in PHASES},
-            histogram=[a + b for a, b in zip(self.histogram, totals.step_histogram, strict=True)],
-            **summed,
-        )
-
-
 SUMMED = tuple(
-    name for name, kind in Counts.__annotations__.items() if kind == "int" and name not in ("samples", "tokens")
+    name for name in wire.Counters.__struct_fields__ if name not in ("samples", "tokens", "phases_ns", "step_histogram")
 )
-"""The plain counters, named as in `wire.Totals`."""
+"""The plain counters."""
 
 
-class Speaker(msgspec.Struct):
-    """One process that speaks for a run."""
+def add_counters(one: wire.Counters, other: wire.Counters | None) -> wire.Counters:
+    """Return the sum of two processes' counters."""
+    if other is None:
+        return one
+    return wire.Counters(
+        samples=_sum_known(one.samples, other.samples),
+        tokens=_sum_known(one.tokens, other.tokens),
+        phases_ns={name: one.phases_ns.get(name, 0) + other.phases_ns.get(name, 0) for name in PHASES},
+        step_histogram=[a + b for a, b in zip(one.step_histogram, other.step_histogram, strict=True)],
+        **{name: getattr(one, name) + getattr(other, name) for name in SUMMED},
+    )
+
+
+def _sum_known(one: int, other: int) -> int:
+    """Return the sum of two counts, -1 where neither is known."""
+    return -1 if one < 0 and other < 0 else max(0, one) + max(0, other)
+
+
+class Sender(msgspec.Struct):
+    """One process that sends messages for a run."""
 
     sender: str
     offset_ns: int
     """The agent's clock minus the process's."""
     sent: wire.Totals | None = None
-    """The last totals that it sent."""
+    """Its last totals."""
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
@@ -95,7 +75,7 @@ class WorkerIo(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct):
-    """All of a run that outlives the agent: kept in the history, in one transaction with what is served."""
+    """What is kept of a run over a restart of the agent: in the history, in one transaction with what is served."""
 
     run: str
     rank: int
@@ -107,31 +87,30 @@ class RunRecord(msgspec.Struct):
     started_s: float
     last_message_s: float
     hello: wire.Hello | None
-    speakers: list[Speaker]
-    before: Counts
+    senders: list[Sender] = msgspec.field(name="speakers")
+    before: wire.Counters
+    """Counters of processes that are no longer among the senders."""
     lost: int
+    """Step records that never arrived."""
     last_step_s: float | None
     worker_cpu_s: float = 0.0
     worker_seen_s: dict[int, float] = msgspec.field(default_factory=dict)
-    """CPU time of each worker as far as it is in `worker_cpu_s`."""
+    """CPU time of each worker that is in `worker_cpu_s` already."""
     user: str = ""
+    """Owner of its process, remembered after its end."""
     ended_s: float | None = None
     owner: Owner = NO_OWNER
     worker_io: WorkerIo = WorkerIo()
     worker_io_seen: dict[int, WorkerIo] = msgspec.field(default_factory=dict)
-    """What each worker had done as far as it is in `worker_io`."""
+    """What each worker had done that is in `worker_io` already."""
     gpus: dict[str, str] = msgspec.field(default_factory=dict)
-    """Models of the GPUs that it held last, by UUID."""
+    """Models of the GPUs that it held last, by UUID: its time is charged for them."""
     oom: MemoryKills | None = None
-
-
-def _sum_known(one: int, other: int) -> int:
-    """Return the sum of two counts, -1 where neither is known."""
-    return -1 if one < 0 and other < 0 else max(0, one) + max(0, other)
+    """What the kernel's OOM killer did as the run was lost."""
 
 
 def went_back(new: wire.Totals, old: wire.Totals) -> bool:
-    """Return whether totals, which only grow, are older than others of the same process (or not to be believed)."""
+    """Return whether totals, which only grow, are older than others of the same process (or false)."""
     return (
         any(getattr(new, name) < getattr(old, name) for name in ("watermark_ns", "samples", "tokens", *SUMMED))
         or any(map(lt, new.step_histogram, old.step_histogram))
@@ -141,10 +120,10 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
 
 
 def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
-    """Return what turns a sender's monotonic clock into the agent's: 0 for the same one.
+    """Return the agent's monotonic clock minus a sender's: 0 for the same clock.
 
-    Another clock (a virtual machine's, a time namespace's) is placed by the two wall clocks where they agree with the
-    message's arrival, else by its arrival alone.
+    Another clock (a virtual machine's, a time namespace's) is mapped by the two wall clocks where they agree with the message's
+    arrival, else by its arrival alone.
     """
     arrival_ns = now_ns - origin.monotonic_ns
     if origin.boot_id == boot_id and -_CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
@@ -156,24 +135,15 @@ def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float
 MINUTE_NS = 60_000_000_000
 
 
-@dataclass(frozen=True)
-class DeviceRatios:
-    """Shares of the steps that the device's timeline measured, as in a `Window`; None where it measured none."""
-
-    drained: float | None = None
-    kept_up: float | None = None
-    read_back: float | None = None
-
-
 class LastMinute:
-    """A run's totals of every second of the last minute; of a younger run all that it has done counts."""
+    """A run's totals of every second of the last minute; for a younger run, since its start."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, dict[str, int], Counts]] = deque()
+        self._seen: deque[tuple[int, dict[str, int], wire.Counters]] = deque()
         self._young = True
 
-    def keep(self, now_ns: int, ledger: Ledger, counts: Counts) -> None:
-        """Take the totals of this moment."""
+    def keep(self, now_ns: int, ledger: Ledger, counts: wire.Counters) -> None:
+        """Record the totals of this moment."""
         self._seen.append((now_ns, dict(ledger.totals_ns), counts))
         self._young = ledger.sum_ns <= MINUTE_NS
         while len(self._seen) > 2 and self._seen[1][0] <= now_ns - MINUTE_NS:
@@ -185,31 +155,20 @@ class LastMinute:
         states = {s: ns - then.get(s, 0) for s, ns in ledger.totals_ns.items() if ns > then.get(s, 0)}
         return sum(states.values()), states
 
-    def tokens_a_step(self) -> float | None:
-        """Return the tokens a step; None where they are not counted."""
-        if len(self._seen) < 2:
-            return None
-        then, now = self._then(), self._seen[-1][2]
+    def tokens_per_step(self) -> float | None:
+        """Return the tokens per step; None where they are not counted."""
+        then, now = self.counts()
         steps = now.steps - then.steps
         return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
 
-    def device_ratios(self) -> DeviceRatios:
-        """Return what the device's timeline says of the steps that it measured; None each where it measured none."""
+    def counts(self) -> tuple[wire.Counters, wire.Counters]:
+        """Return the counters at the minute's beginning and now."""
         if not self._seen:
-            return DeviceRatios()
-        then, now = self._then(), self._seen[-1][2]
-        steps = now.device_steps - then.device_steps
-        if steps <= 0:
-            return DeviceRatios()
-        return DeviceRatios(
-            (now.drained_steps - then.drained_steps) / steps,
-            (now.kept_up_steps - then.kept_up_steps) / steps,
-            (now.read_back_steps - then.read_back_steps) / steps,
-        )
+            return wire.Counters(), wire.Counters()
+        return wire.Counters() if self._young else self._seen[0][2], self._seen[-1][2]
 
-    def counts(self) -> tuple[Counts, Counts]:
-        """Return the counts of then and of now."""
-        return (self._then(), self._seen[-1][2]) if self._seen else (Counts(), Counts())
-
-    def _then(self) -> Counts:
-        return Counts() if self._young else self._seen[0][2]
+    def ratio(self, part: str, whole: str) -> float | None:
+        """Return one counter's growth over another's; None where that did not grow."""
+        then, now = self.counts()
+        grown = getattr(now, whole) - getattr(then, whole)
+        return (getattr(now, part) - getattr(then, part)) / grown if grown > 0 else None

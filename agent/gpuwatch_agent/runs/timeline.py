@@ -1,6 +1,6 @@
-"""The step records of a run: the last minute of steps as columns, and when the run was in which state.
+"""A run's step records: the last minute of steps as columns, and the run's states as segments in time (for shared GPUs).
 
-The states' places in time are for GPUs that several runs share. Pure arithmetic; times in ns of the agent's monotonic clock.
+Pure arithmetic; times in ns of the agent's monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from gpuwatch import wire
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
 
 KEPT = 1200
-"""Steps of one run: a minute at 20 a second. A faster run keeps a shorter while."""
-_NEEDED = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
+"""Steps kept of one run: a minute at 20 per second, less time of a faster run."""
+_NEEDED = wire.HOST_COLUMNS[:4]
 _NEEDED_SET = frozenset(_NEEDED)
 
 
 @dataclass(frozen=True, slots=True)
 class RecentColumns:
-    """Steps, oldest first, by the device's timeline where that measured them; all columns of the same length [n_steps].
-
-    See `gpuwatch.diagnosis.window.StepColumns`.
-    """
+    """Steps, oldest first, on the device's timeline where it measured them; columns of equal length. See `diagnosis.window.StepColumns`."""
 
     end_ns: tuple[int, ...] = ()
     """On the agent's clock."""
@@ -38,7 +35,7 @@ class RecentColumns:
     samples: tuple[int, ...] = ()
     """-1: not known."""
     comm_wait_ns: tuple[int, ...] = ()
-    """The part of the compute time that waited for other ranks; -1: not measured."""
+    """Part of the compute time spent waiting for other ranks; -1: not measured."""
 
     def __len__(self) -> int:
         return len(self.end_ns)
@@ -80,7 +77,7 @@ class RecentSteps:
         self._from_ns = 0
 
     def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
-        """Append a message's records; return when the last one ended on the agent's clock, None without what a step needs."""
+        """Append a message's records; return when the last one ended on the agent's clock, None without complete steps."""
         count = wire.step_count(packed)
         if not count or not packed.keys() >= _NEEDED_SET:
             return None
@@ -92,13 +89,13 @@ class RecentSteps:
         return chunk.end_ns
 
     def clear(self) -> None:
-        """Forget all of them: another process's steps follow."""
+        """Drop all steps: another process's follow."""
         self._columns = RecentColumns()
         self._unread.clear()
         self._unread_count = 0
 
     def drop_before(self, moment_ns: int) -> None:
-        """Forget the steps that ended before a moment."""
+        """Drop the steps that ended before a moment."""
         self._from_ns = moment_ns
 
     @property
@@ -149,7 +146,7 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
 def _by_device(
     wait_ns: int, copy_ns: int, compute_ns: int, felt_ns: int, host_ns: int, device_copy_ns: int, device_compute_ns: int
 ) -> tuple[int, int, int, int]:
-    """Return a step's (data wait, transfer, compute, hidden wait): the device's own where it measured the step."""
+    """Return a step's (data wait, transfer, compute, hidden wait), on the device's timeline where that measured the step."""
     if felt_ns < 0:
         return wait_ns, copy_ns, compute_ns, 0
     return felt_ns, device_copy_ns, device_compute_ns + max(0, host_ns), max(0, wait_ns - felt_ns)
@@ -163,26 +160,26 @@ Segment = tuple[int, int, str]
 """(begin, end, state)."""
 
 _KEPT = 128
-"""Stretches: a minute at two messages a second. Older ones are joined, so that their sums stay and their order goes."""
+"""Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one message added to a ledger. The parts' sum is the time between begin and end."""
+    """The time that one message added to a ledger; the parts' sum is end - begin."""
 
     begin_ns: int
     end_ns: int
     parts_ns: Mapping[str, int]
     columns: Mapping[str, bytes] | None = None
-    """The step records that came with it: they say where in the stretch the steps' phases lay."""
+    """The message's step records, which place the steps' phases in time."""
     offset_ns: int = 0
     """The agent's clock minus that of the records."""
 
 
 def arrange(stretch: Stretch) -> list[Segment]:
-    """Return a stretch's states in time: steps where their records put them, the rest in the gaps, in the states' own order.
+    """Return a stretch's states in time: steps at their records' times, the rest in the gaps, in the order of RUN_STATES.
 
-    Each state gets exactly its part, whatever the records say.
+    Each state gets exactly its part, even where the records contradict that.
     """
     left = {state: stretch.parts_ns[state] for state in RUN_STATES if stretch.parts_ns.get(state, 0) > 0}
     if len(left) == 1:
@@ -218,27 +215,22 @@ def _fill_gaps(stretch: Stretch, placed: list[Segment], left: dict[str, int]) ->
 def _recorded(stretch: Stretch) -> Iterator[Segment]:
     """Yield the phases of the recorded steps, by the device's timeline where it measured them, else by the host's."""
     columns = stretch.columns
-    if columns is None or not columns.keys() >= {"start_ns", "data_wait_ns", "transfer_ns", "compute_ns"}:
+    if columns is None or not columns.keys() >= _NEEDED_SET:
         return
-    names = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns")
-    host = [wire.unpack(columns[name]) for name in names]
+    host = [wire.unpack(columns[name]) for name in _NEEDED]
     missing = [wire.MISSING] * len(host[0])
     device = [wire.unpack(columns[name]) if name in columns else missing for name in wire.DEVICE_COLUMNS]
     waits = wire.unpack(columns["comm_wait_ns"]) if "comm_wait_ns" in columns else missing
     rows = zip(*host, *device, waits, strict=True)
-    for start, wait, copy, compute, felt, host_wait, device_copy, device_compute, comm in rows:
+    for start, wait, copy, compute, input_wait, host_wait, device_copy, device_compute, comm in rows:
         batch = start + stretch.offset_ns + wait
-        if felt < 0:
-            yield batch - wait, batch, INPUT_WAIT
-            yield batch, batch + copy, TRANSFER
-            yield batch + copy, batch + copy + compute - max(0, comm), COMPUTE
-            yield batch + copy + compute - max(0, comm), batch + copy + compute, COMM_WAIT
-            continue
-        yield batch - felt - max(0, host_wait), batch - felt, HOST_WAIT
-        yield batch - felt, batch, INPUT_WAIT
-        yield batch, batch + max(0, device_copy), TRANSFER
-        done = batch + max(0, device_copy) + max(0, device_compute)
-        yield batch + max(0, device_copy), done - max(0, comm), COMPUTE
+        if input_wait >= 0:
+            wait, copy, compute = input_wait, max(0, device_copy), max(0, device_compute)
+            yield batch - wait - max(0, host_wait), batch - wait, HOST_WAIT
+        copied, done = batch + copy, batch + copy + compute
+        yield batch - wait, batch, INPUT_WAIT
+        yield batch, copied, TRANSFER
+        yield copied, done - max(0, comm), COMPUTE
         yield done - max(0, comm), done, COMM_WAIT
 
 
@@ -251,19 +243,19 @@ def parts_of(segments: list[Segment]) -> dict[str, int]:
 
 
 class Trace:
-    """A run's stretches, oldest first. Time that is not the run's (between two of its processes) is in none of them."""
+    """A run's stretches, oldest first, without the time between two of its processes."""
 
     def __init__(self) -> None:
         self._stretches: deque[Stretch] = deque()
 
     def add(self, stretch: Stretch) -> None:
-        """Append what a ledger grew by; past `_KEPT` the two oldest are joined."""
+        """Append a stretch; past `_KEPT` the two oldest are joined."""
         if stretch.end_ns <= stretch.begin_ns:
             return
         self._stretches.append(stretch)
         if len(self._stretches) > _KEPT:
             one, two = self._stretches.popleft(), self._stretches.popleft()
-            if one.end_ns != two.begin_ns:  # a gap between them: the older one goes
+            if one.end_ns != two.begin_ns:  # a gap between them: the older one is dropped
                 self._stretches.appendleft(two)
                 return
             states = one.parts_ns.keys() | two.parts_ns.keys()
@@ -271,7 +263,7 @@ class Trace:
             self._stretches.appendleft(Stretch(one.begin_ns, two.end_ns, parts))
 
     def begin_ns(self) -> int | None:
-        """Return from when on it tells; None while it is empty."""
+        """Return when it begins; None while it is empty."""
         return self._stretches[0].begin_ns if self._stretches else None
 
     def parts_after(self, at_ns: int) -> dict[str, int]:

@@ -1,15 +1,16 @@
-"""The answers of the API about runs and findings, as the structs of gpuwatch/api.py."""
+"""Runs and findings as the structs of gpuwatch.api."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from statistics import median
 from typing import Any, cast
 
 import msgspec
 
-from gpuwatch import api
+from gpuwatch import api, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.cost import cost_of
 from gpuwatch.diagnosis.finding import Finding, Verdict
@@ -19,7 +20,7 @@ from gpuwatch.tools.stacks.causes import LOOK_AT, WORKERS
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.records import evidence as stack_evidence
 from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.records import Counts, RunRecord
+from gpuwatch_agent.runs.records import RunRecord, add_counters
 
 
 @dataclass
@@ -28,7 +29,7 @@ class ActiveFinding:
 
     finding: Finding
     since_s: float
-    """Unix time of the first sign."""
+    """Unix time when it was first seen."""
     seen_s: float
     since_ns: int
     seen_ns: int
@@ -37,12 +38,12 @@ class ActiveFinding:
     stacks_taken: bool = False
     """Stacks were requested."""
     stacks: Stacks | None = None
-    """The processes' stacks when it began, where they were taken."""
+    """The processes' stacks when it began; None: none were taken."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found of a run, as the API shows it."""
+    """A run's last minute, verdict and findings, as in the API."""
 
     recent: api.Recent | None
     verdict: Verdict | None
@@ -70,15 +71,13 @@ def run_view(
 
 def record_view(record: RunRecord, prices: Prices | None = None) -> api.Run:
     """Return the same of a run that only the history keeps; without `prices` no cost."""
-    counts: Counts = record.before
-    for speaker in record.speakers:
-        counts = counts.plus(speaker.sent)
+    counts = reduce(add_counters, (sender.sent for sender in record.senders), record.before)
     watermark_s = record.started_s + sum(record.states_ns.values()) / 1e9
     return _view(record, record.states_ns, counts, prices, watermark_s=watermark_s)
 
 
 def _view(
-    run: Run | RunRecord, states_ns: Mapping[str, int], counts: Counts, prices: Prices | None, **more: Any
+    run: Run | RunRecord, states_ns: Mapping[str, int], counts: wire.Counters, prices: Prices | None, **more: Any
 ) -> api.Run:
     hello = run.hello
     states_s, gpus = {state: ns / 1e9 for state, ns in states_ns.items() if ns}, tuple(run.gpus.values())
@@ -108,7 +107,7 @@ _OF_HELLO = ("name", "job", "host", "pid", "world_size", "timeline", "device", "
 
 
 def finding_view(entry: ActiveFinding) -> api.Finding:
-    """Return a finding with the time of its first sign, and with the evidence of its stacks."""
+    """Return a finding with its begin and the evidence of its stacks."""
     finding, stacks = entry.finding, entry.stacks
     fields = msgspec.structs.asdict(finding)
     if stacks is not None:
@@ -123,16 +122,16 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
         return None
     totals = sorted(map(sum, zip(steps.data_wait_s, steps.transfer_s, steps.compute_s, strict=True)))
     columns = run.steps.columns()
-    # Steps are kept for a minute, or as many as there is room for: their own span is what their rate is over.
+    # Steps are kept for a minute, or up to a maximum: the rate is over their own span.
     span_s = max((columns.end_ns[-1] - columns.end_ns[0]) / 1e9, sum(totals[:1])) if len(steps) > 1 else totals[0]
     per_s = len(steps) / span_s if span_s > 0 else None
     known = per_s is not None and min(columns.samples) >= 0
-    tokens_a_step = run.minute.tokens_a_step()
+    tokens = run.minute.tokens_per_step()
     done = Done(
         span_s,
         len(steps),
         sum(columns.samples) if known else None,
-        None if tokens_a_step is None else tokens_a_step * len(steps),
+        None if tokens is None else tokens * len(steps),
     )
     rates = throughput(done, run.hello.flops if run.hello is not None else None)
     return api.Recent(

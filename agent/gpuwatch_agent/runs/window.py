@@ -112,13 +112,10 @@ def run_window(
     """Return the run's last minute. `host` is the node, `gpus` are those that the run alone holds; `ranks` are the ranks on this node that train."""
     duration_ns, states_ns = run.recent_ns()
     hello = run.hello
-    pid = table.host_pid(hello) if hello is not None else None
+    pid = table.host_pid(hello)
     steps = run.steps.columns()
     loader = hello.loader if hello is not None else None
-    then, now = run.minute.counts()
-    ratios = run.minute.device_ratios()
-    by_device = now.device_steps - then.device_steps
-    fetches, new_steps = now.worker_fetches - then.worker_fetches, now.steps - then.steps
+    ratio = run.minute.ratio
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
@@ -131,14 +128,14 @@ def run_window(
             epoch_start=steps.epoch_start,
             hidden_wait_s=steps.hidden_s,
         ),
-        drained_ratio=ratios.drained,
-        kept_up_ratio=ratios.kept_up,
-        read_back_ratio=ratios.read_back,
-        coverage=by_device / new_steps if new_steps > 0 else 0.0,
-        unverified_ratio=(now.unverified_steps - then.unverified_steps) / new_steps if new_steps > 0 else 0.0,
+        drained_ratio=ratio("drained_steps", "device_steps"),
+        kept_up_ratio=ratio("kept_up_steps", "device_steps"),
+        read_back_ratio=ratio("read_back_steps", "device_steps"),
+        coverage=ratio("device_steps", "steps") or 0.0,
+        unverified_ratio=ratio("unverified_steps", "steps") or 0.0,
         fetch_cpu_ratio=run.fetch_cpu_ratio,
-        ready_batches=(now.ready_batches - then.ready_batches) / fetches if fetches > 0 else None,
-        empty_fetch_ratio=(now.empty_fetches - then.empty_fetches) / fetches if fetches > 0 else None,
+        ready_batches=ratio("ready_batches", "worker_fetches"),
+        empty_fetch_ratio=ratio("empty_fetches", "worker_fetches"),
         loader=loader,
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),

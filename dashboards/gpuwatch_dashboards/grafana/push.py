@@ -25,7 +25,8 @@ from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
 from gpuwatch import __version__
-from gpuwatch.api import Finding, Run, RunSource
+from gpuwatch.api import Finding, Run
+from gpuwatch.api.client import RunSource
 from gpuwatch.errors import ConfigError, GpuwatchError
 from gpuwatch_dashboards.grafana import DATASOURCE, TAG
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuwatch.api import Client, Finding, Run, Series, Steps
+from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.api.client import Client, Get, Params
 from gpuwatch.errors import GpuwatchError, SourceError
-from gpuwatch.http import Get, Params
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports import RunReport, gather
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwatch.api import Finding, Run, Series, Steps
-from gpuwatch.http import TIMEOUT_S, Get, JsonServer, Params
+from gpuwatch.api.client import TIMEOUT_S, Get, JsonServer, Params
 from gpuwatch.tools.reports import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels.panel import Panel

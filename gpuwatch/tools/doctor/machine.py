@@ -24,7 +24,7 @@ import msgspec
 
 import gpuwatch
 from gpuwatch.api import Status
-from gpuwatch.http import Reply, fetch, why
+from gpuwatch.api.client import Reply, fetch, why
 from gpuwatch.wire import endpoint
 
 DISTRIBUTION = "gpuwatch-training"

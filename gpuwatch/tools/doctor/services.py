@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from gpuwatch.api.client import why
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
-from gpuwatch.http import why
 from gpuwatch.tools.doctor.machine import Machine, is_local
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint

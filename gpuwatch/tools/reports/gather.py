@@ -12,7 +12,8 @@ import msgspec
 
 from gpuwatch import __version__
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.api import Finding, LastSteps, Run, RunSource, Steps
+from gpuwatch.api import Finding, LastSteps, Run, Steps
+from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.cost import Cost, cost_of, together
 from gpuwatch.diagnosis.rules import ENDINGS

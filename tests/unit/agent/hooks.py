@@ -1,4 +1,4 @@
-"""A hook's messages without a hook: books time on a clock that the test moves, and tells it as the real one would."""
+"""A hook's messages without a hook: books time on a clock that the test moves, and reports it as the real one would."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class FakeHook:
             tags={"team": "vision"},
         )
 
-    def tell(self, activity: str = "step") -> wire.Steps:
+    def message(self, activity: str = "step") -> wire.Steps:
         """Return the next message, with the step records since the last one."""
         rows, self._unsent = self._unsent, []
         columns = (

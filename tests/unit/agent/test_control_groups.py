@@ -63,7 +63,7 @@ class Node:
     def send_and_tick(self) -> None:
         """The hook speaks, and half a second later it is looked at."""
         self.hook.spend("compute", 500 * MS)
-        self.run.apply(self.hook.tell(), self.hook.at_ns, 0.0)
+        self.run.apply(self.hook.message(), self.hook.at_ns, 0.0)
         self.tick(500 * MS)
 
     def tick(self, passed_ns: int) -> None:
@@ -107,7 +107,7 @@ def test_version_1_own_group(tmp_path: Path) -> None:
 def test_a_kill_right_after_the_last_word_counts_though_a_look_came_between(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.hook.spend("compute", 200 * MS)
-    node.run.apply(node.hook.tell(), node.hook.at_ns, 0.0)
+    node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
     node.counts(own=4)
     node.tick(300 * MS)  # still there: the kernel is at it
     found = node.die()
@@ -168,5 +168,5 @@ def test_it_outlives_the_agent_and_ends_when_the_run_speaks_again(tmp_path: Path
     assert node.die() is not None
     record = msgspec.msgpack.decode(msgspec.msgpack.encode(node.run.record()), type=RunRecord)
     assert Run.restore(record, BOOT, node.hook.at_ns, 0.0).oom == node.run.oom
-    node.run.apply(node.hook.tell(), node.hook.at_ns, 0.0)
+    node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
     assert node.run.status == "running" and node.run.oom is None

@@ -42,7 +42,7 @@ class Node:
 
     def hear(self, hook: FakeHook) -> None:
         run = self.runs.setdefault(hook.pid, Run(hook.run, hook.rank, BOOT))
-        run.apply(hook.tell(), self.now_ns, wall_s(self.now_ns))
+        run.apply(hook.message(), self.now_ns, wall_s(self.now_ns))
 
     def restart_agent(self) -> None:
         records = [account.record(BOOT) for account in self.book.accounts.values()]
@@ -235,7 +235,7 @@ def test_set_wall_clock_leaves_every_second_where_it_was() -> None:
         node.now_ns = hook.at_ns
         run = node.runs.setdefault(hook.pid, Run(hook.run, hook.rank, BOOT))
         now_s = (hook.at_ns + hook.wall_offset_ns) / 1e9
-        run.apply(hook.tell(), node.now_ns, now_s)
+        run.apply(hook.message(), node.now_ns, now_s)
         run.pass_time(node.now_ns, now_s, True)
         assert run.status == "running"
         node.tick((hook.pid,), 0.9)

@@ -122,7 +122,7 @@ class Site:
         self.book = GpuLedgers()
         self.now_ns = BEGIN_NS
         for number in range(hooks):
-            self.tell(number)
+            self.message(number)
         self.update()
 
     def spend(self, number: int, state: str, ms: int) -> None:
@@ -133,10 +133,10 @@ class Site:
         self.hooks[number].step(data_ms * MS, compute_ms * MS)
         self.did[number] += ["input_wait"] * data_ms + ["compute"] * compute_ms
 
-    def tell(self, number: int) -> None:
+    def message(self, number: int) -> None:
         hook = self.hooks[number]
         self.now_ns = max(self.now_ns, hook.at_ns)
-        self.runs[number + 1].apply(hook.tell(), self.now_ns, wall_s(self.now_ns))
+        self.runs[number + 1].apply(hook.message(), self.now_ns, wall_s(self.now_ns))
 
     def update(self) -> None:
         pids = tuple(self.runs)
@@ -159,7 +159,7 @@ class Site:
         last_ns = max(hook.at_ns for hook in self.hooks)
         for number, hook in enumerate(self.hooks):
             self.spend(number, "other", (last_ns - hook.at_ns) // MS)
-            self.tell(number)
+            self.message(number)
         self.update()
 
     def expected_ms(self) -> dict[str, int]:
@@ -192,11 +192,11 @@ def test_every_millisecond_of_three_runs_has_the_state_that_comes_first(moves) -
             number, steps = move
             for data_ms, compute_ms in steps:
                 site.step(number, data_ms, compute_ms)
-            site.tell(number)
+            site.message(number)
         else:
             number, state, ms, _ = move
             site.spend(number, state, ms)
-            site.tell(number)  # a message of one state: where in it the state lay is no question
+            site.message(number)  # a message of one state: where in it the state lay is no question
     site.meet()
     assert site.booked_ms() == site.expected_ms()
 
@@ -204,15 +204,15 @@ def test_every_millisecond_of_three_runs_has_the_state_that_comes_first(moves) -
 def test_open_time_of_a_run_outlives_the_agent() -> None:
     site = Site(2)
     site.spend(0, "compute", 900)
-    site.tell(0)
+    site.message(0)
     site.spend(1, "input_wait", 300)
-    site.tell(1)
+    site.message(1)
     site.update()  # 600 ms of the first run wait for the second one
     site.restart()
     site.spend(1, "checkpoint", 1100)
-    site.tell(1)
+    site.message(1)
     site.spend(0, "eval", 500)
-    site.tell(0)
+    site.message(0)
     site.update()
     assert site.booked_ms() == {"compute": 900, "eval": 500}
 
@@ -221,11 +221,11 @@ def test_run_that_ends_counts_to_its_last_moment_beside_one_that_goes_on() -> No
     site = Site(2)
     site.spend(0, "compute", 700)
     site.spend(1, "input_wait", 200)
-    site.tell(1)
+    site.message(1)
     site.runs[1].apply(site.hooks[0].bye(), site.now_ns, wall_s(site.now_ns))
     site.update()
     site.spend(1, "input_wait", 800)
-    site.tell(1)
+    site.message(1)
     site.update()
     assert site.booked_ms() == {"compute": 700, "input_wait": 300}
     assert site.book.accounts[UUID].owner == "run-1"
@@ -234,18 +234,18 @@ def test_run_that_ends_counts_to_its_last_moment_beside_one_that_goes_on() -> No
 def test_run_that_joins_counts_from_its_own_begin() -> None:
     site = Site(1)
     site.spend(0, "input_wait", 500)
-    site.tell(0)
+    site.message(0)
     site.update()
     late = FakeHook(site.now_ns, run="run-late", sender="late", pid=9)
     site.runs[9] = Run("run-late", 0, BOOT)
     late.spend("startup", 300 * MS)
     site.spend(0, "input_wait", 400)
-    site.tell(0)
-    site.runs[9].apply(late.tell(), site.now_ns, wall_s(site.now_ns))
+    site.message(0)
+    site.runs[9].apply(late.message(), site.now_ns, wall_s(site.now_ns))
     site.update()
     assert site.booked_ms() == {"input_wait": 500, "startup": 300}
     late.spend("compute", 100 * MS)
-    site.runs[9].apply(late.tell(), site.now_ns, wall_s(site.now_ns))
+    site.runs[9].apply(late.message(), site.now_ns, wall_s(site.now_ns))
     site.update()
     assert site.booked_ms() == {"input_wait": 500, "startup": 300, "compute": 100}
 
@@ -253,7 +253,7 @@ def test_run_that_joins_counts_from_its_own_begin() -> None:
 def test_silent_run_does_not_hold_up_the_other_for_ever() -> None:
     site = Site(2)
     site.spend(0, "compute", 20_000)
-    site.tell(0)
+    site.message(0)
     site.update()
     assert site.booked_ms() == {}  # the other's time is still open
     for run in site.runs.values():

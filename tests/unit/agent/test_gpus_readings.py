@@ -29,10 +29,10 @@ def test_usual_power_is_that_of_seconds_with_steps() -> None:
         step(run, second * S)
         trends.update(account, 400.0, None, second * S)
         if second == 20:
-            assert trends.usual_watts("GPU-a") is None  # too early to call anything usual
+            assert trends.median_watts("GPU-a") is None  # too early to call anything usual
     for second in range(46, 100):
         trends.update(account, 100.0, None, second * S)  # it stands still
-    assert trends.usual_watts("GPU-a") == 400.0
+    assert trends.median_watts("GPU-a") == 400.0
 
 
 def test_memory_is_looked_at_once_a_minute() -> None:
@@ -60,4 +60,4 @@ def test_a_gpu_that_no_run_holds_has_no_trend() -> None:
     trends = GpuTrends()
     for second in range(0, 600, 60):
         trends.update(held(None), 400.0, second, second * S)
-    assert trends.memory("GPU-a", 2000) is None and trends.usual_watts("GPU-a") is None
+    assert trends.memory("GPU-a", 2000) is None and trends.median_watts("GPU-a") is None

@@ -28,7 +28,7 @@ def tick(time_s: float, value: float = 0.0, *, runs=(), steps=(), run: str = "ru
 
 
 def batch(hook: FakeHook, time_s: float) -> StepBatch:
-    told = hook.tell()
+    told = hook.message()
     offset_ns = told.origin.time_ns - told.origin.monotonic_ns
     return StepBatch(told.run, told.rank, told.first_step, time_s, offset_ns, told.columns)
 
@@ -177,9 +177,9 @@ def test_full_disk_is_counted_said_once_and_got_over(tmp_path: Path, caplog: pyt
     history._connection.execute("PRAGMA max_page_count=100000").fetchall()
     assert history.commit(tick(BEGIN_S + 2, 7.0))
     assert [record.message for record in caplog.records if "cannot be written" in record.message] == [
-        f"history {history.path} cannot be written (database or disk is full); the agent goes on without it"
+        f"history {history.path} cannot be written (database or disk is full); the agent continues without it"
     ]
-    assert any("is written again" in record.message for record in caplog.records)
+    assert any("can be written again" in record.message for record in caplog.records)
     assert points(history, BEGIN_S, BEGIN_S + 10, 300)[-1] == (BEGIN_S + 2, 7.0)
     history.close()
 
@@ -187,7 +187,7 @@ def test_full_disk_is_counted_said_once_and_got_over(tmp_path: Path, caplog: pyt
 def test_run_is_found_again_as_it_was_kept(history: History) -> None:
     hook = FakeHook().step()
     run = Run("run-a", 0, BOOT)
-    for message in (hook.hello(), hook.tell()):
+    for message in (hook.hello(), hook.message()):
         run.apply(message, hook.at_ns, BEGIN_S)
     record = run.record()
     assert record is not None
@@ -222,7 +222,7 @@ def test_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path, caplog: p
     assert history.commit(tick(BEGIN_S))
     aside = [each for each in tmp_path.iterdir() if "damaged" in each.name]
     assert len(aside) == 1 and aside[0].read_bytes().startswith(b"this is no database")
-    assert f"set aside as {aside[0].name}" in caplog.text
+    assert f"renamed to {aside[0].name}" in caplog.text
     history.close()
 
 
@@ -232,7 +232,7 @@ def test_file_damaged_inside_is_set_aside_too(tmp_path: Path) -> None:
     for number in range(300):
         hook = FakeHook(run=f"run-{number}")
         run = Run(hook.run, 0, BOOT)
-        run.apply(hook.tell(), hook.at_ns, BEGIN_S)
+        run.apply(hook.message(), hook.at_ns, BEGIN_S)
         history.commit(tick(BEGIN_S + number, runs=[run.record()], run=f"run-{number}"))
     history.close()
     content = bytearray(path.read_bytes())

@@ -178,7 +178,7 @@ def test_version_1_file_is_brought_up_and_loses_nothing(tmp_path: Path) -> None:
     assert run.ledger is not None
     assert {s: ns for s, ns in run.ledger.totals_ns.items() if ns} == {"input_wait": 5_400 * MS, "compute": 3_600 * MS}
     (gpu,) = history.reader.gpus()
-    assert [(owner.run, owner.rank) for owner in gpu.all_owners()] == [("run-a", 0)]
+    assert [(owner.run, owner.rank) for owner in gpu.owners] == [("run-a", 0)]
     condensed(history, 1_790_000_000 + 120)
     look(history.reader)
     assert (rows(history, "steps"), rows(history, "tick")) == (0, 0)

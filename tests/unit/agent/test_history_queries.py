@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, Tick
-from gpuwatch_agent.history.queries import growth, ledgers_between
+from gpuwatch_agent.history.queries import growth, ledger
 
 BEGIN_S = 1_790_000_000.0
 GPU = ("0", "GPU-a")
@@ -20,6 +22,10 @@ def history(tmp_path: Path) -> Iterator[History]:
     history = History(tmp_path / "history.db")
     yield history
     history.close()
+
+
+def between(history: History, start_s: float, end_s: float) -> Any:
+    return msgspec.to_builtins(ledger(history.reader, {"start": str(start_s), "end": str(end_s)}))
 
 
 def keep(history: History, second: int, *samples: Sample) -> None:
@@ -38,14 +44,16 @@ def test_a_gpu_and_a_run_that_came_and_went(history: History) -> None:
         run = min(second, 7) - 3
         there = [Sample("gpuwatch_run_seconds_total", 2.0 + run, ("run-a", "1", "startup"))] if 3 <= second < 9 else []
         keep(history, second, *gpu(100.0 + second * 0.75, 50.0 + second * 0.25), *there)
-    found = ledgers_between(history.reader, BEGIN_S, BEGIN_S + 10)
+    found = between(history, BEGIN_S, BEGIN_S + 10)
     assert found["gpus"] == [
         {"gpu": "0", "UUID": "GPU-a", "states": {"compute": 7.5, "held_idle": 2.5}, "seconds": 10.0}
     ]
     assert found["runs"] == [{"run": "run-a", "rank": "1", "states": {"startup": 6.0}, "seconds": 6.0}]
-    part = ledgers_between(history.reader, BEGIN_S + 4, BEGIN_S + 6)
+    part = between(history, BEGIN_S + 4, BEGIN_S + 6)
     assert part["gpus"][0]["seconds"] == 2.0 and part["runs"][0]["states"] == {"startup": 2.0}
-    assert ledgers_between(history.reader, BEGIN_S + 100, BEGIN_S + 200) == {"gpus": [], "runs": []}
+    assert between(history, BEGIN_S + 100, BEGIN_S + 200) == {
+        "start_s": BEGIN_S + 100, "end_s": BEGIN_S + 200, "gpus": [], "runs": [],
+    }  # fmt: skip
 
 
 def test_an_agent_that_lost_its_state_began_at_0_again() -> None:

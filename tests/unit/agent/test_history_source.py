@@ -13,7 +13,7 @@ def test_it_costs_what_it_cost_while_it_was_there() -> None:
     hook = FakeHook().spend("input_wait", 1800 * S).spend("compute", 3600 * S)
     run = Run("run-a", 0, BOOT)
     run.apply(hook.hello(), hook.at_ns, 0.0)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     run.gpus = {"GPU-0": "NVIDIA H200"}
     record = run.record()
     assert record is not None

@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
-from gpuwatch_agent.collectors import Choice, Collector, Roots, build
+from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
+from gpuwatch_agent.options import Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
@@ -57,12 +58,12 @@ def samples(tmp_path: Path) -> list[AnySample]:
     for _ in range(9):
         hook.step()
     hook.step(data_ns=400 * MS, compute_ns=100 * MS)
-    for message in (hook.hello(name='resnet "50"\nα'), hook.tell()):
+    for message in (hook.hello(name='resnet "50"\nα'), hook.message()):
         run.apply(message, hook.at_ns, wall_s(hook.at_ns))
     for at_ns in (hook.ledger.start_ns, hook.at_ns):
         gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, at_ns)
     hook.spend("eval", 250 * MS)
-    run.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     gpus.advance([GpuReading("0", "GPU-1", (4711,), 0.9)], {4711: run}, hook.at_ns)
     findings = FindingTracker()
     for at_ns in (0, 4 * S):

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuwatch.host.proc import TICKS_PER_S
+from gpuwatch.host.proc import TICKS_PER_S, process_cpu_s
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
@@ -88,7 +88,7 @@ def workers_run(procfs: Path, pids: tuple[int, ...]) -> Run:
     hook = FakeHook()
     run = Run("run-a", 0, BOOT)
     run.apply(hook.hello(worker_pids=pids), hook.at_ns, 0.0)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     return run
 
 
@@ -121,12 +121,15 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
     assert watch.ratios(run) == (1.0,)
 
 
-def test_workers_that_a_sender_makes_up_cost_little(table: ProcessTable, tmp_path: Path) -> None:
+def test_workers_that_a_sender_makes_up_cost_little(
+    table: ProcessTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = workers_run(tmp_path, tuple(range(100_000, 200_000)))
     asked = []
-    table.cpu_s = asked.append  # type: ignore[method-assign, assignment]
+    table.read = lambda reader, pid: asked.append(reader)  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(table, "host_pid", lambda hello: hello.pid)
     WorkerWatch(table).update([run], S)
-    assert len(asked) == 256
+    assert asked.count(process_cpu_s) == 256
 
 
 def test_cores_and_memory_are_those_that_the_job_may_use(tmp_path: Path) -> None:

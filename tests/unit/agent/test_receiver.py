@@ -22,7 +22,7 @@ def receiver() -> Receiver:
 
 
 def frame(**changes: object) -> bytes:
-    return wire.encode(msgspec.structs.replace(FakeHook().step().tell(), **changes))
+    return wire.encode(msgspec.structs.replace(FakeHook().step().message(), **changes))
 
 
 def with_totals(**changes: object) -> bytes:

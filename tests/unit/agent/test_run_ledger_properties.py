@@ -86,15 +86,15 @@ class World:
         elif kind == "hello":
             self.say(self.hook.hello())
         elif kind == "send":
-            self.say(self.hook.tell())
+            self.say(self.hook.message())
         elif kind == "lose":
-            self.late.append(self.hook.tell())
+            self.late.append(self.hook.message())
         elif kind == "repeat" and self.said:
             self.deliver(self.said[-1])
         elif kind == "late" and self.late:
             self.deliver(self.late.pop(0))
         elif kind == "other_speaks" and len(self.hooks) > 1:
-            self.say(self.hooks[-2].tell())
+            self.say(self.hooks[-2].message())
         elif kind == "silence":
             self.now_ns += amount * MS
             self.pass_time()
@@ -127,7 +127,7 @@ class World:
         ledger = run.ledger
         assert ledger.sum_ns == ledger.watermark_ns - ledger.start_ns
         counters = {**ledger.totals_ns, "steps": run.counts.steps, "samples": max(0, run.counts.samples)}
-        counters |= {f"bucket {i}": n for i, n in enumerate(run.counts.histogram)} | {"lost": run.lost}
+        counters |= {f"bucket {i}": n for i, n in enumerate(run.counts.step_histogram)} | {"lost": run.lost}
         went_back = {
             name: (self.floor[name], value) for name, value in counters.items() if value < self.floor.get(name, 0)
         }
@@ -159,14 +159,14 @@ def test_good_byes_bring_every_count_to_the_hooks_own(events) -> None:
     """Once each process has said good-bye: its steps are counted once, and each record was received or counted as lost."""
     world = play(World(), events)
     for hook in world.hooks:
-        world.deliver(hook.tell())
+        world.deliver(hook.message())
         world.deliver(hook.bye())
     run = world.run
     assert run is not None and run.ledger is not None
     steps = sum(hook.steps for hook in world.hooks)
     assert run.counts.steps == steps
     assert run.counts.samples == (8 * steps if steps else -1)
-    assert sum(run.counts.histogram) == steps
+    assert sum(run.counts.step_histogram) == steps
     assert run.counts.phases_ns["data_wait"] == 60 * MS * steps
     assert world.taken + run.lost == steps
 
@@ -193,7 +193,7 @@ def test_two_processes_that_share_a_name_are_each_counted_once() -> None:
     for _ in range(50):
         for hook in (one, two):
             hook.step()
-            book.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+            book.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     run = book.runs[KEY]
     assert run.ledger is not None
     assert run.counts.steps == 100
@@ -206,11 +206,11 @@ def test_more_processes_than_are_remembered_still_add_up_when_they_come_one_afte
     at_ns = 100 * S
     for number in range(40):
         hook = FakeHook(at_ns, sender=f"sender-{number}").step()
-        book.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+        book.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
         book.apply(hook.bye(), hook.at_ns, wall_s(hook.at_ns))
         at_ns = hook.at_ns + S
     run = book.runs[KEY]
     assert run.ledger is not None
     assert run.counts.steps == 40
     assert run.ledger.sum_ns == 40 * 100 * MS
-    assert len(run.speakers) <= 16
+    assert len(run.senders) <= 16

@@ -76,7 +76,7 @@ def a_run(*workers: int, pid: int = 4711, rank: int = 0, name: str = "run-a") ->
     hook = FakeHook(pid=pid, rank=rank, run=name, sender=f"{name}-{rank}")
     run = Run(name, rank, BOOT)
     run.apply(hook.hello(worker_pids=workers), hook.at_ns, 0.0)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     return run
 
 

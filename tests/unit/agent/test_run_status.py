@@ -27,7 +27,7 @@ def restarted(run: Run, now_ns: int, boot_id: str = BOOT) -> Run:
 
 def test_killed_process_is_lost_after_two_seconds_and_its_tail_unknown() -> None:
     hook = FakeHook().step()
-    run = heard(hook.hello(), hook.tell(), at_ns=hook.at_ns)
+    run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
     run.pass_time(hook.at_ns + 2 * S, wall_s(0), alive=False)
     assert run.status == "running"
     run.pass_time(hook.at_ns + 2500 * MS, wall_s(0), alive=False)
@@ -38,7 +38,7 @@ def test_killed_process_is_lost_after_two_seconds_and_its_tail_unknown() -> None
 
 def test_step_records_that_a_killed_process_never_sent_are_counted_once() -> None:
     hook = FakeHook().step().step()
-    told = msgspec.structs.replace(hook.tell(), columns={})  # its totals name two steps whose records never came
+    told = msgspec.structs.replace(hook.message(), columns={})  # its totals name two steps whose records never came
     run = heard(hook.hello(), told, at_ns=hook.at_ns)
     assert run.lost == 0
     for seconds in (3, 4):
@@ -48,16 +48,16 @@ def test_step_records_that_a_killed_process_never_sent_are_counted_once() -> Non
 
 def test_stopped_process_is_unknown_while_silent_and_right_afterwards() -> None:
     hook = FakeHook().step()
-    run = heard(hook.tell(), at_ns=hook.at_ns)
+    run = heard(hook.message(), at_ns=hook.at_ns)
     last = hook.at_ns
     for seconds in range(1, 16):
         run.pass_time(last + seconds * S, 0.0, alive=True)
     assert run.ledger is not None and run.status == "running"
     assert run.ledger.totals_ns["unknown"] == 15 * S
     hook.spend("compute", 15 * S + 500 * MS)  # the step in which it was stopped ends
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     hook.spend("input_wait", 2 * S)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     assert run.ledger.totals_ns["unknown"] == 15 * S
     assert run.ledger.totals_ns["compute"] == 540 * MS
     assert run.ledger.totals_ns["input_wait"] == 2 * S + 60 * MS
@@ -66,11 +66,11 @@ def test_stopped_process_is_unknown_while_silent_and_right_afterwards() -> None:
 
 def test_lost_run_that_speaks_again_is_running_and_is_kept_by_the_next_agent() -> None:
     hook = FakeHook().step()
-    run = heard(hook.hello(), hook.tell(), at_ns=hook.at_ns)
+    run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
     run.pass_time(hook.at_ns + 61 * S, wall_s(hook.at_ns + 61 * S), alive=None)
     assert run.status == "lost"
     hook.spend("compute", 2000 * S)
-    run.apply(hook.tell(), hook.at_ns, wall_s(hook.at_ns))
+    run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
     assert (run.status, run.ended_s) == ("running", None)
     record = run.record()
     assert record is not None
@@ -82,8 +82,8 @@ def test_lost_run_that_speaks_again_is_running_and_is_kept_by_the_next_agent() -
 @pytest.mark.parametrize("late", ["hello", "tell"])
 def test_message_after_the_good_bye_does_not_bring_a_run_back(late: str) -> None:
     hook = FakeHook().step()
-    straggler = hook.hello() if late == "hello" else hook.tell()
-    run = heard(hook.hello(), hook.tell(), hook.bye(), straggler, at_ns=hook.at_ns)
+    straggler = hook.hello() if late == "hello" else hook.message()
+    run = heard(hook.hello(), hook.message(), hook.bye(), straggler, at_ns=hook.at_ns)
     assert run.status == "ended"
 
 
@@ -97,7 +97,7 @@ def test_hello_before_totals_makes_no_series_and_does_not_stay_for_ever() -> Non
 
 def test_totals_before_hello_are_booked_and_the_name_comes_later() -> None:
     hook = FakeHook().step()
-    run = heard(hook.tell(), hook.hello(name="bert"), at_ns=hook.at_ns)
+    run = heard(hook.message(), hook.hello(name="bert"), at_ns=hook.at_ns)
     assert run.ledger is not None and run.ledger.sum_ns == 100 * MS
     assert run.hello is not None and run.hello.name == "bert"
 
@@ -106,7 +106,7 @@ def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> No
     hook = FakeHook().step()
     book = RunRegistry(BOOT)
     now = hook.at_ns
-    book.apply(hook.tell(), now, 0.0)
+    book.apply(hook.message(), now, 0.0)
     book.excuse_pause(now)
     now += 40 * S  # the agent is stopped; messages wait in the socket and are read a moment later
     book.excuse_pause(now)
@@ -115,7 +115,7 @@ def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> No
     assert run.status == "running" and run.ledger is not None
     assert run.ledger.totals_ns["unknown"] == 0
     hook.spend("compute", 40 * S)
-    book.apply(hook.tell(), now + S, 0.0)
+    book.apply(hook.message(), now + S, 0.0)
     book.apply(hook.bye(), now + S, 0.0)
     assert run.status == "ended"
     assert run.ledger.totals_ns == hook.ledger.totals_ns
@@ -124,7 +124,7 @@ def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> No
 def test_real_silence_is_found_although_turns_go_on() -> None:
     hook = FakeHook().step()
     book = RunRegistry(BOOT)
-    book.apply(hook.tell(), hook.at_ns, 0.0)
+    book.apply(hook.message(), hook.at_ns, 0.0)
     for seconds in range(12):
         book.excuse_pause(hook.at_ns + seconds * S)
         book.runs["run-a", 0].pass_time(hook.at_ns + seconds * S, 0.0, alive=True)
@@ -134,9 +134,9 @@ def test_real_silence_is_found_although_turns_go_on() -> None:
 
 def test_elastic_restart_with_good_bye_leaves_the_time_between_out() -> None:
     first = FakeHook(sender="one").step()
-    run = heard(first.tell(), first.bye(), at_ns=first.at_ns)
+    run = heard(first.message(), first.bye(), at_ns=first.at_ns)
     second = FakeHook(first.at_ns + 30 * S, sender="two").step()
-    for message in (second.hello(), second.tell()):
+    for message in (second.hello(), second.message()):
         run.apply(message, second.at_ns, wall_s(second.at_ns))
     assert run.status == "running" and run.ledger is not None
     assert run.ledger.sum_ns == 200 * MS
@@ -146,9 +146,9 @@ def test_elastic_restart_with_good_bye_leaves_the_time_between_out() -> None:
 
 def test_elastic_restart_without_good_bye_has_unknown_time_between() -> None:
     first = FakeHook(sender="one").step()
-    run = heard(first.tell(), at_ns=first.at_ns)
+    run = heard(first.message(), at_ns=first.at_ns)
     second = FakeHook(first.at_ns + 30 * S, sender="two").step()
-    run.apply(second.tell(), second.at_ns, wall_s(second.at_ns))
+    run.apply(second.message(), second.at_ns, wall_s(second.at_ns))
     assert run.ledger is not None
     assert run.ledger.totals_ns["unknown"] == 30 * S
     assert run.ledger.sum_ns == 30 * S + 200 * MS
@@ -157,14 +157,14 @@ def test_elastic_restart_without_good_bye_has_unknown_time_between() -> None:
 def test_run_of_a_former_boot_is_lost_and_its_id_can_go_on() -> None:
     """A requeued Slurm job keeps its id over a reboot, after which the monotonic clock is younger than the run was."""
     hook = FakeHook(at_ns=900_000 * S).step()
-    run = heard(hook.hello(), hook.tell(), at_ns=hook.at_ns)
+    run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
     now_ns = 120 * S  # two minutes into the next boot
     run.last_message_s = wall_s(now_ns) - 300
     run = restarted(run, now_ns, boot_id="boot-b")
     assert run.status == "lost" and run.ledger is not None
     assert run.ledger.watermark_ns == pytest.approx(now_ns - 300 * S, abs=MS)
     again = FakeHook(at_ns=now_ns, sender="again", boot_id="boot-b").step()
-    run.apply(again.tell(), again.at_ns, wall_s(again.at_ns))
+    run.apply(again.message(), again.at_ns, wall_s(again.at_ns))
     assert run.ledger.totals_ns["compute"] == 80 * MS
     assert run.ledger.totals_ns["unknown"] == pytest.approx(300 * S, abs=MS)
     assert run.ledger.sum_ns == run.ledger.watermark_ns - run.ledger.start_ns
@@ -174,7 +174,7 @@ def test_first_message_that_waited_for_the_agent_is_placed_by_the_wall_clocks() 
     """Another boot id (a virtual machine's clock): the hook kept its messages for a minute before an agent came."""
     hook = FakeHook(at_ns=5 * S, boot_id="boot-vm", wall_offset_ns=int(wall_s(1000 * S) * S))
     hook.step()
-    early = hook.tell()
+    early = hook.message()
     run = Run("run-a", 0, BOOT)
     now_ns = 1000 * S + hook.at_ns + 45 * S  # 45 s after it was sent
     run.apply(early, now_ns, wall_s(now_ns))
@@ -187,7 +187,7 @@ def test_last_minute_of_a_long_run_forgets_what_was_before() -> None:
     run = Run("run-a", 0, BOOT)
     for second in range(300):
         hook.spend("startup" if second < 200 else "compute", S)
-        run.apply(hook.tell(), hook.at_ns, 0.0)
+        run.apply(hook.message(), hook.at_ns, 0.0)
         run.remember(hook.at_ns)
     assert run.recent_ns() == (60 * S, {"compute": 60 * S})
 
@@ -197,7 +197,7 @@ def test_last_minute_of_an_ended_run_stays_as_it_was() -> None:
     run = Run("run-a", 0, BOOT)
     for _ in range(100):
         hook.spend("compute", S)
-        run.apply(hook.tell(), hook.at_ns, 0.0)
+        run.apply(hook.message(), hook.at_ns, 0.0)
         run.remember(hook.at_ns)
     run.apply(hook.bye(), hook.at_ns, 0.0)
     for second in range(600):
@@ -207,13 +207,13 @@ def test_last_minute_of_an_ended_run_stays_as_it_was() -> None:
 
 def test_totals_that_shrink_are_not_believed() -> None:
     hook = FakeHook().step().step()
-    run = heard(hook.tell(), at_ns=hook.at_ns)
+    run = heard(hook.message(), at_ns=hook.at_ns)
     hook.spend("compute", S)
-    lie = msgspec.structs.replace(hook.tell(), totals=msgspec.structs.replace(hook.totals(), steps=0))
+    lie = msgspec.structs.replace(hook.message(), totals=msgspec.structs.replace(hook.totals(), steps=0))
     run.apply(lie, hook.at_ns, 0.0)
     assert run.counts.steps == 2
     hook.spend("compute", S)
-    run.apply(hook.tell(), hook.at_ns, 0.0)
+    run.apply(hook.message(), hook.at_ns, 0.0)
     assert run.ledger is not None and run.ledger.totals_ns == hook.ledger.totals_ns
 
 
@@ -221,7 +221,7 @@ def test_ten_thousand_names_are_refused_and_counted(caplog: pytest.LogCaptureFix
     book = RunRegistry(BOOT)
     for number in range(10_000):
         hook = FakeHook(run=f"run-{number}")
-        book.apply(hook.tell(), hook.at_ns, 0.0)
+        book.apply(hook.message(), hook.at_ns, 0.0)
     assert len(book.runs) == 512
     assert book.refused == 10_000 - 512
     assert len(caplog.records) == 1
@@ -230,8 +230,8 @@ def test_ten_thousand_names_are_refused_and_counted(caplog: pytest.LogCaptureFix
 def test_refused_run_has_no_step_records_to_keep() -> None:
     book = RunRegistry(BOOT)
     book.MAX_RUNS = 1
-    assert book.apply(FakeHook().step().tell(), 200 * S, 0.0) is True
-    assert book.apply(FakeHook(run="run-b").step().tell(), 200 * S, 0.0) is False
+    assert book.apply(FakeHook().step().message(), 200 * S, 0.0) is True
+    assert book.apply(FakeHook(run="run-b").step().message(), 200 * S, 0.0) is False
 
 
 def test_ended_run_makes_room_for_a_new_one() -> None:
@@ -239,10 +239,10 @@ def test_ended_run_makes_room_for_a_new_one() -> None:
     book.MAX_RUNS = 2
     for name in ("first", "second"):
         hook = FakeHook(run=name)
-        book.apply(hook.tell(), hook.at_ns, 0.0)
+        book.apply(hook.message(), hook.at_ns, 0.0)
     hook = FakeHook(run="second")
     book.apply(hook.bye(), hook.at_ns, 0.0)
-    book.apply(FakeHook(run="third").tell(), hook.at_ns, 0.0)
+    book.apply(FakeHook(run="third").message(), hook.at_ns, 0.0)
     assert {run for run, _ in book.runs} == {"first", "third"}
 
 

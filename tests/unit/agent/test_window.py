@@ -16,7 +16,7 @@ def told(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "
     made = Run(run, rank, BOOT)
     for _ in range(steps):
         hook.step(data_ns=data_ms * MS, compute_ns=(100 - data_ms) * MS)
-    for message in (hook.hello(), hook.tell()):
+    for message in (hook.hello(), hook.message()):
         made.apply(message, hook.at_ns, wall_s(hook.at_ns))
     return made
 
@@ -40,7 +40,7 @@ def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
     hook = FakeHook(run="run-a", rank=1, sender="sender-b", pid=4712)
     for _ in range(11):
         hook.step(data_ns=10 * MS, compute_ns=90 * MS)
-    message = hook.tell()
+    message = hook.message()
     waits = {**message.columns, "comm_wait_ns": wire.pack([5 * MS] * 11)}
     other.apply(msgspec.structs.replace(message, columns=waits), hook.at_ns, wall_s(hook.at_ns))
     [facts] = ranks_by_run([one, other]).values()

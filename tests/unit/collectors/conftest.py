@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.collectors import Collector, Roots
+from gpuwatch_agent.collectors import Collector
+from gpuwatch_agent.options import Roots
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import resident_bytes
-from gpuwatch_agent.collectors.agent_process import AgentProcessCollector
+from gpuwatch_agent.collectors.node import AgentProcessCollector
 
 
 def test_values(node, values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch_agent.collectors.driver_calls import CallCosts
+from gpuwatch_agent.collectors.drivers import CallCosts
 
 
 class Clock:

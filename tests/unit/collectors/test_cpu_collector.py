@@ -7,7 +7,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import parse_cpu_times
-from gpuwatch_agent.collectors.cpu import CpuCollector, never_back
+from gpuwatch_agent.collectors.node import CpuCollector, never_back
 
 
 def test_values(node, values):

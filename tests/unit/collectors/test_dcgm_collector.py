@@ -8,8 +8,8 @@ import pytest
 
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample, check
-from gpuwatch_agent.collectors import GpuDevice, GpuProcess
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url, parse_page
+from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
 
 PAGES = Path(__file__).parents[2] / "fixtures/dcgm"
 PAGE = (PAGES / "metrics.txt").read_text()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.disk import DiskCollector, is_disk
+from gpuwatch_agent.collectors.node import DiskCollector, is_disk
 
 
 def test_values(node, values):

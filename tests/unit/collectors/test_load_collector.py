@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.load import LoadCollector, parse_loadavg
+from gpuwatch_agent.collectors.node import LoadCollector, parse_loadavg
 
 
 def test_values(node, values):

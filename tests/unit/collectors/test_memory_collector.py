@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.memory import MemoryCollector
+from gpuwatch_agent.collectors.node import MemoryCollector
 
 
 def test_values(node, values):

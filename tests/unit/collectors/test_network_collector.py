@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.network import NetworkCollector, is_physical
+from gpuwatch_agent.collectors.node import NetworkCollector, is_physical
 
 HEAD = "Inter-|   Receive  |  Transmit\n face |bytes  packets|bytes  packets\n"
 
@@ -63,7 +63,7 @@ def test_no_file(bare, values):
 def test_nothing_but_the_loopback(bare, values):
     (bare.procfs / "net").mkdir(parents=True)
     (bare.procfs / "net" / "dev").write_text(HEAD + "    lo: 11 0 0 0 0 0 0 0 11 0 0 0 0 0 0 0\n")
-    with pytest.raises(NoData, match="no network interface"):
+    with pytest.raises(NoData, match="no network interface but virtual ones"):
         values(NetworkCollector(bare))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import parse_pressure
-from gpuwatch_agent.collectors.pressure import PressureCollector
+from gpuwatch_agent.collectors.node import PressureCollector
 
 
 def test_values(node, values):

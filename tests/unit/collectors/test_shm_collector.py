@@ -6,7 +6,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host import shm
-from gpuwatch_agent.collectors.shm import ShmCollector
+from gpuwatch_agent.collectors.node import ShmCollector
 
 
 def statvfs(blocks: int, free: int) -> os.statvfs_result:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from gpuwatch.api import Run
+from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
-from gpuwatch.http import Reply
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.sources.agent import AgentSource

@@ -13,8 +13,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from gpuwatch.api import Series
+from gpuwatch.api.client import Reply
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
-from gpuwatch.http import Reply
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.once import Once

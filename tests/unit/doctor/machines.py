@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.http import Reply
+from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import NvmlFacts
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpuwatch.api import Status
-from gpuwatch.http import Reply
+from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import AgentView, Machine, ask_agent
 from gpuwatch.tools.doctor.services import agent, agent_clock, agent_version, collectors, hook_socket
 from gpuwatch.wire import endpoint

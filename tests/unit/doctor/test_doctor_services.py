@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpuwatch.api import Status
-from gpuwatch.http import Reply
+from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import AgentView, Machine
 from gpuwatch.tools.doctor.processes import agent_port, command, gpuwatch_part, holder, listening, page_port
 from gpuwatch.tools.doctor.services import alert_rules, history, prometheus

@@ -85,7 +85,7 @@ def condensed(buckets: int, size: int, old: int = 0, **device: float) -> Steps:
 
 
 class FakeSource:
-    """Implements `gpuwatch.api.RunSource`."""
+    """Implements `gpuwatch.api.client.RunSource`."""
 
     where = "the test"
 

@@ -1,20 +1,108 @@
-"""Calls into a driver: made in a thread that can be given up on, and as seldom as their cost demands."""
+"""Shared by the GPU collectors: what a GPU is, and driver calls in a thread with a deadline, as rarely as their cost demands."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpuwatch.metrics import Sample
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+Value = tuple[str, float, tuple[str, ...]]
+"""A metric, its value, and the labels it has beyond gpu and UUID."""
+
+
+@dataclass(frozen=True)
+class GpuDevice:
+    """A GPU as the driver lists it."""
+
+    index: int
+    """NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost."""
+    uuid: str
+    name: str
+    pci_bus_id: str
+    """With a domain of eight digits, as in "00000000:3B:00.0"."""
+    minor: int | None
+    """The N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs)."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process with a compute context on a GPU."""
+
+    pid: int
+    """In the node's pid namespace."""
+    used_memory_bytes: int | None
+    """Over all of the GPU's MIG instances. None where the driver has no figure."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that answers."""
+
+    device: GpuDevice
+    handle: Any
+
+    def __str__(self) -> str:
+        return f"GPU {self.device.index} ({self.device.uuid})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Something that is read of every GPU, and how often."""
+
+    name: str
+    read: Callable[[Gpu], list[Value]]
+    interval_s: float
+
+
+def gpu_samples(device: GpuDevice, values: Iterable[Value]) -> list[Sample]:
+    return [Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in values]
+
+
+class WarnOnce:
+    """Logs each message once."""
+
+    def __init__(self) -> None:
+        self._messages: set[str] = set()
+
+    def __call__(self, message: str) -> None:
+        if message not in self._messages:
+            self._messages.add(message)
+            log.warning("%s", message)
+
+    def clear(self) -> None:
+        self._messages.clear()
+
+
+class GpuSource(Protocol):
+    """A collector of gpuwatch_gpu_* that knows the GPUs and the processes on them."""
+
+    name: str
+
+    def collect(self) -> Iterable[Sample]: ...
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        """Return the GPUs that answered last, by index."""
+        ...
+
+    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
+        """Return the compute processes of each GPU by UUID; an absent UUID is not known."""
+        ...
+
+    def process_list_age_s(self, uuid: str) -> float:
+        """Return how old a GPU's process list is, 0 where there is none."""
+        ...
 
 
 class _Call:
@@ -30,17 +118,16 @@ class _Call:
     def run(self) -> None:
         try:
             self.result = self.function()
-        except BaseException as error:  # given on to the caller, who waits for it
+        except BaseException as error:  # raised again in the calling thread
             self.error = error
         self.done.set()
 
 
 class DeadlineThread:
-    """A daemon thread that runs one call at a time, which its caller waits for until a deadline and no longer.
+    """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
 
-    A call in a driver cannot be killed. Past the deadline it is left alone, no second one is started meanwhile, and
-    once it has come back (to `call` its late result is nothing) the next call goes ahead. The interpreter's exit does not wait
-    for it. For one calling thread.
+    A call in a driver cannot be killed. Past the deadline it is abandoned, no other one is started until it returns (`call` drops its late
+    result), and the interpreter's exit does not wait for it. For one calling thread.
     """
 
     def __init__(self, what: str, deadline_s: float) -> None:
@@ -53,7 +140,7 @@ class DeadlineThread:
     def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, or raise what it raises.
 
-        Raises: TimeoutError if it does not come back before the deadline, and at once while an earlier call is away.
+        Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
         """
         late = f"{self._what} did not answer within {self._deadline_s:g} s"
         if self._overdue is not None and not self._overdue.done.is_set():
@@ -69,10 +156,9 @@ class DeadlineThread:
         return result
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
-        """Begin `function` unless an earlier one is under way, and wait a moment; return its result, None while it is not done.
+        """Start `function` unless an earlier one is running, and wait `wait_s`; return its result, None while it is not done.
 
-        A result that came late is given at the next call. Raises: what the function raises, and TimeoutError for one
-        that is away for longer than the deadline.
+        A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
         """
         call = self._overdue or self._begin(function)
         if not call.done.wait(wait_s):
@@ -100,11 +186,11 @@ class DeadlineThread:
 
 
 BUDGET_RATIO = 0.01
-"""Share of one core's time that a kind of call may take, all GPUs together. A dearer one is made less often."""
+"""Share of one core's time that a kind of call may take, all GPUs together. A more expensive one is made less often."""
 _LONGEST_S = 300.0
 _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
 _SLACK_S = 0.25
-"""A tick that begins a little early still counts."""
+"""A tick may begin a little early."""
 
 
 @dataclass
@@ -112,17 +198,17 @@ class CallCost:
     """One kind of call, over all GPUs."""
 
     planned_s: float
-    """How often it is made as long as it is cheap."""
+    """Its interval while it is cheap."""
     seconds: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
-    """What the last rounds over all GPUs took."""
+    """Duration of the last rounds over all GPUs."""
     due_s: float = float("-inf")
 
     @property
     def interval_s(self) -> float:
-        """How often it is made now: by the median, for one call that hung says nothing of the next one."""
-        usual_s = median(self.rounds_s) if len(self.rounds_s) >= _ROUNDS_TO_JUDGE else 0.0
-        return min(_LONGEST_S, max(self.planned_s, usual_s / BUDGET_RATIO))
+        """Its interval now, by the median: one call that hung does not predict the next one."""
+        median_s = median(self.rounds_s) if len(self.rounds_s) >= _ROUNDS_TO_JUDGE else 0.0
+        return min(_LONGEST_S, max(self.planned_s, median_s / BUDGET_RATIO))
 
 
 class CallCosts:
@@ -133,21 +219,21 @@ class CallCosts:
         self._timer = timer
         self.calls: dict[str, CallCost] = {}
         self.current = ""
-        """The call that is being made, for whoever waits for it in vain."""
+        """The call in progress, for a timeout's message."""
 
     def due(self, name: str, planned_s: float) -> bool:
-        """Return whether this call is due. Every kind of call is known from the first time this is called."""
+        """Return whether this call is due."""
         cost = self.calls.setdefault(name, CallCost(planned_s))
         return self._clock() >= cost.due_s - _SLACK_S
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what each kind of call has cost so far, and how often it is made."""
+        """Yield the time spent in each kind of call, and its interval."""
         for name, cost in list(self.calls.items()):
             yield Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (name,))
             yield Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (name,))
 
     def done(self, name: str, seconds: float) -> None:
-        """Note what a round of this call took, and when the next one is due."""
+        """Record the duration of a round of this call, and schedule the next one."""
         cost = self.calls[name]
         cost.rounds_s.append(seconds)
         cost.seconds += seconds
@@ -160,7 +246,7 @@ class CallCosts:
 
     @contextmanager
     def calling(self, what: str) -> Iterator[list[float]]:
-        """Name the call under way; the list that this gives holds its time afterwards."""
+        """Name the call in progress; the yielded list has its duration afterwards."""
         self.current, begin, took = what, self._timer(), [0.0]
         try:
             yield took

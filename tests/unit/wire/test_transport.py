@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from gpuwatch.wire.sockets import MemorySender, Sender, ZmqSender
+from gpuwatch.testing import MemorySender
+from gpuwatch.wire.sockets import Sender, ZmqSender
 
 
 def test_the_memory_sender_refuses_while_it_is_not_connected() -> None:

@@ -1,30 +1,27 @@
-"""What an agent answers at /api/v1/…, declared once, and the one client that reads it. Paths and queries: docs/api.md.
+"""The agent's JSON API at /api/v1/…: its structs, declared once. Paths and queries: docs/api.md.
 
 The agent encodes these structs as JSON; reports, pages, `top`, `tune` and `doctor` decode them. Times are Unix seconds,
-durations seconds, ratios 0–1; None: not measured, or not known to who answers. Fields are only ever added, with a default,
+durations seconds, ratios 0–1; None: not measured, or not known to the server. Fields are only ever added, with a default,
 so that a reader and an agent may be a version apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
-from urllib.parse import quote, urlencode
+from typing import Literal
 
 import msgspec
 
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Verdict
-from gpuwatch.errors import SourceError
-from gpuwatch.http import LONG_TIMEOUT_S, Answer, Get, JsonServer, Params
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import LoaderSettings
 
 RunStatus = Literal["running", "ended", "lost", "gone"]
-"""`ended`: it sent its last message. `lost`: its process or its messages are gone. `gone`: either, as Prometheus sees it."""
+"""`ended`: it sent its last message. `lost`: its process or its messages are gone. `gone`: one of these, in Prometheus."""
 Points = tuple[tuple[float, float | None], ...]
-"""(Unix time, value), oldest first. A None is a gap: a line is interrupted there."""
+"""(Unix time, value), oldest first. None: a gap."""
 
 
 class Finding(finding.Finding, frozen=True):
@@ -33,11 +30,11 @@ class Finding(finding.Finding, frozen=True):
     since_s: float | None = None
     """When it was first seen."""
     seen_s: float | None = None
-    """When it was last seen; None in a list of active ones."""
+    """When it was last seen; None for an active one."""
     stacks: Stacks | None = None
-    """Where the code was when it began; None: no stacks were taken."""
+    """Stacks of the processes when it began; None: none were taken."""
     run: str | None = None
-    """None: it is about a GPU that no run explains, or stands in its run's own list."""
+    """None: about a GPU without a known run, or in the run's own list."""
     name: str | None = None
     """The run's display name."""
 
@@ -54,7 +51,7 @@ class Recent(msgspec.Struct, frozen=True):
     steps_per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    """None: the training declares no tokens."""
+    """None: the training counts no tokens."""
     flops_per_s: float | None = None
     """Achieved; None: the training declares no operations for a step, sample or token."""
     mfu_ratio: float | None = None
@@ -62,7 +59,7 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Where a run's process belongs. None: not there, or not to be seen."""
+    """The job, container and pod of a run's process. None: none, or not visible."""
 
     job: str | None = None
     step: str | None = None
@@ -88,9 +85,9 @@ class Run(msgspec.Struct, frozen=True):
     job: str = ""
     host: str = ""
     pid: int | None = None
-    """As the process itself numbers it."""
+    """In the process's own pid namespace."""
     host_pid: int | None = None
-    """As the agent's /proc numbers it; None: gone, or not to be seen."""
+    """In the agent's /proc; None: gone, or not visible."""
     user: str = ""
     owner: Owner | None = None
     world_size: int = 1
@@ -101,13 +98,13 @@ class Run(msgspec.Struct, frozen=True):
     samples: int | None = None
     tokens: int | None = None
     records_lost: int = 0
-    """Step records that did not arrive; their time is in `states` all the same."""
+    """Step records that did not arrive; `states` has their time."""
     activity: str | None = None
-    """What it does now: step, a phase, silent …; None once it is over."""
+    """What it does now: step, a phase, silent …; None after its end."""
     states: Mapping[str, float] = {}
     """Seconds by state over the whole run."""
     gpus: tuple[str, ...] = ()
-    """Models of the GPUs that the rank holds, or held last."""
+    """Models of the rank's GPUs, now or last."""
     cost: Cost | None = None
     """Of these GPUs; None without a price or a GPU."""
     recent: Recent | None = None
@@ -122,7 +119,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def instance(self) -> str | None:
-        """Return Prometheus's name of the node's agent; None where an agent answers, which knows one node only."""
+        """Return Prometheus's label for the node's agent; None from an agent, which knows one node only."""
         return None
 
 
@@ -141,15 +138,15 @@ class Gpu(msgspec.Struct, frozen=True):
     run: str | None = None
     """The run that holds it, "shared" for several."""
     owner: str | None = None
-    """Who holds it, for people."""
+    """Its processes as text."""
 
 
 class Collector(msgspec.Struct, frozen=True):
     name: str
     success: bool | None = None
-    """None: there is nothing to measure on this node."""
+    """None: nothing to measure on this node."""
     message: str | None = None
-    """Why it fails, or has nothing to measure."""
+    """Why it failed, or has nothing to measure."""
     duration_s: float | None = None
 
 
@@ -183,7 +180,7 @@ class Series(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> float | None:
-        """Return the last value that is known."""
+        """Return the last known value."""
         return next((value for _, value in reversed(self.points) if value is not None), None)
 
     @property
@@ -209,7 +206,7 @@ class LastSteps(msgspec.Struct, frozen=True):
     data_wait_s: Sequence[float | None]
     transfer_s: Sequence[float | None]
     compute_s: Sequence[float | None]
-    """These three by the host's clock, the next four by the device's, None where that was not measured."""
+    """These three on the host's timeline, the next four on the device's; None: not measured."""
     input_wait_s: Sequence[float | None]
     host_wait_s: Sequence[float | None]
     device_transfer_s: Sequence[float | None]
@@ -223,7 +220,7 @@ class LastSteps(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """One column of bucketed steps: mean, least and greatest of each bucket in seconds; None: not measured there."""
+    """One column of bucketed steps: mean, min and max of each bucket in seconds; None: not measured."""
 
     mean: Sequence[float | None]
     min: Sequence[float | None]
@@ -244,9 +241,9 @@ class Steps(msgspec.Struct, frozen=True):
     bucket_steps: int = 1
     epochs: Sequence[Epoch] = ()
     step_s: Mapping[str, float] | None = None
-    """p5, p50, p95, p99 of the host's step time; None without steps."""
+    """p5, p50, p95, p99 of step time on the host; None without steps."""
     step: Sequence[int] = ()
-    """Number of a bucket's first step."""
+    """Index of each bucket's first step."""
     time_s: Sequence[float] = ()
     """When that step began."""
     end_s: Sequence[float] = ()
@@ -254,7 +251,7 @@ class Steps(msgspec.Struct, frozen=True):
     count: Sequence[int] = ()
     samples: Sequence[int | None] = ()
     bucket_s: Mapping[str, Sequence[float | None]] = {}
-    """p5, p50, p95 of the host's step time in each bucket; None of old steps, of which sums are kept."""
+    """p5, p50, p95 of step time on the host in each bucket; None for downsampled steps, of which only sums are kept."""
     columns: Mapping[str, Spread | None] = {}
     """By name, as in LastSteps; None: never measured."""
 
@@ -303,79 +300,3 @@ class LedgerOf(msgspec.Struct, frozen=True):
     end_s: float
     gpus: Sequence[GpuSeconds]
     runs: Sequence[RunSeconds]
-
-
-AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
-
-
-class Client(JsonServer):
-    """A node's agent. Every method raises SourceError when it does not answer, or not as agreed."""
-
-    def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
-        super().__init__(url, "the agent", remedy, get)
-
-    def status(self) -> Status:
-        return self.ask("/api/v1/status", Status)
-
-    def runs(self, kept: bool = False) -> Sequence[Run]:
-        """Return the runs, the most recently active first; `kept`: those too that only the history knows."""
-        return self.ask("/api/v1/runs", Runs, {"kept": "all"} if kept else None).runs
-
-    def active_findings(self) -> Sequence[Finding]:
-        """Return the active findings of all runs and GPUs."""
-        return self.ask("/api/v1/findings", Findings).findings
-
-    def findings(self, run: str) -> Sequence[Finding]:
-        """Return every finding that a run's ranks have had, the oldest first."""
-        return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", Findings).findings
-
-    def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[Series]:
-        params: Params = {"metric": metric, "start": start_s, "end": end_s, "points": points, **labels}
-        return self.ask("/api/v1/series", SeriesOf, params, LONG_TIMEOUT_S).series
-
-    def many_series(self, queries: Sequence[Params]) -> list[Sequence[Series]]:
-        """Return the series of each query, by one request: a request costs as much as decoding ten answers."""
-        if not queries:
-            return []
-        params = {"q": [urlencode(query) for query in queries]}
-        return [answer.series for answer in self.ask("/api/v1/series/many", Answers, params).answers]
-
-    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None:
-        """Return the last single steps; None where none are kept."""
-        return self._steps(run, LastSteps, {"rank": rank, "last": last})
-
-    def steps(
-        self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
-    ) -> Steps | None:
-        """Return the steps that began in a stretch of time (None: all) in at most `points` buckets; None where none are kept."""
-        times = {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
-        return self._steps(run, Steps, {"rank": rank, "points": points, **times})
-
-    def _steps(self, run: str, answer: type[Answer], params: Params) -> Answer | None:
-        try:
-            return self.ask(f"/api/v1/runs/{quote(run, safe='')}/steps", answer, params, LONG_TIMEOUT_S)
-        except SourceError as error:
-            if error.status == 404:
-                return None
-            raise
-
-
-class RunSource(Protocol):
-    """What a report reads from: a Client, or a history file (in the agent's package). Each raises as its kind does."""
-
-    where: str
-    """For messages: what is read."""
-
-    def runs(self, kept: bool = False) -> Sequence[Run]: ...
-
-    def findings(self, run: str) -> Sequence[Finding]: ...
-
-    def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[Series]: ...
-
-    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None: ...
-
-    def steps(self, run: str, rank: int, points: int) -> Steps | None: ...

@@ -55,10 +55,10 @@ def test_shares_need_looks_enough() -> None:
 
 
 def test_bytes_and_disks_of_a_node(tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
+    (tmp_path / "self/net").mkdir(parents=True)
     head = "Inter-|   Receive\n face |bytes\n"
-    (tmp_path / "net" / "dev").write_text(f"{head}    lo: 100 1 0 0 0 0 0 0 100 1\n  eth0:4000 4 0 0 0 0 0 0 50 1\n")
-    assert received_bytes(tmp_path) == 4100
+    (tmp_path / "self/net/dev").write_text(f"{head}    lo: 100 1 0 0 0 0 0 0 100 1\n  eth0:4000 4 0 0 0 0 0 0 50 1\n")
+    assert received_bytes("self", tmp_path) == 4100
     line = "{} 0 {} 10 0 2048 5 0 0 0 0 0 1500 0\n"
     names = ("sda", "sda1", "loop0", "nvme0n1", "nvme0n1p2", "dm-0", "vda")
     (tmp_path / "diskstats").write_text("".join(line.format(8, name) for name in names))
@@ -67,6 +67,6 @@ def test_bytes_and_disks_of_a_node(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(NoData):
-        received_bytes(tmp_path)
+        received_bytes("self", tmp_path)
     with pytest.raises(NoData):
         disks(tmp_path)

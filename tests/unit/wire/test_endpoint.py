@@ -30,7 +30,7 @@ def test_endpoints_that_can_be_used(good: str) -> None:
         ("tcp://127.0.0.1:70000", "give ipc:///absolute/path.sock"),
         ("", "give ipc:///absolute/path.sock"),
         ("tcp://10.0.0.1:9479", "use tcp://127.0.0.1:9479, or one agent on each node"),
-        ("tcp://*:9479", "only loopback addresses are taken without encryption"),
+        ("tcp://*:9479", "only loopback addresses are accepted without encryption"),
         ("ipc:///" + "x" * 107, "at most 107 bytes"),
     ],
 )

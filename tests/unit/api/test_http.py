@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gpuwatch.api import Client
+from gpuwatch.api.client import Client, Http, fetch
 from gpuwatch.errors import SourceError
-from gpuwatch.http import Http, fetch
 
 
 class Server(ThreadingHTTPServer):
@@ -78,9 +78,11 @@ def test_requests_one_after_the_other_share_a_connection(server: Server) -> None
 def test_a_connection_that_the_server_has_closed_is_replaced(server: Server) -> None:
     http = Http(server.url)
     http.get("/a")
-    connection = http._idle[0]
+    assert http._pool is not None
+    connection = http._pool.pool.get()
     connection.sock.settimeout(5)
-    assert connection.sock.recv(1) == b"", "closed by the server after 0.3 s"
+    assert connection.sock.recv(1, socket.MSG_PEEK) == b"", "closed by the server after 0.3 s"
+    http._pool.pool.put(connection)
     assert http.get("/b").status == 200 and server.connections == 2
 
 
@@ -96,7 +98,7 @@ def test_a_server_that_takes_too_long_is_named_with_the_time(server: Server) -> 
 
 
 def test_a_redirect_is_not_followed_but_named(server: Server) -> None:
-    with pytest.raises(SourceError, match="with status 308: it redirects to https://elsewhere/: give that address"):
+    with pytest.raises(SourceError, match="with status 308: it redirects to https://elsewhere/: use that address"):
         Client(server.url).ask("/moved", dict)
 
 

@@ -1,0 +1,273 @@
+"""Collectors of the node that read one file of /proc each (or statvfs): CPU, load, pressure, memory, /dev/shm, disks, network, the agent itself."""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from gpuwatch.errors import NoData
+from gpuwatch.host.proc import (
+    PAGE_BYTES,
+    TICKS_PER_S,
+    is_disk,
+    memory_bytes,
+    parse_cpu_times,
+    parse_pressure,
+    resident_bytes,
+)
+from gpuwatch.host.shm import shm_bytes
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.options import Roots
+
+
+class OfNode:
+    """Base of the collectors that read the kernel's file systems."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.roots = roots
+
+
+def read_text(path: Path) -> str:
+    """Return a kernel file's text.
+
+    Raises: NoData where the file is absent, or is there but belongs to a feature that the kernel was booted without
+    (opening /proc/pressure/* gives EOPNOTSUPP under psi=0); OSError for every other failure.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoData(f"{path} does not exist here") from None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        raise NoData(f"{path}: the kernel has this switched off") from None
+
+
+_LARGEST_STEP_BACK_S = 3.0
+
+
+def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return `now` with small steps back held at the last value.
+
+    Idle and iowait are computed from two clocks and do go back a little (proc_stat(5) says so of iowait); a counter that decreases
+    reads as a restart. A large step back is a real restart, that of a migrated container, and passes.
+    """
+    return {
+        mode: last[mode] if 0 < last.get(mode, value) - value <= _LARGEST_STEP_BACK_S else value
+        for mode, value in now.items()
+    }
+
+
+class CpuCollector(OfNode):
+    """gpuwatch_cpu_seconds_total, gpuwatch_cpu_cores, and with `cores` gpuwatch_cpu_core_busy_seconds_total."""
+
+    name = "cpu"
+
+    def __init__(self, roots: Roots, ticks_per_s: int = TICKS_PER_S, cores: bool = False) -> None:
+        super().__init__(roots)
+        self._ticks_per_s = ticks_per_s
+        self._last: dict[str, float] = {}
+        self._cores = cores
+        self._last_busy: dict[str, float] = {}
+
+    def collect(self) -> Iterable[Sample]:
+        """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
+        times = parse_cpu_times(read_text(self.roots.procfs / "stat"), self._ticks_per_s)
+        self._last = never_back(self._last, times.seconds)
+        samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
+        if times.cores:
+            samples.append(Sample("gpuwatch_cpu_cores", times.cores))
+        if self._cores:
+            self._last_busy = never_back(self._last_busy, times.busy_seconds)
+            samples += [Sample("gpuwatch_cpu_core_busy_seconds_total", s, (cpu,)) for cpu, s in self._last_busy.items()]
+        return samples
+
+
+def parse_loadavg(text: str) -> tuple[float, int]:
+    """Return (load over one minute, tasks that run or wait for a CPU now), from e.g. "0.20 0.18 0.12 1/80 11206".
+
+    Source: proc_loadavg(5). The number before the slash is /proc/stat's procs_running, without the cost of /proc/stat, which adds up
+    every interrupt of every core. Raises: NoData for an empty file, ValueError for odd text.
+    """
+    fields = text.split()
+    if not fields:
+        raise NoData("loadavg is empty")
+    if len(fields) < 4 or "/" not in fields[3]:
+        raise ValueError(f"loadavg: not as in proc_loadavg(5): {text.strip()!r}")
+    return float(fields[0]), int(fields[3].partition("/")[0])
+
+
+class LoadCollector(OfNode):
+    """gpuwatch_load1 and gpuwatch_procs_running."""
+
+    name = "load"
+
+    def collect(self) -> Iterable[Sample]:
+        load1, running = parse_loadavg(read_text(self.roots.procfs / "loadavg"))
+        return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
+
+
+_PRESSURE = (
+    ("cpu", "some", "gpuwatch_pressure_cpu_waiting_seconds_total"),  # its "full" is always 0 for a whole node
+    ("io", "some", "gpuwatch_pressure_io_waiting_seconds_total"),
+    ("io", "full", "gpuwatch_pressure_io_stalled_seconds_total"),
+    ("memory", "some", "gpuwatch_pressure_memory_waiting_seconds_total"),
+    ("memory", "full", "gpuwatch_pressure_memory_stalled_seconds_total"),
+)
+"""File, line ("some": some task waited, "full": all tasks were stalled), metric."""
+
+
+class PressureCollector(OfNode):
+    """The gpuwatch_pressure_* metrics."""
+
+    name = "pressure"
+
+    def collect(self) -> Iterable[Sample]:
+        """Return waiting and stalled time. Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1)."""
+        folder = self.roots.procfs / "pressure"
+        totals = {}
+        for resource in ("cpu", "io", "memory"):
+            try:
+                totals[resource] = parse_pressure(read_text(folder / resource))
+            except NoData:
+                continue
+        if not totals:
+            raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")
+        return [
+            Sample(metric, totals[resource][line])
+            for resource, line, metric in _PRESSURE
+            if line in totals.get(resource, {})
+        ]
+
+
+class MemoryCollector(OfNode):
+    """gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes, the kernel's estimate of what is free without swapping."""
+
+    name = "memory"
+
+    def collect(self) -> Iterable[Sample]:
+        memory = memory_bytes(self.roots.procfs)
+        names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
+        if missing := names.keys() - memory.keys():
+            raise NoData(f"{self.roots.procfs / 'meminfo'} has no entry {', '.join(sorted(missing))}")
+        return [Sample(metric, memory[name]) for name, metric in names.items()]
+
+
+class ShmCollector(OfNode):
+    """gpuwatch_shm_size_bytes and gpuwatch_shm_used_bytes of the node's own mount, `mount="host"`: loader workers send batches through it."""
+
+    name = "shm"
+
+    def collect(self) -> Iterable[Sample]:
+        size, used = shm_bytes(self.roots.shm)
+        return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
+
+
+@contextmanager
+def psutil_at(procfs: Path) -> Iterator[None]:
+    """Make psutil read this /proc, whose path is a global of psutil: for one thread. Raises: NoData where a file is absent."""
+    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(procfs)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoData(f"{error.filename} does not exist here") from None
+    finally:
+        psutil.PROCFS_PATH = before
+
+
+class DiskCollector(OfNode):
+    """The gpuwatch_disk_* metrics, of whole disks."""
+
+    name = "disk"
+
+    def collect(self) -> Iterable[Sample]:
+        """Return the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
+        if not (self.roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
+            raise NoData(f"{self.roots.procfs / 'diskstats'} does not exist here")
+        with psutil_at(self.roots.procfs):
+            found = psutil.disk_io_counters(perdisk=True, nowrap=False)
+        block = self.roots.sysfs / "block"
+        try:
+            whole = {entry.name for entry in block.iterdir()}  # partitions are not listed at this level
+        except FileNotFoundError:
+            raise NoData(f"{block} does not exist here: disks cannot be distinguished from partitions") from None
+        # a slash in a device's name is a "!" in sysfs (cciss/c0d0)
+        disks = {name: disk for name, disk in found.items() if name.replace("/", "!") in whole and is_disk(name)}
+        if not disks:
+            raise NoData("this node has no disk")
+        return [
+            sample
+            for name, disk in disks.items()
+            for sample in (
+                Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,)),
+                Sample("gpuwatch_disk_written_bytes_total", disk.write_bytes, (name,)),
+                Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_time / 1000, (name,)),
+            )
+        ]
+
+
+_LAYERED = re.compile(
+    r"lo$"
+    r"|veth|docker|br-|br\d|virbr|cni|cbr|cali|cilium|lxc|flannel|kube-|nodelocaldns|podman"  # containers' and bridges
+    r"|vxlan|geneve|tun|tap|wg|sit|gre|erspan|ip6|ip_vti|ifb|dummy|bond|team"  # tunnels, and interfaces made of others
+    r"|.*\.\d+$"  # VLANs
+)
+"""Interfaces whose bytes never leave the node, or are counted on the interface below as well."""
+
+
+def is_physical(name: str) -> bool:
+    """Return whether an interface's bytes count once: True for "eth0" (a container's too), False for "veth12ab"."""
+    return _LAYERED.match(name) is None
+
+
+class NetworkCollector(OfNode):
+    """gpuwatch_network_receive_bytes_total and gpuwatch_network_transmit_bytes_total."""
+
+    name = "network"
+
+    def collect(self) -> Iterable[Sample]:
+        """Return the bytes over each interface. Raises: NoData where there is none but the loopback."""
+        try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
+            with psutil_at(self.roots.procfs / "1"):
+                found = psutil.net_io_counters(pernic=True, nowrap=False)
+        except (NoData, PermissionError):
+            with psutil_at(self.roots.procfs):
+                found = psutil.net_io_counters(pernic=True, nowrap=False)
+        interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
+        if not interfaces:
+            raise NoData("this node has no network interface but virtual ones")
+        return [
+            sample
+            for name, counts in interfaces.items()
+            for sample in (
+                Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,)),
+                Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,)),
+            )
+        ]
+
+
+class AgentProcessCollector(OfNode):
+    """gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
+
+    name = "agent_process"
+
+    def __init__(
+        self, roots: Roots, cpu_time_s: Callable[[], float] = time.process_time, page_bytes: int = PAGE_BYTES
+    ) -> None:
+        super().__init__(roots)
+        self._cpu_time_s = cpu_time_s
+        self._page_bytes = page_bytes
+
+    def collect(self) -> Iterable[Sample]:
+        samples = [Sample("gpuwatch_agent_cpu_seconds_total", self._cpu_time_s())]
+        try:
+            resident = resident_bytes("self", self.roots.procfs, self._page_bytes)
+        except NoData:
+            return samples  # another pid namespace's /proc, in which the agent is not
+        return [*samples, Sample("gpuwatch_agent_resident_memory_bytes", resident)]

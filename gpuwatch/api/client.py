@@ -1,0 +1,235 @@
+"""GETs of JSON, and the client of the agent's API, with errors that say what, where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import quote, unquote, urlencode
+
+import msgspec
+
+from gpuwatch.api import (
+    Answers,
+    Finding,
+    Findings,
+    LastSteps,
+    Run,
+    Runs,
+    Series,
+    SeriesOf,
+    Status,
+    Steps,
+)
+from gpuwatch.errors import SourceError
+
+if TYPE_CHECKING:
+    from urllib3 import HTTPConnectionPool
+
+TIMEOUT_S = 3.0
+"""A page is redrawn every 2 s: a slower agent is as good as down."""
+LONG_TIMEOUT_S = 20.0
+"""For steps and series of a whole run: a million steps take an agent more than a second of CPU."""
+
+Params = Mapping[str, str | int | float | Sequence[str]]
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A server's reply, whatever its status."""
+
+    status: int
+    body: bytes
+    location: str | None = None
+    """Target of a redirect, which is not followed."""
+
+
+Get = Callable[[str, float], Reply]
+"""Returns the reply to a GET of a path within so many seconds. Raises: OSError when there is none."""
+
+
+class Http:
+    """GETs from one server over pooled connections, from any thread. No proxy is used: agents are inside the site."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._prefix = ""
+        self._pool: HTTPConnectionPool | None = None
+
+    def get(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
+        """Return the reply. Raises: OSError when there is none."""
+        import urllib3
+        from urllib3.exceptions import HTTPError, LocationValueError, NewConnectionError
+        from urllib3.exceptions import TimeoutError as Late
+
+        timeout = urllib3.Timeout(connect=min(timeout_s, TIMEOUT_S), read=timeout_s)
+        try:
+            if self._pool is None:
+                self._pool = self._connect()
+            reply = self._pool.request("GET", self._prefix + path, timeout=timeout, retries=False)
+        except LocationValueError as error:
+            raise OSError(f"{self._url}: the URL has to begin with http:// or https:// and a host") from error
+        except HTTPError as error:
+            if isinstance(error, Late) and not isinstance(error, NewConnectionError):
+                raise TimeoutError(str(error)) from error
+            reason = error.__cause__ or error.__context__
+            if isinstance(reason, OSError):
+                raise reason from None
+            raise OSError(f"no HTTP there: {type(error).__name__}") from error
+        return Reply(reply.status, reply.data, reply.headers.get("Location"))
+
+    def _connect(self) -> HTTPConnectionPool:
+        from urllib3 import connection_from_url, make_headers
+        from urllib3.exceptions import LocationValueError
+        from urllib3.util import parse_url
+
+        parts = parse_url(self._url)
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise LocationValueError(self._url)
+        self._prefix = parts.path or ""
+        headers = make_headers(accept_encoding="gzip", basic_auth=unquote(parts.auth) if parts.auth else None)
+        return connection_from_url(self._url, maxsize=32, headers=headers)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    __del__ = close
+
+
+def fetch(url: str, timeout_s: float = TIMEOUT_S / 3) -> Reply:
+    """Return the reply of one URL. Raises: OSError when there is none."""
+    base, mark, query = url.partition("?")
+    server = Http(base)
+    try:
+        return server.get(mark + query, timeout_s)
+    finally:
+        server.close()
+
+
+def why(error: OSError) -> str:
+    """Return an error as text: "Connection refused", "timed out"."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+class JsonServer:
+    """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down; tests give `get`."""
+
+    def __init__(self, url: str, name: str, remedy: str, get: Get | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.where = f"{name} at {self.url}"
+        self._remedy = remedy
+        self._http = Http(self.url)
+        self._get = get or self._http.get
+
+    def ask(
+        self, path: str, answer: type[Answer], params: Params | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Answer:
+        """Return the answer, decoded and checked. Raises: SourceError."""
+        try:
+            reply = self._get(f"{path}?{urlencode(params, doseq=True)}" if params else path, timeout_s)
+        except TimeoutError as error:
+            raise SourceError(f"{self.where} did not answer within {timeout_s:g} s", self.url, self._remedy) from error
+        except OSError as error:
+            reason = "" if isinstance(error, ConnectionRefusedError) else f" ({why(error)})"
+            raise SourceError(f"{self.where} does not answer{reason}", self.url, self._remedy) from error
+        if reply.status != 200:
+            what = f"{self.where} answered {path} with status {reply.status}"
+            raise SourceError(what, self.url, _reason(reply), reply.status)
+        try:
+            return msgspec.json.decode(reply.body, type=answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SourceError(
+                f"{self.where} answered {path} with something else than expected ({error})",
+                self.url,
+                "check that the URL is right and that both sides have the same version of gpuwatch",
+            ) from error
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _reason(reply: Reply) -> str:
+    if reply.location is not None:
+        return f"it redirects to {reply.location}: use that address"
+    try:  # the agent and Prometheus report errors in the same form
+        return str(msgspec.json.decode(reply.body, type=dict[str, object])["error"])
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return "see its log"
+
+
+AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
+
+
+class Client(JsonServer):
+    """A node's agent. Every method raises SourceError when it does not answer, or not as expected."""
+
+    def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
+        super().__init__(url, "the agent", remedy, get)
+
+    def status(self) -> Status:
+        return self.ask("/api/v1/status", Status)
+
+    def runs(self, kept: bool = False) -> Sequence[Run]:
+        """Return the runs, the most recently active first; with `kept` those too that only the history has."""
+        return self.ask("/api/v1/runs", Runs, {"kept": "all"} if kept else None).runs
+
+    def active_findings(self) -> Sequence[Finding]:
+        """Return the active findings of all runs and GPUs."""
+        return self.ask("/api/v1/findings", Findings).findings
+
+    def findings(self, run: str) -> Sequence[Finding]:
+        """Return all findings of a run's ranks, past ones too, oldest first."""
+        return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", Findings).findings
+
+    def series(
+        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
+    ) -> Sequence[Series]:
+        params: Params = {"metric": metric, "start": start_s, "end": end_s, "points": points, **labels}
+        return self.ask("/api/v1/series", SeriesOf, params, LONG_TIMEOUT_S).series
+
+    def many_series(self, queries: Sequence[Params]) -> list[Sequence[Series]]:
+        """Return the series of each query, in one request: a request costs as much as decoding ten answers."""
+        if not queries:
+            return []
+        params = {"q": [urlencode(query) for query in queries]}
+        return [answer.series for answer in self.ask("/api/v1/series/many", Answers, params).answers]
+
+    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None:
+        """Return the last single steps; None where none are kept."""
+        return self._steps(run, LastSteps, {"rank": rank, "last": last})
+
+    def steps(
+        self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
+    ) -> Steps | None:
+        """Return the steps that began in a stretch of time (None: all) in at most `points` buckets; None where none are kept."""
+        times = {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
+        return self._steps(run, Steps, {"rank": rank, "points": points, **times})
+
+    def _steps(self, run: str, answer: type[Answer], params: Params) -> Answer | None:
+        try:
+            return self.ask(f"/api/v1/runs/{quote(run, safe='')}/steps", answer, params, LONG_TIMEOUT_S)
+        except SourceError as error:
+            if error.status == 404:
+                return None
+            raise
+
+
+class RunSource(Protocol):
+    """What a report reads from: a Client, or a history file (in the agent's package)."""
+
+    where: str
+    """For messages: what is read."""
+
+    def runs(self, kept: bool = False) -> Sequence[Run]: ...
+
+    def findings(self, run: str) -> Sequence[Finding]: ...
+
+    def series(
+        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
+    ) -> Sequence[Series]: ...
+
+    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None: ...
+
+    def steps(self, run: str, rank: int, points: int) -> Steps | None: ...
