@@ -14,8 +14,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from gpuwatch.diagnosis import finding
-from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch.http import LONG_TIMEOUT_S, Answer, Get, JsonServer, Params
 from gpuwatch.tools.stacks.records import Stacks

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwatch.alerting.thresholds import AlertThresholds, Prices
-from gpuwatch.diagnosis import thresholds
+from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, MissingExtra
 
@@ -110,11 +109,6 @@ def read_config(path: Path) -> Config:
     return parse_config(text, str(path))
 
 
-def use_thresholds_of(path: Path) -> None:
-    """Let every rule of this process compare with the numbers of a configuration file. Raises: ConfigError; MissingExtra."""
-    thresholds.use(read_config(path).thresholds)
-
-
 def parse_config(text: str, where: str) -> Config:
     """Return what a TOML text says; `where` stands in errors. Raises: ConfigError; MissingExtra."""
     tables = _toml(text, where)
@@ -128,6 +122,10 @@ def parse_config(text: str, where: str) -> Config:
         "agent": AgentSettings, "thresholds": Thresholds, "alerts": AlertThresholds, "prices": Prices, "notify": NotifySettings,
         "stacks": StackSettings,
     }  # fmt: skip
+    chosen = tables.get("thresholds", {})
+    shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
+    if shared:
+        tables["alerts"] = {**shared, **tables.get("alerts", {})}
     return Config(**{name: _section(kinds[name], table, f"{where}: [{name}]") for name, table in tables.items()})
 
 

@@ -12,7 +12,7 @@ MARK = "## Fields\n"
 MODULES = (
     "gpuwatch/api.py",
     "gpuwatch/diagnosis/finding.py",
-    "gpuwatch/diagnosis/cost.py",
+    "gpuwatch/diagnosis/rates.py",
     "gpuwatch/wire/messages.py",
 )
 INTRODUCTION = (

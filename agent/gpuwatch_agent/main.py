@@ -42,7 +42,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
         boot_id = _boot_id(options.roots.procfs)
-        sampler = Sampler(receiver, history, options.roots, boot_id, options.choice)
+        sampler = Sampler(receiver, history, options.roots, boot_id, options.choice, options.thresholds)
         if options.notify.urls:
             notifier = _notifier(options, sampler, history_path)
             sampler.extra_samples = notifier.samples

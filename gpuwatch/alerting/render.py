@@ -42,6 +42,12 @@ def severity(alert: str) -> str:
     return str(alerts()[alert]["labels"]["severity"])
 
 
+def hold_s(alert: str, thresholds: AlertThresholds) -> float:
+    """Return for how long an alert's expression must hold, in seconds."""
+    (name,) = names(alerts()[alert]["for"])
+    return float(getattr(thresholds, f"{name}_s"))
+
+
 def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS) -> str:
     """Return the rules file as YAML, for `rule_files` of Prometheus 2.42 or later (`keep_firing_for`).
 

@@ -6,7 +6,6 @@ Times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from operator import lt
 
 import msgspec
@@ -156,15 +155,6 @@ def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float
 MINUTE_NS = 60_000_000_000
 
 
-@dataclass(frozen=True)
-class DeviceRatios:
-    """Shares of the steps that the device's timeline measured, as in a `Window`; None where it measured none."""
-
-    drained: float | None = None
-    kept_up: float | None = None
-    read_back: float | None = None
-
-
 class LastMinute:
     """A run's totals of every second of the last minute; of a younger run all that it has done counts."""
 
@@ -192,20 +182,6 @@ class LastMinute:
         then, now = self._then(), self._seen[-1][2]
         steps = now.steps - then.steps
         return (now.tokens - max(0, then.tokens)) / steps if now.tokens >= 0 and steps > 0 else None
-
-    def device_ratios(self) -> DeviceRatios:
-        """Return what the device's timeline says of the steps that it measured; None each where it measured none."""
-        if not self._seen:
-            return DeviceRatios()
-        then, now = self._then(), self._seen[-1][2]
-        steps = now.device_steps - then.device_steps
-        if steps <= 0:
-            return DeviceRatios()
-        return DeviceRatios(
-            (now.drained_steps - then.drained_steps) / steps,
-            (now.kept_up_steps - then.kept_up_steps) / steps,
-            (now.read_back_steps - then.read_back_steps) / steps,
-        )
 
     def counts(self) -> tuple[Counts, Counts]:
         """Return the counts of then and of now."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from gpuwatch.api import Finding, Recent, Run
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.errors import SourceError
 from gpuwatch.formatting import duration
 from gpuwatch.tools.stacks.records import rows as stack_rows

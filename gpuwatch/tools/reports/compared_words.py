@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, percent
 from gpuwatch.tools.reports.comparing import Comparison
 from gpuwatch.tools.reports.looks import STATES

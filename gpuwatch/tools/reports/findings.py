@@ -8,10 +8,10 @@ import msgspec
 
 from gpuwatch.api import Finding
 from gpuwatch.diagnosis import finding
-from gpuwatch.diagnosis.rules import ENDINGS
+from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.tools.reports.model import Found
 
-_ENDS_A_RUN = tuple(rule.__name__ for rule in ENDINGS)
+_ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
 """Causes that nothing is weighed against: they are found once, at the end."""
 
 

@@ -12,9 +12,9 @@ import msgspec
 from gpuwatch import __version__
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.api import LastSteps, Run, RunSource
-from gpuwatch.diagnosis.cost import Cost, cost_of, together
 from gpuwatch.diagnosis.finding import Verdict
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.rates import Cost, cost_of, total_cost
+from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.ledger.states import RUN_STATES, shares
 from gpuwatch.tools.reports import model
@@ -171,7 +171,7 @@ def _steps_over_time(
 
 
 def _over_time(source: RunSource, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:
-    """Return the growth of the run's counters, all ranks together, in at most 120 intervals."""
+    """Return the growth of the run's counters, of all ranks, in at most 120 intervals."""
     found = source.series("gpuwatch_run_seconds_total", {"run": run}, started_s, until_s + 2, _INTERVALS)
     grown: dict[float, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for series in found:
@@ -200,13 +200,13 @@ def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> 
 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
-    """Return the ranks' costs together: by the prices given here, else as the agent told them; None where none is known."""
+    """Return the sum of the ranks' costs, at the prices given here or else at those of the agent; None without any."""
     if prices is not None and prices.gpu_hour is not None:
-        return together(
+        return total_cost(
             [
                 cost
                 for rank in ranks
                 if (cost := cost_of(rank.states, prices.hourly(rank.gpus), prices.currency)) is not None
             ]
         )
-    return together([rank.cost for rank in ranks if rank.cost is not None])
+    return total_cost([rank.cost for rank in ranks if rank.cost is not None])

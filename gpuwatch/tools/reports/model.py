@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Finding, Verdict
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.stacks.records import Stacks
 

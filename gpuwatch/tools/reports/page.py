@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, percent
 from gpuwatch.tools.reports import svg
 from gpuwatch.tools.reports.gates import Broken

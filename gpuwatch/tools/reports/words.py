@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.tools.reports.looks import STATES
 from gpuwatch.tools.reports.model import Found, RunReport
