@@ -131,7 +131,7 @@ def _fill(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[str, str]:
-    """Return what the names in a template stand for, besides its own texts."""
+    """Return what the names in a template stand for, except its own texts."""
     values: dict[str, str] = {}
     for name, value in asdict(thresholds).items():
         values[name] = value if isinstance(value, str) else f"{value:g}"

@@ -54,7 +54,7 @@ class AlertThresholds:
     rank_pace_ratio: float = Thresholds.rank_pace
     """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
     straggler_ratio: float = 0.1
-    """Excess of a rank's own time over that of the quicker ranks, on all nodes, as a share of the run's training time."""
+    """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
     straggler_across_for_s: float = 600
     """Twice its window, in which one long wait of one rank stays for as long as the window is."""
