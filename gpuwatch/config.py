@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gpuwatch.alerting.thresholds import AlertThresholds, Prices
-from gpuwatch.diagnosis import thresholds
+from gpuwatch.alerting.thresholds import SHARED, AlertThresholds, Prices
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, MissingExtra
 
@@ -98,11 +97,6 @@ def read_config(path: Path) -> Config:
     return parse_config(text, str(path))
 
 
-def use_thresholds_of(path: Path) -> None:
-    """Set the thresholds of this process's rules from a configuration file. Raises: ConfigError; MissingExtra."""
-    thresholds.use(read_config(path).thresholds)
-
-
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
     tables = _toml(text, where)
@@ -111,6 +105,10 @@ def parse_config(text: str, where: str) -> Config:
             raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, SECTIONS)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{where}: {name} = … stands outside a section; write it below [{name}]")
+    chosen = tables.get("thresholds", {})
+    shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
+    if shared:
+        tables["alerts"] = {**shared, **tables.get("alerts", {})}
     return Config(**{name: _section(SECTIONS[name], table, f"{where}: [{name}]") for name, table in tables.items()})
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpuwatch.alerting.render import Rule, alerts, duration, groups, names, template
-from gpuwatch.alerting.thresholds import AlertThresholds
+from gpuwatch.alerting.thresholds import SHARED, AlertThresholds
 
 RUNBOOKS = Path(__file__).parents[1] / "docs/runbooks"
 DEFAULTS = asdict(AlertThresholds())
@@ -18,7 +18,7 @@ All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, 
 time is being lost. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
 held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
 resolves at once. Each key is set in the section `[alerts]` of the [configuration file](deploy.md); those that end with
-`_s` are in seconds.
+`_s` are in seconds. {shared} default to {of} of the section `[thresholds]`.
 
 The rules are the templates [recording.yml](../gpuwatch/alerting/recording.yml) and
 [alerts.yml](../gpuwatch/alerting/alerts.yml); with the defaults filled in they are
@@ -35,7 +35,8 @@ def page() -> str:
     filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
     in_order = sorted(alerts().items(), key=lambda item: item[1]["labels"]["severity"] != "critical")
     at_once = ", ".join(name for name, rule in alerts().items() if "keep_firing_for" not in rule)
-    head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once)
+    shared, of = (", ".join(f"`{name}`" for name in names) for names in (SHARED, SHARED.values()))
+    head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared, of=of)
     return head + "".join(_row(rule, filled[name]) for name, rule in in_order)
 
 

@@ -12,7 +12,7 @@ MARK = "## Fields\n"
 MODULES = (
     "gpuwatch/api/__init__.py",
     "gpuwatch/diagnosis/finding.py",
-    "gpuwatch/diagnosis/cost.py",
+    "gpuwatch/diagnosis/rates.py",
     "gpuwatch/wire/__init__.py",
 )
 INTRODUCTION = (

@@ -10,13 +10,11 @@ import os
 import pickle
 import sys
 
-from gpuwatch.diagnosis import thresholds
-from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, GpuwatchError
 from gpuwatch_agent.options import Options
 
 
-def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
+def go_on_as_agent(options: Options) -> None:
     """Replace this program by the agent; where exec fails, run the agent in it.
 
     The options are passed in anonymous memory that no other process sees: they may hold a password.
@@ -27,18 +25,17 @@ def go_on_as_agent(options: Options, chosen: Thresholds) -> None:
     try:
         memory = os.memfd_create("gpuwatch-agent-options")
         with os.fdopen(os.dup(memory), "wb") as file:
-            pickle.dump((options, chosen, level), file)
+            pickle.dump((options, level), file)
         os.lseek(memory, 0, os.SEEK_SET)
         os.set_inheritable(memory, True)
         os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
     except OSError as error:  # forbidden here
         logging.getLogger(__name__).debug("the agent continues in the same interpreter: %s", error)
-    serve(options, chosen)
+    serve(options)
 
 
-def serve(options: Options, chosen: Thresholds) -> None:
+def serve(options: Options) -> None:
     """Run the agent until a signal ends it. Raises: ConfigError."""
-    thresholds.use(chosen)
     from gpuwatch_agent.main import run_agent
 
     run_agent(options, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
@@ -50,10 +47,10 @@ def main() -> None:
         print("gpuwatch_agent: start it as `gpuwatch agent`", file=sys.stderr)
         sys.exit(2)
     with os.fdopen(int(sys.argv[2]), "rb") as file:
-        options, chosen, level = pickle.load(file)
+        options, level = pickle.load(file)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        serve(options, chosen)
+        serve(options)
     except ConfigError as error:
         print(f"gpuwatch: {error}", file=sys.stderr)
         sys.exit(2)

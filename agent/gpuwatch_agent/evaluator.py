@@ -1,4 +1,4 @@
-"""Every run and GPU of the node evaluated: its window diagnosed, its findings followed over time, its verdict and its view for the API made."""
+"""Evaluates every run and GPU of the node: diagnoses its window, tracks its findings over time, makes its verdict and its API view."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis.diagnose import Finding, diagnose, in_order, is_explained
-from gpuwatch.diagnosis.rules import ENDINGS
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.finding import Finding
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text, update_trends
@@ -17,13 +18,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.views import ActiveFinding, Evaluation, finding_view, recent_view, run_view
-from gpuwatch_agent.runs.window import (
-    RecentSamples,
-    host_facts,
-    node_window,
-    ranks_by_run,
-    run_window,
-)
+from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, ranks_by_run, run_window
 
 BEGIN_AFTER_NS = 3_000_000_000
 END_AFTER_NS = 10_000_000_000
@@ -35,7 +30,7 @@ class FindingTracker:
 
     entries: dict[tuple[str, int, str, str], ActiveFinding] = field(default_factory=dict)
     causes_seen: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    """Causes that were ever active, so that their series can say 0 when they have gone."""
+    """Causes that were ever active, whose series are 0 now."""
 
     def update(self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float) -> None:
         """Update one run's findings with those of now."""
@@ -58,29 +53,27 @@ class FindingTracker:
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
 
-    def end_with(
-        self, run: str, rank: int, findings: Sequence[Finding], now_ns: int, now_s: float
-    ) -> list[ActiveFinding]:
-        """A run has ended for this reason: its findings are active at once, until the next `end_run`; earlier ones are over."""
+    def end_with(self, run: str, rank: int, finding: Finding | None, now_ns: int, now_s: float) -> list[ActiveFinding]:
+        """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
         self.end_run(run, rank)
-        for finding in findings:
+        if finding is not None:
             entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
             self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
         return self.active(run, rank)
 
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
-        """Forget every run but these, and but the node itself."""
+        """Forget every run except these and the node itself."""
         for run, rank in {key[:2] for key in self.entries} | self.causes_seen.keys():
             if run and (run, rank) not in runs:
                 self.end_run(run, rank)
                 self.causes_seen.pop((run, rank), None)
 
     def active(self, run: str, rank: int) -> list[ActiveFinding]:
-        """Return the run's active findings in the diagnosis's order of the last moment."""
+        """Return the run's active findings, in the order of a diagnosis."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
         causes = {entry.finding.cause for entry in found}
-        # An unproven finding stays for some seconds after its cause is known.
+        # A fallback stays for some seconds after the cause is known.
         found = [entry for entry in found if not is_explained(entry.finding, causes)]
         by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
         ordered = []
@@ -92,14 +85,14 @@ class FindingTracker:
 
 
 EVERY_TICKS = 2
-"""A running run is diagnosed every second tick, half of the runs in each, and so are the GPUs. Counters are updated in every tick."""
+"""A running run is diagnosed every second tick, half of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
 
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A run as it was when it was evaluated last."""
+    """A run at its last evaluation."""
 
     status: str
     last_message_s: float
@@ -109,11 +102,14 @@ class _Seen:
 class Evaluator:
     """Findings about the node's runs and GPUs, and the runs' views."""
 
-    def __init__(self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable) -> None:
+    def __init__(
+        self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, thresholds: Thresholds = THRESHOLDS
+    ) -> None:
+        self._thresholds = thresholds
         self._node = node
         self._workers = workers
         self._table = table
-        self._trends = GpuTrends()
+        self._trends = GpuTrends(thresholds.memory_creep_s)
         self._seen: dict[_Key, _Seen] = {}
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
@@ -123,7 +119,7 @@ class Evaluator:
     def evaluate(
         self, runs: Sequence[Run], accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
     ) -> None:
-        """Evaluator what is due of the runs, and all GPUs."""
+        """Evaluate the runs that are due, and all GPUs."""
         self._tick += 1
         self.findings.keep_only([(run.run, run.rank) for run in runs])
         update_trends(self._trends, accounts, self._node, now_ns)
@@ -154,19 +150,19 @@ class Evaluator:
         }
         if everything:
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
-            found = diagnose(node_window(gpus, owners)) if accounts else []
+            found = diagnose(node_window(gpus, owners), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
     def _evaluate(self, run: Run, host: HostFacts, gpus: tuple[GpuFacts, ...], now_ns: int, now_s: float) -> Evaluation:
         key = (run.run, run.rank)
         window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
         if run.status == RUNNING:
-            self.findings.update(*key, diagnose(window), now_ns, now_s)
+            self.findings.update(*key, diagnose(window, self._thresholds), now_ns, now_s)
         active = self.findings.active(*key)
-        verdict = give_verdict(window, [entry.finding for entry in active]) if window.states_s else None
+        found = [entry.finding for entry in active]
+        verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
         if run.status != RUNNING:
-            why = next((found for rule in ENDINGS if (found := rule(window)) is not None), None)
-            active = self.findings.end_with(*key, [] if why is None else [why], now_ns, now_s)
+            active = self.findings.end_with(*key, why_it_ended(window, self._thresholds), now_ns, now_s)
         return Evaluation(recent_view(run, window), verdict, tuple(map(finding_view, active)))
 
     def _is_due(self, run: Run, number: int) -> bool:

@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from gpuwatch import api, wire
-from gpuwatch.diagnosis.rules.straggler import STRAGGLER
+from gpuwatch.diagnosis.rules.straggler import straggler
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
@@ -151,8 +151,8 @@ def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
         for cause in book.causes_seen.get((run.run, run.rank), ()):
             known, ratio = ratios.get((run.run, cause)), active.get(cause)
             ratios[run.run, cause] = max((r for r in (known, ratio) if r is not None), default=None)
-        if STRAGGLER in active:
-            yield Sample("gpuwatch_straggler_excess_ratio", active[STRAGGLER], (run.run, str(run.rank)))
+        if straggler.cause in active:
+            yield Sample("gpuwatch_straggler_excess_ratio", active[straggler.cause], (run.run, str(run.rank)))
     for (name, cause), ratio in ratios.items():
         yield Sample("gpuwatch_finding_active", float(ratio is not None), (name, cause))
         if ratio is not None:

@@ -42,7 +42,9 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
-        sampler = Sampler(receiver, history, options.roots, boot_id(options.roots.procfs), options.choice)
+        sampler = Sampler(
+            receiver, history, options.roots, boot_id(options.roots.procfs), options.choice, options.thresholds
+        )
         if options.notify.urls:
             notifier = _notifier(options, sampler, history_path)
             sampler.extra_samples = notifier.samples

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import NotifySettings, StackSettings
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Options:
     roots: Roots = field(default_factory=Roots)
     choice: Choice = STANDARD
     notify: NotifySettings = field(default_factory=NotifySettings)
+    thresholds: Thresholds = THRESHOLDS
     alerts: AlertThresholds = field(default_factory=AlertThresholds)
     prices: Prices = field(default_factory=Prices)
     stacks: StackSettings = field(default_factory=StackSettings)

@@ -11,6 +11,7 @@ import msgspec
 
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.evaluator import Evaluator
@@ -50,7 +51,13 @@ class Sampler:
     """Owns the agent's state: only this thread changes it."""
 
     def __init__(
-        self, receiver: Receiver, history: History, roots: Roots, boot_id: str, choice: Choice = STANDARD
+        self,
+        receiver: Receiver,
+        history: History,
+        roots: Roots,
+        boot_id: str,
+        choice: Choice = STANDARD,
+        thresholds: Thresholds = THRESHOLDS,
     ) -> None:
         self._receiver = receiver
         self._history = history
@@ -61,13 +68,13 @@ class Sampler:
         self._gpu_collector = gpu_source(collectors)
         self._collectors = CollectorRunner(collectors)
         self._runs = RunRegistry(boot_id)
-        self._gpus = GpuLedgers()
+        self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._table = ProcessTable(roots.procfs, roots.sysfs)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table)
+        self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds)
         self._ticks_done = 0
         self._kept_findings: Collection[tuple[str, int, str, str]] = ()
         self._stop = threading.Event()

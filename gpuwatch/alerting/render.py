@@ -42,6 +42,12 @@ def severity(alert: str) -> str:
     return str(alerts()[alert]["labels"]["severity"])
 
 
+def hold_s(alert: str, thresholds: AlertThresholds) -> float:
+    """Return for how long an alert's expression must hold, in seconds."""
+    (name,) = names(alerts()[alert]["for"])
+    return float(getattr(thresholds, f"{name}_s"))
+
+
 def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS) -> str:
     """Return the rules file as YAML, for `rule_files` of Prometheus 2.42 or later (`keep_firing_for`).
 
@@ -125,7 +131,7 @@ def _fill(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[str, str]:
-    """Return what the names in a template stand for, besides its own texts."""
+    """Return what the names in a template stand for, except its own texts."""
     values: dict[str, str] = {}
     for name, value in asdict(thresholds).items():
         values[name] = value if isinstance(value, str) else f"{value:g}"

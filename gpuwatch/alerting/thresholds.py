@@ -54,12 +54,12 @@ class AlertThresholds:
     rank_pace_ratio: float = Thresholds.rank_pace
     """Ranks whose steps differ by more than this share do not step together: none of them is a straggler."""
     straggler_ratio: float = 0.1
-    """Excess of a rank's own time over that of the quicker ranks, on all nodes, as a share of the run's training time."""
+    """Excess of a rank's own time over that of the faster ranks, on all nodes, as a share of the run's training time."""
     straggler_for_s: float = 300
     straggler_across_for_s: float = 600
     """Twice its window, in which one long wait of one rank stays for as long as the window is."""
     epoch_pause_for_s: float = 300
-    shm_used_ratio: float = 0.9
+    shm_used_ratio: float = Thresholds.shm_used_critical
     shm_for_s: float = 60
     shm_forecast_window_s: float = 900
     shm_forecast_ahead_s: float = 3600
@@ -120,6 +120,13 @@ class AlertThresholds:
             )
 
 
+SHARED = {
+    "busy_ratio": "gpu_busy",
+    "rank_pace_ratio": "rank_pace",
+    "shm_used_ratio": "shm_used_critical",
+    "throttled_ratio": "throttled_share",
+}
+"""Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
 _TEXTS = ("job", "throttle_reasons")
 _MAY_BE_ZERO = ("keep_firing_for_s", "xid_for_s")
 

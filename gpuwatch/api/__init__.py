@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from gpuwatch.diagnosis import finding
-from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import LoaderSettings
 

@@ -107,8 +107,9 @@ def agent(
         roots=Roots(procfs, sysfs, shm),
         choice=Choice(series is Series.full, dcgm),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
+        thresholds=settings.thresholds,
         alerts=settings.alerts,
         prices=settings.prices,
         stacks=replace(settings.stacks, automatic=True) if stacks else settings.stacks,
     )
-    go_on_as_agent(options, settings.thresholds)
+    go_on_as_agent(options)

@@ -1,17 +1,24 @@
-"""What a diagnosis gives: a verdict, and findings: a cause, the evidence that proves it, and the one change to make."""
+"""What a diagnosis returns: a verdict and findings. And what a rule is, which makes a finding of one cause."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.window import Window
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What decides."""
+    """The state that decides what to do."""
 
     state: str
     """input, transfer, compute, eval, checkpoint, startup, host, stalled, other or unknown."""
@@ -29,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True):
     unit: str
     """"ratio" (0–1), "s", "bytes", "cores", "" for a plain number."""
     text: str
-    """The same for people, e.g. "data wait 38% of the time"."""
+    """The same for people, e.g. "checkpoints take 38% of the time"."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -38,31 +45,81 @@ class Finding(msgspec.Struct, frozen=True):
     cause: str
     severity: Severity
     title: str
-    """The cause in a few words, e.g. "the loader is the bottleneck: it runs in the training process"."""
+    """The cause in a few words, e.g. "too few loader workers for the CPU time that a batch takes"."""
     ratio: float
-    """The share of time (or of a capacity) at stake, 0–1: what findings are ordered by."""
+    """The share of time (or of a capacity) at stake, 0–1. Findings are ordered by it."""
     evidence: tuple[Evidence, ...]
     advice: str
-    """One concrete change, with what it costs."""
+    """One concrete change, with its cost."""
     predicted_speedup: float | None = None
     """Upper bound of the gain in throughput, 1.0 = none; None: not predicted."""
     predicted_range: tuple[float, float] | None = None
-    """Lowest and highest gain that the evidence allows; None: the gain is only bounded."""
+    """Lowest and highest gain that the evidence allows; None: only bounded from above."""
     gpu: str | None = None
-    """UUID, for a finding about a GPU and not about a run."""
+    """UUID, for a finding about a GPU rather than a run."""
     rank: int | None = None
-    """The rank that is the cause, for a straggler; None: every rank has its own findings."""
+    """The straggler's rank; None: the finding is about the rank that reports it."""
     because: tuple[str, ...] = ()
-    """Causes that this finding gives as its own reason: they are its consequences in a list."""
+    """Causes that this finding gives as its own reason: a list shows them as its consequences."""
     root: str | None = None
     """The cause that this one is a consequence of; None: it is a root itself."""
 
     @property
     def gain(self) -> str:
-        """Return the predicted throughput, e.g. "1.20× to 2.40×", "up to 2.60×"; empty where there is no gain to expect."""
+        """Return the predicted throughput, e.g. "1.20× to 2.40×", "up to 2.60×"; empty where no gain is to be expected."""
         if self.predicted_range is not None and self.predicted_range[1] >= 1.05:
             low, high = self.predicted_range
             return f"{low:.2f}× to {high:.2f}×" if high - low >= 0.05 else f"{high:.2f}×"
         if self.predicted_speedup is None or self.predicted_speedup < 1.05:
             return ""
         return f"up to {self.predicted_speedup:.2f}×"
+
+
+def speedup_without(share: float) -> float | None:
+    """Return the gain if this share of the time went away; None where that is nearly all of it."""
+    return round(1 / (1 - share), 2) if share < 0.99 else None
+
+
+Find = Callable[["Window", Thresholds], "Finding | None"]
+Target = Literal["workers", "training", "all ranks"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One cause: how it is found, and every fact about it. Called with a window, and a site's thresholds if it has its own.
+
+    Returns None when the cause is not there, or when its signal was not measured.
+    """
+
+    find: Find
+    """Pure: a window and thresholds in, a finding of this cause or None out."""
+    explains: tuple[str, ...]
+    """Causes that are consequences of this one. A fallback among them is not reported beside it."""
+    explained_by: tuple[str, ...]
+    """Causes that this one is a consequence of, beside those that say so in `explains`."""
+    stacks: Target | None
+    """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process, or the
+    training processes of all ranks on the node. None: stacks do not help."""
+    alert: str | None
+    """The alert of gpuwatch/alerting/alerts.yml that this cause raises; the agent notifies by it. None: it raises none."""
+    runbook: str
+    """The page in docs/runbooks that lists this cause and what to do about it."""
+    delays_rank: Literal["input", "host"] | None = None
+    """By what it can make one rank of a run late: its wait for data, or its own time after that. None: by neither."""
+    fallback: bool = False
+    """It says only that nothing is proven: reported where none of the rules that explain it found anything."""
+    ends_run: bool = False
+    """It can be the reason why a run has ended."""
+
+    @property
+    def cause(self) -> str:
+
+        return self.find.__name__
+
+    def __call__(self, window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding | None:
+        return self.find(window, thresholds)
+
+
+def rule(**facts: Any) -> Callable[[Find], Rule]:
+    """Make a rule of a function that is called what it finds. The facts are the fields of `Rule`; a missing one is a TypeError."""
+    return lambda find: Rule(find, **facts)

@@ -1,8 +1,8 @@
-"""What more loader workers would bring, and what they would take. Pure arithmetic; times in seconds a step, sizes in bytes.
+"""What more loader workers would gain, what they need, and where a lack of room shows. Pure arithmetic.
 
-A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot be shorter than that, nor than its own
-transfer and compute, so that `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the wait is the handover: the training
-thread takes a batch that is ready out of a worker's queue.
+Times in seconds a step, sizes in bytes. A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot
+be shorter than that, nor than its own transfer and compute: `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the
+wait is the handover: the training thread takes a ready batch out of a worker's queue.
 """
 
 from __future__ import annotations
@@ -10,24 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from gpuwatch.diagnosis.shm_need import prefetch_of
+from gpuwatch.diagnosis.input_wait import InputWait
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.formatting import duration, size
 from gpuwatch.ledger.states import INPUT_WAIT
+from gpuwatch.wire import Loader
 
 HANDOVER_S = (0.0003, 0.003)
-"""What a handover takes where it cannot be seen: without workers, or while none of them ever has a batch ready."""
+"""Duration of a handover where it cannot be measured: without workers, or while none of them ever has a batch ready."""
 CONTENTION = 1.10
-"""By so much, at most, workers slow down the host that launches for a device, and with it the rest of the step: 6.5–8 % on recorded GPUs."""
+"""Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
 SHM_USABLE = 0.8
 """The share of /dev/shm that queues may fill."""
+PREFETCH = 2
+"""Batches that each worker prefetches where the loader does not set it: torch's default."""
 _NEARLY_A_CORE = 0.25
-"""A core that is idle but for so much is a core for a worker."""
+"""A core that is busy for no more than this share is a core for a worker."""
 _LEAST_OF_A_CORE = 0.1
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A number of workers with what to expect of it."""
+    """A number of workers and what to expect of it."""
 
     workers: int
     needed: int
@@ -39,16 +44,37 @@ class Plan:
     speedup: tuple[float, float]
     """Lowest and highest gain in throughput that goes with it."""
     queue_bytes: int | None
-    """What full queues take of /dev/shm and of memory, all of the run's ranks on this node; None: the batch's size is not known."""
+    """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
     memory_bytes: int | None = None
-    """The same with the workers' own memory; None: that, or the batch's size, is not known."""
+    """The same with the workers' own memory; None: that, or the batch size, is not known."""
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """The lowest and highest gain, as a finding states them."""
+        return round(self.speedup[0], 2), round(self.speedup[1], 2)
+
+    @property
+    def note(self) -> str:
+        """What goes with the advice, e.g. "; expect a step of 40 ms to 52 ms; takes up to 96 MiB of /dev/shm"."""
+        low, high = self.step_s
+        text = f" ({self.needed} would feed the step, limited by {self.limit})" if self.limit is not None else ""
+        text += f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
+        if self.queue_bytes is not None:
+            text += f"; takes up to {size(self.queue_bytes)} of /dev/shm"
+        if self.memory_bytes is not None:
+            text += f" and {size(self.memory_bytes)} of memory in total"
+        return text
+
+
+def plan_for(window: Window, wait: InputWait, *, on_cpu: bool) -> Plan:
+    """Return the workers that feed the step, for this wait."""
+    return plan(window, wait.wait_s, wait.rest_s, on_cpu=on_cpu, hidden_s=wait.hidden_s)
 
 
 def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
     """Return what a batch costs one worker.
 
-    Without workers it is the training thread's own wait. W workers that are the limit deliver a batch a step, each of them one
-    in W steps.
+    Without workers that is the training thread's own wait. W workers that are the limit deliver a batch a step, each one in W steps.
     """
     return wait_s + hidden_s if workers == 0 else workers * (wait_s + rest_s)
 
@@ -59,15 +85,15 @@ def workers_needed(fetch_s: float, rest_s: float) -> int:
 
 
 def free_cores(window: Window) -> int | None:
-    """Return the cores that loader workers of one rank may have; at least 1, None when not known.
+    """Return the cores for the loader workers of one rank; at least 1, None when not known.
 
-    One core is set aside for each rank, unless it is seen to be idle: a training thread that waits for its device needs little.
+    One core is set aside for each rank, unless it is measured to be idle: a training thread that waits for its device needs little.
     """
     cores = window.host.cpu_cores if window.host else None
     if cores is None:
         return None
     ranks = window.local_world_size
-    measured = cores_to_be_had(window)
+    measured = _available_cores(window)
     idle = 0 if measured is None else min(cores // ranks, int(measured + _NEARLY_A_CORE))
     return max(1, (cores - ranks) // ranks, idle)
 
@@ -77,8 +103,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
 
     The range: where cores are busy with other work, the workers may get no more than what is idle now and what they have.
     """
-    loader = window.loader
-    have = (loader.num_workers if loader is not None else None) or 0
+    have = window.workers or 0
     now_s = wait_s + rest_s
     fetch_s = fetch_seconds(have, wait_s, rest_s, hidden_s)
     needed = workers_needed(fetch_s, rest_s)
@@ -88,9 +113,9 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     known = {name: cap for name, cap in caps.items() if cap is not None}
     limit = min(known, key=lambda name: known[name], default=None)
     workers = needed if limit is None else max(1, min(needed, known[limit]))
-    handover_s = handover(window, have)
+    handover_s = _handover(window, have)
     best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
-    at_once = cores_to_be_had(window) if on_cpu else None
+    at_once = _available_cores(window) if on_cpu else None
     at_work = float(workers) if at_once is None else max(_LEAST_OF_A_CORE, min(float(workers), at_once))
     slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
     worst_s = min(max(slowed_s + handover_s[1], fetch_s / at_work), now_s)
@@ -106,10 +131,10 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     )
 
 
-def handover(window: Window, workers: int) -> tuple[float, float]:
+def _handover(window: Window, workers: int) -> tuple[float, float]:
     """Return the shortest and longest time that taking a ready batch may cost a step.
 
-    Where batches are ready at times, the shortest waits are it. What the device's queue hides costs nothing.
+    Where batches are sometimes ready, the shortest waits are that time. What the device's queue hides costs nothing.
     """
     waits = sorted(
         wait for wait, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first
@@ -120,10 +145,10 @@ def handover(window: Window, workers: int) -> tuple[float, float]:
     return (0.0 if window.steps.hidden_wait_s else low), high
 
 
-def cores_to_be_had(window: Window) -> float | None:
-    """Return the cores that are idle now and those that make batches already, for one rank; None where not measured."""
+def _available_cores(window: Window) -> float | None:
+    """Return the cores that are idle now plus those that already make batches, for one rank; None where not measured."""
     host = window.host
-    if window.loader is not None and window.loader.num_workers:
+    if window.workers:
         fetching = sum(window.worker_cpu_ratios or ())
     else:
         fetching = window.share(INPUT_WAIT) * min(
@@ -142,7 +167,7 @@ def _queue_bytes_a_worker(window: Window) -> int | None:
 
 
 def _shm_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers' queues fit into /dev/shm beside what others keep there."""
+    """Return how many workers' queues fit into /dev/shm next to what others keep there."""
     each, host = _queue_bytes_a_worker(window), window.host
     if not each or host is None or host.shm_size_bytes is None or host.shm_used_bytes is None:
         return None
@@ -151,10 +176,38 @@ def _shm_cap(window: Window, workers: int) -> int | None:
 
 
 def _memory_cap(window: Window, workers: int) -> int | None:
-    """Return how many workers, with their queues, fit into the memory that is available; their own is left out where not known."""
+    """Return how many workers, with their queues, fit into the memory that is available; the workers' own memory is left out where not known."""
     each, host = _queue_bytes_a_worker(window), window.host
     if each is not None:
         each += (window.worker_private_bytes or 0) * window.local_world_size
     if not each or host is None or host.memory_available_bytes is None:
         return None
     return workers + host.memory_available_bytes // each
+
+
+def prefetch_of(loader: Loader) -> int:
+    """Return the number of batches that each worker prefetches."""
+    return loader.prefetch_factor or PREFETCH
+
+
+def queues_bytes(loader: Loader, batch_bytes: int, ranks: int) -> int:
+    """Return the bytes in the full queues of all ranks on a node; 0 without workers."""
+    return (loader.num_workers or 0) * prefetch_of(loader) * batch_bytes * ranks
+
+
+def larger_shm(needed_bytes: int, because: str = "") -> str:
+    """Return the advice to give this much and a quarter more; `because` follows the number."""
+    mib = -(-needed_bytes * 5 // 4 // _MIB)
+    return f"docker run --shm-size={mib}m{because}, or fewer workers, or prefetch_factor=1"
+
+
+def fewer_workers(window: Window) -> str:
+    """Return e.g. "num_workers 8 → 4"."""
+    workers = window.workers or 0
+    return f"num_workers {workers} → {workers // 2}" if workers > 1 else "fewer workers"
+
+
+def more_memory(limit_bytes: int | None) -> str:
+    """Return how to raise a job's memory limit; None: it has none that is known."""
+    more = "more memory" if limit_bytes is None else f"more than its {size(limit_bytes)}"
+    return f"give the job {more} (docker run --memory=…, resources.limits.memory, sbatch --mem)"

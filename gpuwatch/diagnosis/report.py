@@ -1,24 +1,35 @@
-"""What a run came to: seconds by state, findings, and the verdict as text."""
+"""The verdict on a window, and the report of a run: seconds by state, findings, and the verdict as text."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuwatch.diagnosis.cost import Cost, cost_of, money
-from gpuwatch.diagnosis.diagnose import Finding, diagnose
-from gpuwatch.diagnosis.finding import Verdict
-from gpuwatch.diagnosis.throughput import Done, Throughput, throughput
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.finding import Finding, Verdict
+from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
+from gpuwatch.diagnosis.rules import diagnose
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
-from gpuwatch.ledger.states import COMPUTE, shares
+from gpuwatch.ledger.states import (
+    CHECKPOINT,
+    COMPUTE,
+    EVAL,
+    HOST_WAIT,
+    INPUT_WAIT,
+    OTHER,
+    STALLED,
+    STARTUP,
+    TRANSFER,
+    UNKNOWN,
+    shares,
+)
 from gpuwatch.wire import Flops
 
 _WHOLE = 0.95
-"""Share of the steps that counts as all of them: the last ones are still on the device."""
+"""Share of the steps that counts as all of them: the device has not finished the last ones."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +42,33 @@ class Report:
     states: Mapping[str, float]
     """Seconds by state; their sum is `duration_s`."""
     provisional: Mapping[str, float]
-    """The part of `states` that is not final yet: an open step or pause, as it looks now."""
+    """The part of `states` that is not final yet: an open step or pause."""
     steps: int
     samples: int | None
-    """Training samples, None where no batch told its size."""
+    """Training samples; None: no batch has a known size."""
     tokens: int | None
-    """Training tokens, None where nobody counted them."""
+    """Training tokens; None: not counted."""
     throughput: Throughput
-    """While training: over the time of training steps, waits for data included, evaluations and start-up not."""
+    """Over the time of training steps, waits for data included; evaluation and start-up are not."""
     step_s: float | None
-    """Median time of a training step, the wait for its batch included; None without steps."""
+    """Median time of a training step, including the wait for its batch; None without steps."""
     timeline: str
-    """"host" or "device": which clock the states come from."""
+    """"host" or "device": the timeline that the states come from."""
     device: str
     coverage: float
-    """Share of the steps whose time is by the device's own timeline, 0–1; 0 where there is none."""
+    """Share of the steps that the device timeline measured, 0–1; 0 where there is none."""
     unverified_ratio: float
-    """Share of the steps in which work on another device or stream was seen: there the input wait is not certain."""
+    """Share of the steps with work on another device or stream, whose input wait is not certain."""
     hook_s: float | None
-    """The training thread's time in gpuwatch itself, as metered on some steps; None where it was not."""
+    """The training thread's time in gpuwatch itself, as metered on some steps; None: not metered."""
     verdict: Verdict
     findings: tuple[Finding, ...]
     cost: Cost | None = None
-    """What this rank's GPU cost, where GPUWATCH_GPU_HOUR tells a price; None on a CPU."""
+    """Cost of this rank's GPU, at the price in GPUWATCH_GPU_HOUR; None without a price, or on a CPU."""
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each state in the whole, 0–1, largest first."""
+        """Share of the whole by state, 0–1, largest first."""
         return shares(self.states)
 
     def __str__(self) -> str:
@@ -73,9 +84,10 @@ def make_report(
     flops: Flops | None = None,
     hook_s: float | None = None,
     price: tuple[float, str] | None = None,
+    thresholds: Thresholds = THRESHOLDS,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
-    findings = diagnose(window)
+    findings = diagnose(window, thresholds)
     columns = window.steps
     totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
     return Report(
@@ -94,12 +106,63 @@ def make_report(
         coverage=window.coverage,
         unverified_ratio=window.unverified_ratio,
         hook_s=hook_s,
-        verdict=give_verdict(window, findings),
+        verdict=give_verdict(window, findings, thresholds),
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1])
         if price and window.device in ("cuda", "jax:cuda")
         else None,
     )
+
+
+_SENTENCES = {
+    INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
+    TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
+    HOST_WAIT: ("host", "input_share", "host-bound: {} of the time the device waited for host code"),
+    EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
+    CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
+    OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
+    STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was completed"),
+    UNKNOWN: ("unknown", "phase_share", "{} of the time is unknown: the training process sent no data"),
+}
+"""By state: the verdict's name, the threshold of the share from which it can be the verdict, the sentence."""
+
+
+def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: Thresholds = THRESHOLDS) -> Verdict:
+    """Return the verdict on a window.
+
+    The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is stalled
+    now is stalled, whatever it did before. Start-up is ignored once there are steps: it passes.
+    """
+    if window.stalled_s is not None:
+        text = f"stalled: no training step for {duration(window.stalled_s)}"
+        return Verdict("stalled", window.share(STALLED), text)
+    if not len(window.steps) and window.share(STARTUP) >= window.share(*_SENTENCES):
+        return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
+    spent = sum(window.first_step_s.values())
+    first = f" (excluding the first step, which took {duration(spent)})" if spent else ""
+    losses = [
+        (window.share(state), state)
+        for state, (_, least, _) in _SENTENCES.items()
+        if window.share(state) >= getattr(thresholds, least)
+    ]
+    if not losses:
+        share = window.share(COMPUTE)
+        if any(finding.cause == "host_bound" for finding in findings):
+            text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched, and idles in between"
+            return Verdict("host", share * (window.kept_up_ratio or 0.0), text + first)
+        saturated = any(finding.cause == "gpu_saturated" for finding in findings)
+        good = "the GPU is saturated" if saturated else "the input keeps up"
+        text = f"healthy: {percent(share)} of the time is compute, {good}"
+        return Verdict("compute", share, text + first)
+    ratio, state = max(losses)
+    name, _, sentence = _SENTENCES[state]
+    if state == INPUT_WAIT and window.waits_hidden_in is not None:
+        text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
+        return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
+    text = sentence.format(percent(ratio)) + first
+    if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
+        text += " (by the host clock: work queued on the device may hide part of it)"
+    return Verdict(name, ratio, text)
 
 
 def render(report: Report, width: int = 100) -> str:
@@ -120,7 +183,7 @@ def render(report: Report, width: int = 100) -> str:
 
 
 def _clock(report: Report) -> str:
-    """Return which clock the states come from where that is to be known, and how far it is to be trusted."""
+    """Return what limits the trust in the states: the host clock, few measured steps, other streams; empty if nothing does."""
     notes = []
     if report.timeline != "device" and report.device != "cpu":
         notes.append("host clock")
@@ -134,7 +197,7 @@ def _clock(report: Report) -> str:
 
 
 def _rates(report: Report) -> list[str]:
-    """Return the line of what the user had counted or declared, none where nothing was."""
+    """Return the line of tokens and FLOPs a second; none where neither was counted or declared."""
     rates = report.throughput
     parts = []
     if rates.tokens_per_s is not None:
@@ -147,7 +210,7 @@ def _rates(report: Report) -> list[str]:
 
 
 def _cost(report: Report) -> list[str]:
-    """Return the line of what the GPU cost, and what of it was the largest loss; none without a price."""
+    """Return the line with the cost of the GPU and its largest loss; none without a price."""
     cost = report.cost
     if cost is None:
         return []

@@ -1,19 +1,18 @@
-"""What a diagnosis sees: facts about a run and its node over a stretch of time. No I/O, no clock.
+"""What a diagnosis reads: facts about a run and its node over a stretch of time. No I/O, no clock.
 
-Every field that was not measured is None (or absent from its mapping); it is never 0 instead. Times in seconds, ratios
-0–1, sizes in bytes. A `Window` is made by the hook for its own verdict and by the agent for every run on the node.
+Every field that was not measured is None (or absent from its mapping), never 0. Times in seconds, ratios 0–1, sizes in bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
+from itertools import compress
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gpuwatch.diagnosis.input_wait import InputWait, steady_input_wait
-from gpuwatch.ledger.states import INPUT_WAIT, shares
+from gpuwatch.ledger.states import shares
 from gpuwatch.wire import Loader, WorkerDeath
 
 ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
@@ -23,8 +22,8 @@ ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 class StepColumns(msgspec.Struct, frozen=True):
     """Training steps, oldest first; all columns of the same length [n_steps].
 
-    By the device's timeline where it measured them: then `data_wait_s` is what the device felt of the wait, and `compute_s` is the
-    device's own, with what it waited for the host.
+    On the device timeline where it was measured: `data_wait_s` is then the part of the wait in which the device idled, and
+    `compute_s` includes what the device waited for the host.
     """
 
     data_wait_s: tuple[float, ...] = ()
@@ -33,10 +32,21 @@ class StepColumns(msgspec.Struct, frozen=True):
     epoch_start: tuple[bool, ...] = ()
     """True for the first batch of an iterator."""
     hidden_wait_s: tuple[float, ...] = ()
-    """The part of the wait that was hidden behind the device's work; empty where only the host's clock measured."""
+    """The part of the wait that was hidden behind the device's work; empty where only the host clock measured."""
 
     def __len__(self) -> int:
         return len(self.data_wait_s)
+
+
+class MeanStep(NamedTuple):
+    """The mean of all steps except first batches, in seconds."""
+
+    steps: int
+    """How many these are."""
+    wait_s: float
+    rest_s: float
+    """Transfer and compute."""
+    hidden_s: float
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -49,17 +59,17 @@ class HostFacts(msgspec.Struct, frozen=True):
     cpu_pressure_ratio: float | None = None
     """Share of time in which some task waited for a CPU (PSI some)."""
     cpu_quota_cores: float | None = None
-    """What the training's control group may use in all; None: no quota."""
+    """CPU quota of the training's control group; None: no quota."""
     cpu_throttled_ratio: float | None = None
-    """Share of the quota's periods (100 ms) in which it was used up and held the training back."""
+    """Share of the quota's periods (100 ms) in which it was used up and throttled the training."""
     io_pressure_ratio: float | None = None
     """Share of time in which some task waited for I/O (PSI some)."""
     disk_busy_ratio: float | None = None
-    """Share of time in which the busiest disk had work."""
+    """Share of time in which the busiest disk had I/O in progress."""
     disk_read_bytes_per_s: float | None = None
     """Of all disks."""
     network_receive_bytes_per_s: float | None = None
-    """As the training process's network namespace sees it, the loopback included."""
+    """In the training process's network namespace, the loopback included."""
     memory_available_bytes: int | None = None
     shm_size_bytes: int | None = None
     """/dev/shm as the training process sees it."""
@@ -67,7 +77,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class MemoryTrend(msgspec.Struct, frozen=True):
-    """A GPU's used memory over a longer time than the window, looked at once a minute."""
+    """A GPU's used memory over a longer time than the window, sampled once a minute."""
 
     span_s: float
     rises: int
@@ -89,10 +99,10 @@ class GpuFacts(msgspec.Struct, frozen=True):
     owner: str | None = None
     """User and process, for people: "alice, pid 4711 (python)"."""
     throttled: Mapping[str, float] | None = None
-    """Share of time in which its clocks were held down, by reason: power, thermal, hardware."""
+    """Share of time with throttled clocks, by reason: power, thermal, hardware."""
     power_watts: float | None = None
     power_usual_watts: float | None = None
-    """What it drew while this run made steps."""
+    """Median power while this run made steps."""
     memory_trend: MemoryTrend | None = None
 
 
@@ -104,7 +114,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     data_wait_s: float
     transfer_s: float
     compute_s: float
-    """With what the rank waited for the others."""
+    """The wait for other ranks included."""
     comm_wait_s: float | None = None
     """That wait alone; None: not measured."""
 
@@ -114,59 +124,59 @@ class RankFacts(msgspec.Struct, frozen=True):
 
 
 class MemoryKills(msgspec.Struct, frozen=True):
-    """The kernel's kills for lack of memory between the last sign of life of a run and its loss."""
+    """The kernel's out-of-memory kills between the last message of a run and its loss. None: no limit, or not seen."""
 
     where: Literal["group", "around", "node"]
-    """Whose count it is: of the run's own control group, of one that it is in (with all groups within that), of the whole node."""
+    """Which counter rose: that of the run's own control group, of a parent group, or of the whole node."""
     kills: int
     limit_bytes: int | None = None
-    """What the control group that left the run the least might have. None: it had no limit, or none that was seen; so for all below."""
+    """Limit of the control group that left the run the least."""
     used_bytes: int | None = None
-    """Most that was seen used of it in that time, pages of files included."""
+    """Highest use of that group seen in that time, page cache included."""
     peak_bytes: int | None = None
-    """Most that it ever used, by the kernel."""
+    """Highest use ever, by the kernel's count."""
     resident_bytes: int | None = None
-    """Most that the training process itself was seen to have in that time."""
+    """Highest resident memory of the training process itself seen in that time."""
 
 
 class Window(msgspec.Struct, frozen=True, dict=True):
-    """Everything a rule may look at."""
+    """All facts that a rule can read."""
 
     duration_s: float
     states_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state over the window: their sum is the time it explains."""
+    """Seconds by state; their sum is the time that the window explains."""
     timeline: str = "host"
-    """"host": the states come from the host's clock; "device": from timing events on the device."""
+    """Where the states come from: "host", the host clock, or "device", timing events on the device."""
     coverage: float = 0.0
-    """Share of the steps that the device's own timeline measured."""
+    """Share of the steps that the device timeline measured."""
     unverified_ratio: float = 0.0
-    """Share of the steps in which work on another device or stream was seen, so that their input wait is not certain."""
+    """Share of the steps with work on another device or stream, whose input wait is not certain."""
     device: str = "cpu"
     """"cpu", "cuda" … of torch; "jax:cuda", "jax:cpu" …; "tensorflow", where its device is not the CPU alone."""
     steps: StepColumns = StepColumns()
     drained_ratio: float | None = None
-    """Share of steps at whose end the device had nothing left to do; None where its timeline measured none."""
+    """Share of steps that ended with an idle device; None where the device timeline measured none."""
     kept_up_ratio: float | None = None
-    """Share of steps in which the device ran each kernel as it was launched, with no work queued; None as for `drained_ratio`."""
+    """Share of steps in which the device ran each kernel as soon as it was launched, with no work queued; None as above."""
     first_step_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state of the run's first step where that is out of proportion: no share counts it. Empty where it is not."""
+    """Seconds by state of the run's first step if that is out of proportion (it compiles): no share counts it. Empty if not."""
     read_back_ratio: float | None = None
-    """Share of steps in which a result was read back from the device (`.item()`, `.cpu()`), for which the host waits."""
+    """Share of steps in which the host waited for a result of the device (`.item()`, `.cpu()`)."""
     fetch_cpu_ratio: float | None = None
-    """Share of a fetch in which the training thread was on a CPU or in the queue for one."""
+    """Share of a fetch in which the training thread was on a CPU or in the run queue."""
     ready_batches: float | None = None
-    """Batches that the workers had ready when one was asked for, on average; None without workers."""
+    """Mean number of batches ready when one was requested; None without workers."""
     empty_fetch_ratio: float | None = None
-    """Share of the fetches at which they had none."""
+    """Share of the fetches at which none was ready."""
     loader: Loader | None = None
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""
     worker_busy_ratios: tuple[float, ...] | None = None
-    """Share of time in which each loader worker was on a CPU or in the queue for one: on a full node, more than its CPU use."""
+    """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
     worker_waits: Mapping[str, float] | None = None
-    """Share of the looks at the workers in which they were found at each of `gpuwatch.host.blocked.WAITS`: their sum is 1."""
+    """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
     worker_private_bytes: int | None = None
-    """Memory that a loader worker has of its own, what it shares with the training process left out."""
+    """Memory of a loader worker that it does not share with the training process."""
     host: HostFacts | None = None
     gpus: tuple[GpuFacts, ...] = ()
     local_world_size: int = 1
@@ -174,38 +184,79 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     rank: int = 0
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
-    """The run's ranks on this node that train now, this one included; empty where there is none to compare with."""
+    """The run's ranks on this node that train now, this one included; empty for a single rank."""
     worker_deaths: tuple[WorkerDeath, ...] = ()
-    """Loader workers that a signal has killed, in the whole run."""
+    """Loader workers killed by a signal, in the whole run."""
     oom: MemoryKills | None = None
-    """Only of a run that is lost, and only where the kernel has killed meanwhile."""
+    """Only of a lost run, and only if the kernel has killed a process for lack of memory since its last message."""
     activity: str | None = None
     stalled_s: float | None = None
-    """For how long the run has been without a step, when it is stalled now."""
+    """Time since the last step, if the run is stalled now."""
 
     def share(self, *states: str) -> float:
-        """Return the share of the window's booked time that these states took together, 0–1; without an odd first step."""
+        """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
     @property
     def waits_hidden_in(self) -> str | None:
-        """The framework whose queue may hide any part of the waits, as only the host's clock measured them; None where they are known.
+        """The framework whose queue may hide any part of the waits, as only the host clock measured them; None where they are known.
 
-        Of torch on a device that is not measured the waits count as felt, with a word of warning.
+        torch's waits count even on a device that is not measured, and the verdict says so.
         """
         return None if self.timeline == "device" else ASYNCHRONOUS.get(self.device.partition(":")[0])
 
+    @property
+    def workers(self) -> int | None:
+        """The loader's number of workers; None where that is not known."""
+        return None if self.loader is None else self.loader.num_workers
+
+    @property
+    def busy_ratios(self) -> tuple[float, ...]:
+        """Share of time in which each worker had work for a CPU, as far as the kernel shows it; empty where not measured."""
+        return self.worker_busy_ratios or self.worker_cpu_ratios or ()
+
+    @property
+    def utilization(self) -> float | None:
+        """The lowest utilisation of the run's GPUs, as the driver reports it; None where it reports none."""
+        return min((gpu.utilization_ratio for gpu in self.gpus if gpu.utilization_ratio is not None), default=None)
+
     @cached_property
-    def input_wait(self) -> InputWait | None:
-        """What the wait for input costs, worked out once for all rules; None when it is not worth a change, or not known."""
+    def mean_step(self) -> MeanStep:
+        """The mean of all steps but first batches, whose wait is the start of the pass."""
         steps = self.steps
-        if self.waits_hidden_in is not None:
-            return None
-        rests = [copy + compute for copy, compute in zip(steps.transfer_s, steps.compute_s, strict=True)]
-        share = self.share(INPUT_WAIT)
-        return steady_input_wait(share, steps.data_wait_s, rests, steps.epoch_start, steps.hidden_wait_s)
+        later = [not first for first in steps.epoch_start] or [True] * len(steps)
+        count = sum(later)
+        wait_s, copy_s, compute_s, hidden_s = (
+            sum(compress(column, later)) / max(1, count)
+            for column in (steps.data_wait_s, steps.transfer_s, steps.compute_s, steps.hidden_wait_s)
+        )
+        return MeanStep(count, wait_s, copy_s + compute_s, hidden_s)
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:
         first = self.first_step_s
         return shares({state: max(0.0, spent - first.get(state, 0.0)) for state, spent in self.states_s.items()})
+
+
+def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: Any = None, **facts: Any) -> Window:
+    """Return the window between two moments, by the counters of both, which are those of `wire.Totals`, and by measured facts.
+
+    The hook makes one for its own verdict, from the run's start (`then` is None); the agent makes one for every run on the node.
+    """
+
+    def per(of: str, name: str) -> float | None:
+        whole = getattr(now, of) - getattr(then, of, 0)
+        return (getattr(now, name) - getattr(then, name, 0)) / whole if whole > 0 else None
+
+    return Window(
+        duration_s=duration_ns / 1e9,
+        states_s={state: ns / 1e9 for state, ns in states_ns.items()},
+        coverage=per("steps", "device_steps") or 0.0,
+        unverified_ratio=per("steps", "unverified_steps") or 0.0,
+        drained_ratio=per("device_steps", "drained_steps"),
+        kept_up_ratio=per("device_steps", "kept_up_steps"),
+        read_back_ratio=per("device_steps", "read_back_steps"),
+        ready_batches=per("worker_fetches", "ready_batches"),
+        empty_fetch_ratio=per("worker_fetches", "empty_fetches"),
+        **facts,
+    )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.events import IN_STEP, TRANSFERRING
 from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
@@ -193,7 +194,7 @@ class Accounts:
 
         Not `settled`: this interrupts the thread that books. What is booked holds; the tail is unknown.
         """
-        from gpuwatch.diagnosis.window import Window
+        from gpuwatch.diagnosis.window import make_window
 
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
         if settled:
@@ -202,23 +203,16 @@ class Accounts:
             tail = {UNKNOWN: now_ns - self.timeline.start_ns - sum(states.values())}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
-        counts, recorder, fetches = self.timeline.counts, self.recorder, self.recorder.fetches
         stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
-        window = Window(
-            duration_s=(now_ns - self.timeline.start_ns) / 1e9,
-            states_s={state: ns / 1e9 for state, ns in states.items()},
+        window = make_window(
+            now_ns - self.timeline.start_ns,
+            states,
+            self.totals(0, 0),
             timeline=self.which_clock,
             device=device(),
             steps=_columns(self._steps_in_proportion()),
-            coverage=counts.device_steps / counts.steps if counts.steps else 0.0,
-            unverified_ratio=counts.unverified_steps / counts.steps if counts.steps else 0.0,
-            drained_ratio=self._of_device_steps(counts.drained_steps),
-            kept_up_ratio=self._of_device_steps(counts.kept_up_steps),
-            first_step_s=_states_s(counts.slow_first),
-            read_back_ratio=self._of_device_steps(counts.read_back_steps),
-            fetch_cpu_ratio=fetches.cpu_ratio,
-            ready_batches=fetches.ready / fetches.looked if fetches.looked else None,
-            empty_fetch_ratio=fetches.empty / fetches.looked if fetches.looked else None,
+            first_step_s=_states_s(self.timeline.counts.slow_first),
+            fetch_cpu_ratio=self.recorder.fetches.cpu_ratio,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
             worker_busy_ratios=self.watcher.worker_busy_ratios(),
@@ -228,7 +222,7 @@ class Accounts:
             gpus=() if self.own_gpu is None else self.own_gpu.facts(),
             local_world_size=self.local_world_size,
             worker_deaths=self.worker_deaths,
-            activity=activity(recorder),
+            activity=activity(self.recorder),
             stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
         )
         return window, tail
@@ -240,8 +234,6 @@ class Accounts:
         second an hour would look like a tenth of the time. First batches are therefore thinned out. Where passes are so long
         that not two of them would stay, though the pauses matter, the later steps are repeated instead.
         """
-        from gpuwatch.diagnosis.thresholds import THRESHOLDS
-
         firsts, later = list(self._epoch_starts), list(self._recent)
         others = self.timeline.counts.steps - self._first_batches
         if len(firsts) < 2 or not later:
@@ -250,7 +242,7 @@ class Accounts:
         if wanted < 2:
             usual_ns = median(step.data_wait_ns for step in later)
             lost_ns = self._first_waits_ns - usual_ns * self._first_batches
-            if lost_ns < THRESHOLDS.first_batch_share * self.timeline.counts.total_ns:
+            if lost_ns < this_process.thresholds().first_batch_share * self.timeline.counts.total_ns:
                 return later
             wanted = 2
             rows = min(_STEPS_SHOWN, 2 * others // self._first_batches)
@@ -261,13 +253,8 @@ class Accounts:
         fitting = max(1, round(wanted * others / self._first_batches))
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
 
-    def _of_device_steps(self, steps: int) -> float | None:
-        measured = self.timeline.counts.device_steps
-        return steps / measured if measured else None
-
     def look_at_host(self) -> None:
         """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
-        from gpuwatch.diagnosis.thresholds import THRESHOLDS
         from gpuwatch.hook.own_gpu import OwnGpu
 
         loader = self.loader
@@ -275,7 +262,7 @@ class Accounts:
         home = self.recorder.home
         if home is not None and home.uuid and self.own_gpu is None:
             self.own_gpu = OwnGpu(home.uuid)
-        trains = self.timeline.counts.steps >= THRESHOLDS.min_steps and not self.recorder.in_phase
+        trains = self.timeline.counts.steps >= this_process.thresholds().min_steps and not self.recorder.in_phase
         if self.own_gpu is not None and trains:
             self.own_gpu.sample()
 

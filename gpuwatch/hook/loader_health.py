@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpuwatch.diagnosis.shm_need import larger_shm, prefetch_of, queues_bytes
 from gpuwatch.formatting import size
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
@@ -53,6 +52,7 @@ class LoaderHealth:
 
     def _larger_shm(self) -> str:
         """Return what to do where no batch came: the size to give, by the tensors that living workers have asked room for."""
+        from gpuwatch.diagnosis.prediction import larger_shm, prefetch_of, queues_bytes
         from gpuwatch.diagnosis.rules.worker_killed import LARGER_SHM
 
         loader = self._accounts.loader

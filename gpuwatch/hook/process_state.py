@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.thresholds import Thresholds
     from gpuwatch.hook.watch import Watch
 
 open_watches: list[Watch] = []
@@ -21,6 +22,15 @@ importing = threading.RLock()
 importing could never be imported."""
 made = 0
 """Watches that were made in this process so far."""
+site_thresholds: Thresholds | None = None
+"""Those of the file that GPUWATCH_CONFIG named when the first Watch was made; None: the defaults."""
+
+
+def thresholds() -> Thresholds:
+    """Return what this process's own diagnosis compares with."""
+    from gpuwatch.diagnosis.thresholds import THRESHOLDS
+
+    return site_thresholds or THRESHOLDS
 
 
 def next_suffix() -> str:

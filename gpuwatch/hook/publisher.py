@@ -14,8 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.cost import price_told
-from gpuwatch.diagnosis.throughput import Done
+from gpuwatch.diagnosis.rates import Done, price_from
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.account import Accounts, activity
@@ -157,12 +156,13 @@ class Publisher:
             flops=self._facts.flops,
             hook_s=self._recorder.meter.cost_s,
             price=self._price(),
+            thresholds=this_process.thresholds(),
         )
 
     def _price(self) -> tuple[float, str] | None:
         """Return the price of a GPU-hour; a wrong one is said once, and is none."""
         try:
-            return price_told(os.environ)
+            return price_from(os.environ)
         except ConfigError as error:
             self._warn("price", "gpuwatch: %s", error)
             return None

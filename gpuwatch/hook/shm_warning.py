@@ -12,6 +12,7 @@ import msgspec
 
 from gpuwatch.errors import NoData
 from gpuwatch.formatting import size as text_of
+from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.batches import tensors
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch.wire import Loader
@@ -61,7 +62,7 @@ class ShmWarning:
             host=HostFacts(shm_size_bytes=size, shm_used_bytes=used),
             local_world_size=ranks,
         )
-        found = shm_exhaustion(window)
+        found = shm_exhaustion(window, this_process.thresholds())
         if found is None:
             return None
         self.said = True

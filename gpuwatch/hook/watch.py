@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwatch.diagnosis.throughput import declared
+from gpuwatch.diagnosis.rates import declared
 from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.batches import size_bytes
 from gpuwatch.hook.distributed import Membership
@@ -234,9 +234,9 @@ class Watch:
         path = os.environ.get("GPUWATCH_CONFIG")
         if path and this_process.made <= 1:
             try:
-                from gpuwatch.config import use_thresholds_of
+                from gpuwatch.config import read_config
 
-                use_thresholds_of(Path(path))
+                this_process.site_thresholds = read_config(Path(path)).thresholds
             except Exception as error:
                 self._failed("reading the configuration", error)
 

@@ -51,7 +51,7 @@ STARVED = {
     "labels": {"alertname": "GpuStarved", "severity": "warning", "instance": "n1", "run": "r1", "rank": "0"},
     "annotations": {
         "summary": "Run resnet50-a (r1, rank 0) on n1 waits for input 40% of its training time",
-        "description": "Of the training time in the last 5m, 40% went by with no batch to train on.",
+        "description": "Of the training time in the last 5m, 40% was spent waiting for a batch.",
         "owner": "user alice, job 4711",
         "cause": "input_cpu",
         "advice": "num_workers 4 → 10",
@@ -152,7 +152,7 @@ def test_slack_is_sent_number_owner_cause_advice_cost_and_runbook(tmp_path: Path
     assert attachment["color"] == "warning"
     assert attachment["text"].splitlines()[:7] == [
         summary,
-        "Of the training time in the last 5m, 40% went by with no batch to train on.",
+        "Of the training time in the last 5m, 40% was spent waiting for a batch.",
         "Owner: user alice, job 4711",
         "Cause: input_cpu",
         "Do: num_workers 4 → 10",

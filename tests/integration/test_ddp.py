@@ -88,7 +88,7 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert evidence(found[0], "excess") == pytest.approx(0.06, rel=0.1)
     assert evidence(found[0], "cost") == pytest.approx(0.12, rel=0.1)
     assert evidence(found[0], "rank 1") == pytest.approx(0.07, rel=0.1)
-    assert found[0]["advice"].startswith("on rank 1: make batches beside the training")
+    assert found[0]["advice"].startswith("on rank 1: make batches in the background")
     late = {key[2]: value for key, value in series.items() if key[0] == "gpuwatch_straggler_excess_ratio"}
     assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.15)
     assert {key[2] for key in series if key[0] == "gpuwatch_finding_active" and "straggler" in key} == {"straggler"}
@@ -148,7 +148,7 @@ def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent:
         told = reports(process)
     assert [each["rank"] for each in found] == [0]
     assert evidence(found[0], "excess") == pytest.approx(delay, rel=0.1)
-    assert found[0]["advice"].startswith("look at the host of rank 0")
+    assert found[0]["advice"].startswith("check the host of rank 0")
     fast, slow = told[1]["states"], told[0]["states"]
     assert fast["comm_wait"] == pytest.approx(steps * delay, rel=0.1)
     assert slow.get("comm_wait", 0.0) < 0.1 * steps * delay

@@ -52,5 +52,5 @@ def test_a_launch_bound_run_knows_how_much_its_gpu_idles_without_an_agent(
     assert report.verdict.state == "host"
     (finding,) = report.findings
     assert finding.cause == "host_bound"
-    assert "of compute, at least 58% the device stood idle between kernels" in finding.evidence[-1].text
+    assert "the device idled between kernels for at least 58% of compute" in finding.evidence[-1].text
     assert finding.predicted_speedup == pytest.approx(1 / 0.42, abs=0.02)

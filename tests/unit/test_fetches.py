@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.input_wait import queue_evidence
 from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
-from gpuwatch.diagnosis.rules.input_wait import queue_evidence
 from gpuwatch.hook.fetches import FetchEvidence, ready_batches
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
@@ -89,7 +89,7 @@ def test_an_empty_queue_is_evidence_and_what_was_not_counted_is_none() -> None:
     assert queue_evidence(STARVED) == ()
     starved = replace(STARVED, ready_batches=0.1, empty_fetch_ratio=0.96)
     assert [evidence.text for evidence in queue_evidence(starved)] == [
-        "no batch was ready at 96% of the fetches (0.1 on average)"
+        "the queue was empty at 96% of the fetches (0.1 batches ready on average)"
     ]
     finding = input_unexplained(starved)
     assert finding is not None and "empty queue" in [evidence.what for evidence in finding.evidence]

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.diagnose import diagnose
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.hook.account import device
 from gpuwatch.hook.jax_timeline import ASKED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
 from gpuwatch.hook.watch import Watch
@@ -215,8 +215,8 @@ def test_a_jax_run_that_was_not_measured_is_not_called_input_bound(
     assert (report.device, report.timeline, report.findings) == ("jax:cuda", "host", ())
     assert (report.verdict.state, report.verdict.ratio) == ("unknown", pytest.approx(0.62))
     assert report.verdict.sentence == (
-        "by the host's clock the loop waited 62% of the time for data; JAX runs asynchronously, "
-        "and what of it the device felt was not measured"
+        "by the host clock the loop waited for data 62% of the time; JAX runs asynchronously, "
+        "and for how much of that the device idled was not measured"
     )
     assert "throughput" not in str(report)
     turn(watch, hello=True)

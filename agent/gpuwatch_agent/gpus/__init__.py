@@ -36,9 +36,12 @@ CONTRADICTED_NS = 10_000_000_000
 class GpuAccount:
     """One GPU's ledger and who holds it."""
 
-    def __init__(self, gpu: str, uuid: str, now_ns: int) -> None:
+    def __init__(
+        self, gpu: str, uuid: str, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
+    ) -> None:
         self.gpu = gpu
         self.uuid = uuid
+        self._idle_utilization = idle_utilization
         self.ledger = Ledger(now_ns, GPU_STATES)
         self.run: Run | None = None
         """The one run that holds the GPU."""
@@ -124,7 +127,7 @@ class GpuAccount:
     def _state_without_hook(self, reading: GpuReading | None) -> str:
         if reading is None:
             return UNKNOWN
-        busy = reading.utilization_ratio is not None and reading.utilization_ratio > THRESHOLDS.gpu_idle_utilization
+        busy = reading.utilization_ratio is not None and reading.utilization_ratio > self._idle_utilization
         if busy:  # by a process that the list is too old to name, or that the agent may not see, too
             return BUSY_UNATTRIBUTED
         if reading.pids is not None and not reading.pids:
@@ -151,9 +154,11 @@ class GpuAccount:
         )
 
     @classmethod
-    def restore(cls, record: GpuRecord, now_ns: int) -> GpuAccount:
+    def restore(
+        cls, record: GpuRecord, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
+    ) -> GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
-        account = cls(record.gpu, record.uuid, record.start_ns)
+        account = cls(record.gpu, record.uuid, record.start_ns, idle_utilization)
         account.ledger.watermark_ns = record.watermark_ns
         account.ledger.totals_ns.update(record.states_ns)
         if record.owners:
@@ -168,7 +173,8 @@ class GpuAccount:
 class GpuLedgers:
     """The ledgers of all GPUs that this agent has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_utilization: float = THRESHOLDS.gpu_idle_utilization) -> None:
+        self._idle_utilization = idle_utilization
         self.accounts: dict[str, GpuAccount] = {}
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
@@ -176,7 +182,7 @@ class GpuLedgers:
         by_uuid = {reading.uuid: reading for reading in readings}
         for uuid, reading in by_uuid.items():
             if uuid not in self.accounts:
-                self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns)
+                self.accounts[uuid] = GpuAccount(reading.gpu, uuid, now_ns, self._idle_utilization)
         for uuid, account in self.accounts.items():
             found = by_uuid.get(uuid)
             pids = found.pids if found is not None and found.pids else ()
@@ -187,4 +193,4 @@ class GpuLedgers:
         """Load the ledgers that a former agent of this boot kept."""
         for record in records:
             if record.boot_id == boot_id:
-                self.accounts[record.uuid] = GpuAccount.restore(record, now_ns)
+                self.accounts[record.uuid] = GpuAccount.restore(record, now_ns, self._idle_utilization)

@@ -88,7 +88,8 @@ _MEMORIES = 60
 class GpuTrends:
     """Follows every GPU; its samples are dropped when another run takes the GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, creep_s: float = THRESHOLDS.memory_creep_s) -> None:
+        self._memory_every_ns = creep_s * 1e9 / _MEMORY_SAMPLES
         self._holders: dict[str, tuple[str, int] | None] = {}
         self._powers: dict[str, deque[float]] = {}
         self._memories: dict[str, deque[tuple[int, int]]] = {}
@@ -109,7 +110,7 @@ class GpuTrends:
             self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
         if memory_bytes is not None:
             kept = self._memories.setdefault(account.uuid, deque(maxlen=_MEMORIES))
-            if not kept or now_ns - kept[-1][0] >= THRESHOLDS.memory_creep_s * 1e9 / _MEMORY_SAMPLES:
+            if not kept or now_ns - kept[-1][0] >= self._memory_every_ns:
                 kept.append((now_ns, memory_bytes))
 
     def keep_only(self, uuids: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
-"""Notifications without Alertmanager: a thread that reads the snapshots and sends through Apprise, which is imported lazily.
+"""Notifications without Alertmanager: a thread that evaluates the snapshots and sends through Apprise, which is imported lazily.
 
-A receiver that fails or hangs holds up nothing but itself: each letter is tried again by itself, for a day.
+A receiver that fails or hangs holds up only itself: each message to it is retried separately, for a day. What was notified and what waits
+is kept in a small file that survives restarts, with Unix times, because they outlive the process.
 """
 
 from __future__ import annotations
@@ -13,29 +14,67 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Snapshot
-from gpuwatch_agent.notify.conditions import conditions, hardware_conditions
-from gpuwatch_agent.notify.notification_state import NotificationState
+from gpuwatch_agent.notify.conditions import Condition, conditions
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 STALE_S = 10.0
 """An older snapshot is ignored."""
+FIRST_RETRY_S = 5.0
+LAST_RETRY_S = 300.0
+GIVE_UP_S = 86400.0
+"""A message that could not be delivered for this long is dropped, and counted."""
+MAX_WAITING = 1000
 
 
 class Sender(Protocol):
-    """Delivers one message; false, or any exception, when it has not arrived."""
+    """Delivers one message; false, or any exception, if it was not delivered."""
 
     def __call__(self, title: str, body: str, urgent: bool) -> bool: ...
 
 
+class ConditionState(msgspec.Struct):
+    """A condition over time."""
+
+    since_s: float
+    seen_s: float
+    title: str
+    notified_s: float | None = msgspec.field(default=None, name="told_s")
+    """When it was last notified; None: never. (The name in the file is that of earlier versions.)"""
+
+
+class Letter(msgspec.Struct):
+    """One message to one receiver, not delivered yet. `target` is the hash of the receiver's URL, which may hold a secret."""
+
+    target: str
+    title: str
+    body: str
+    urgent: bool
+    written_s: float
+    due_s: float
+    attempts: int = 0
+
+
+class State(msgspec.Struct):
+    """All that outlives the agent."""
+
+    standing: dict[str, ConditionState] = msgspec.field(default_factory=dict)
+    letters: list[Letter] = msgspec.field(default_factory=list)
+    sent: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
 class Notifier:
-    """Evaluates, remembers and sends in a thread of its own."""
+    """Evaluates, deduplicates and sends in its own thread."""
 
     def __init__(
         self,
@@ -46,22 +85,17 @@ class Notifier:
         path: Path | None,
         senders: dict[str, Sender] | None = None,
     ) -> None:
-        """`senders` by URL replaces Apprise. Raises: ConfigError for a URL that is none; MissingExtra."""
+        """`senders` by URL replaces Apprise; `path` None: nothing is kept. Raises: ConfigError for an invalid URL; MissingExtra."""
         self._snapshot = snapshot
+        self._settings = settings
         self._thresholds = thresholds
+        self._name = settings.name or host
         by_url = apprise_senders(settings.urls) if senders is None else senders
-        self._senders = {_target(url): sender for url, sender in by_url.items()}
-        self._state = NotificationState(
-            path,
-            tuple(self._senders),
-            name=settings.name or host,
-            keep_s=thresholds.keep_firing_for_s,
-            repeat_s=settings.repeat_s,
-            min_severity=settings.min_severity,
-        )
-        for letter in list(self._state.state.letters):
-            if letter.target not in self._senders:  # its receiver is no longer configured
-                self._state.state.letters.remove(letter)
+        self._senders = {hashlib.sha256(url.encode()).hexdigest()[:16]: sender for url, sender in by_url.items()}
+        self._path = path
+        self._saved = b""
+        self._state = _read(path)
+        self._state.letters = [letter for letter in self._state.letters if letter.target in self._senders]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
 
@@ -69,46 +103,97 @@ class Notifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the delivery under way; what waits is kept for the next start."""
+        """End after the delivery in progress; what waits is kept for the next start."""
         self._stop.set()
         self._thread.join(timeout=15.0)
 
     def samples(self) -> Iterable[Sample]:
         """Return the counters for /metrics."""
-        state = self._state.state
         return (
-            Sample("gpuwatch_notifications_sent_total", state.sent),
-            Sample("gpuwatch_notification_failures_total", state.failed),
-            Sample("gpuwatch_notifications_dropped_total", state.dropped),
-            Sample("gpuwatch_notifications_waiting", len(state.letters)),
+            Sample("gpuwatch_notifications_sent_total", self._state.sent),
+            Sample("gpuwatch_notification_failures_total", self._state.failed),
+            Sample("gpuwatch_notifications_dropped_total", self._state.dropped),
+            Sample("gpuwatch_notifications_waiting", len(self._state.letters)),
         )
 
     def tick(self, now_s: float) -> None:
-        """Evaluate the snapshot once, and try once each letter that is due."""
+        """Evaluate the snapshot once, and try each message that is due once."""
         snapshot = self._snapshot()
         if snapshot is not None and now_s - snapshot.time_s < STALE_S:
-            found = conditions(snapshot.runs, snapshot.findings, self._thresholds)
-            found += hardware_conditions(snapshot.page, now_s, self._thresholds)
-            self._state.update(found, now_s)
-            self._state.save()  # before it is sent: a kill between the two sends twice rather than never
-        for letter in self._state.due(now_s):
+            self._update(conditions(snapshot, now_s, self._thresholds), now_s)
+            self._save()  # before it is sent: a kill between the two sends twice rather than never
+        for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
             if self._stop.is_set():
                 break
-            if self._deliver(letter.target, letter.title, letter.body, letter.urgent):
-                self._state.delivered(letter)
+            if self._deliver(letter):
+                self._state.letters.remove(letter)
+                self._state.sent += 1
             else:
-                self._state.refused(letter, now_s)
-            self._state.save()
+                self._retry_later(letter, now_s)
+            self._save()
 
-    def _deliver(self, target: str, title: str, body: str, urgent: bool) -> bool:
+    def _update(self, found: Sequence[Condition], now_s: float) -> None:
+        """Take what is wrong now, and write the messages that are due."""
+        standing, repeat_s = self._state.standing, self._settings.repeat_s
+        for condition in found:
+            if self._settings.min_severity == "critical" and condition.severity != "critical":
+                continue
+            known = standing.setdefault(condition.key, ConditionState(condition.since_s, now_s, condition.title))
+            known.seen_s, known.title = now_s, condition.title
+            again = known.notified_s is not None and repeat_s > 0 and now_s - known.notified_s >= repeat_s
+            if now_s - known.since_s >= condition.hold_s and (known.notified_s is None or again):
+                known.notified_s = now_s
+                title = f"[{condition.severity}] {condition.alert} on {self._name}"
+                self._write(title, f"{condition.title}\n{condition.body}", condition.severity == "critical", now_s)
+        for key, known in list(standing.items()):
+            # Never notified: no hold is needed. Notified: a short quiet time does not mean that it is fixed.
+            keep_s = 0 if known.notified_s is None else self._thresholds.keep_firing_for_s
+            if now_s - known.seen_s > keep_s:
+                del standing[key]
+                if known.notified_s is not None:
+                    self._write(f"[resolved] {key.partition('/')[0]} on {self._name}", known.title, False, now_s)
+
+    def _write(self, title: str, body: str, urgent: bool, now_s: float) -> None:
+        letters = self._state.letters
+        letters += [Letter(target, title, body, urgent, now_s, now_s) for target in self._senders]
+        too_many = len(letters) - MAX_WAITING
+        if too_many > 0:
+            del letters[:too_many]
+            self._state.dropped += too_many
+            logger.error("%d notifications wait to be delivered: the %d oldest are dropped", MAX_WAITING, too_many)
+
+    def _deliver(self, letter: Letter) -> bool:
         try:
-            arrived = self._senders[target](title, body, urgent)
-            if not arrived:
-                logger.warning("a notification was not delivered, and is tried again: %s", title)
-            return arrived
+            delivered = self._senders[letter.target](letter.title, letter.body, letter.urgent)
+            if not delivered:
+                logger.warning("a notification was not delivered and will be retried: %s", letter.title)
+            return delivered
         except Exception as error:
-            logger.warning("a notification was not delivered: %s", error)
+            logger.warning("a notification was not delivered and will be retried: %s", error)
             return False
+
+    def _retry_later(self, letter: Letter, now_s: float) -> None:
+        """Retry with exponential backoff, for a day."""
+        self._state.failed += 1
+        letter.attempts += 1
+        letter.due_s = now_s + min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (letter.attempts - 1))
+        if now_s - letter.written_s > GIVE_UP_S:
+            self._state.letters.remove(letter)
+            self._state.dropped += 1
+            logger.error("a notification could not be delivered for a day and is dropped: %s", letter.title)
+
+    def _save(self) -> None:
+        """Write the state if it has changed; a failure is logged once per change."""
+        body = msgspec.json.encode(self._state)
+        if self._path is None or body == self._saved:
+            return
+        self._saved = body
+        try:
+            new = self._path.with_name(self._path.name + ".new")
+            new.write_bytes(body)
+            new.replace(self._path)
+        except OSError as error:
+            logger.warning("the state of notifications cannot be written to %s: %s", self._path, error.strerror)
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
@@ -116,6 +201,17 @@ class Notifier:
                 self.tick(time.time())
             except Exception:
                 logger.exception("a tick of the notifier failed; the next one goes ahead")
+
+
+def _read(path: Path | None) -> State:
+    """Return the saved state; a damaged file gives a warning and an empty state."""
+    if path is None or not path.exists():
+        return State()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=State)
+    except (OSError, msgspec.MsgspecError) as error:
+        logger.warning("%s cannot be read (%s): earlier notifications are forgotten", path, error)
+        return State()
 
 
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
@@ -131,7 +227,7 @@ def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
 def _apprise_sender(apprise: Any, url: str) -> Sender:
     service = apprise.Apprise()
     if not service.add(url):
-        kind = url.partition("://")[0] if "://" in url else "a URL without a kind"
+        kind = url.partition("://")[0] if "://" in url else "a URL without a scheme"
         raise ConfigError(
             f"--notify: Apprise does not take {kind}://…; see its list of URLs, e.g. slack://TOKENS, mailto://USER:PASSWORD@HOST, "
             "json://HOST:PORT/PATH"
@@ -144,7 +240,3 @@ def _apprise_sender(apprise: Any, url: str) -> Sender:
         return bool(service.notify(title=title, body=body, notify_type=kind))
 
     return send
-
-
-def _target(url: str) -> str:
-    return hashlib.sha256(url.encode()).hexdigest()[:16]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwatch.config import StackSettings
+from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.tools.stacks.causes import ALL_RANKS, LOOK_AT
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.spy import Target, take
 from gpuwatch_agent.evaluator import FindingTracker
@@ -44,10 +44,9 @@ class _Capture:
 
     def serves(self, run: str, rank: int, entry: ActiveFinding) -> bool:
         """Return whether this capture serves a finding."""
-        of_all = LOOK_AT[self.cause] == ALL_RANKS
+        of_all = BY_CAUSE[self.cause].stacks == "all ranks"
         return (
-            not entry.stacks_taken
-            and entry.finding.cause in LOOK_AT
+            _wants(entry)
             and _of_all(entry) == of_all
             and run == self.run
             and (of_all or rank == self.rank)
@@ -114,7 +113,7 @@ class StackWatch:
     def _targets(
         self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
     ) -> tuple[Target, ...]:
-        chosen = [each for each in runs if each.run == run.run] if LOOK_AT[cause] == ALL_RANKS else [run]
+        chosen = [each for each in runs if each.run == run.run] if BY_CAUSE[cause].stacks == "all ranks" else [run]
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
@@ -150,8 +149,8 @@ class StackWatch:
 
 
 def _wants(entry: ActiveFinding) -> bool:
-    return not entry.stacks_taken and entry.finding.cause in LOOK_AT
+    return not entry.stacks_taken and BY_CAUSE[entry.finding.cause].stacks is not None
 
 
 def _of_all(entry: ActiveFinding) -> bool:
-    return LOOK_AT[entry.finding.cause] == ALL_RANKS
+    return BY_CAUSE[entry.finding.cause].stacks == "all ranks"

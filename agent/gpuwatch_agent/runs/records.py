@@ -166,9 +166,3 @@ class LastMinute:
         if not self._seen:
             return wire.Counters(), wire.Counters()
         return wire.Counters() if self._young else self._seen[0][2], self._seen[-1][2]
-
-    def ratio(self, part: str, whole: str) -> float | None:
-        """Return one counter's growth over another's; None where that did not grow."""
-        then, now = self.counts()
-        grown = getattr(now, whole) - getattr(then, whole)
-        return (getattr(now, part) - getattr(then, part)) / grown if grown > 0 else None

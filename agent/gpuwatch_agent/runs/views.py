@@ -12,11 +12,10 @@ import msgspec
 
 from gpuwatch import api, wire
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis.cost import cost_of
 from gpuwatch.diagnosis.finding import Finding, Verdict
-from gpuwatch.diagnosis.throughput import Done, throughput
+from gpuwatch.diagnosis.rates import Done, cost_of, throughput
+from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.diagnosis.window import Window
-from gpuwatch.tools.stacks.causes import LOOK_AT, WORKERS
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.records import evidence as stack_evidence
 from gpuwatch_agent.runs import Run
@@ -111,7 +110,7 @@ def finding_view(entry: ActiveFinding) -> api.Finding:
     finding, stacks = entry.finding, entry.stacks
     fields = msgspec.structs.asdict(finding)
     if stacks is not None:
-        fields["evidence"] += tuple(stack_evidence(stacks, LOOK_AT.get(finding.cause) != WORKERS))
+        fields["evidence"] += tuple(stack_evidence(stacks, BY_CAUSE[finding.cause].stacks != "workers"))
     return api.Finding(**fields, since_s=entry.since_s, stacks=stacks)
 
 

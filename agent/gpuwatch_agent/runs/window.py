@@ -1,4 +1,4 @@
-"""The `Window` that a diagnosis reads: what the agent knows of a run, its node and the other ranks."""
+"""Windows for the diagnosis: what the agent knows of a run, its node and the other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import compress
 
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window, make_window
 from gpuwatch.hook.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import HistogramSample, Sample
@@ -49,7 +49,7 @@ class RecentSamples:
         self._seen: deque[tuple[int, dict[str, dict[_Labels, float]]]] = deque(maxlen=KEPT)
 
     def remember(self, samples: Iterable[Sample | HistogramSample], now_ns: int) -> None:
-        """Take this second's samples."""
+        """Keep this second's samples."""
         kept: dict[str, dict[_Labels, float]] = {}
         for sample in samples:
             if sample.metric in _WATCHED and isinstance(sample, Sample):
@@ -109,34 +109,18 @@ def run_window(
     now_ns: int,
     ranks: Sequence[RankFacts] = (),
 ) -> Window:
-    """Return the run's last minute. `host` is the node, `gpus` are those that the run alone holds; `ranks` are the ranks on this node that train."""
-    duration_ns, states_ns = run.recent_ns()
-    hello = run.hello
-    pid = table.host_pid(hello)
-    steps = run.steps.columns()
-    loader = hello.loader if hello is not None else None
-    ratio = run.minute.ratio
-    return Window(
-        duration_s=duration_ns / 1e9,
-        states_s={state: ns / 1e9 for state, ns in states_ns.items()},
+    """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
+    hello, steps, (then, now) = run.hello, run.steps.columns(), run.minute.counts()
+    pid = table.host_pid(hello) if hello is not None else None
+    return make_window(
+        *run.recent_ns(),
+        now,
+        then,
         timeline=hello.timeline if hello is not None else "host",
         device=hello.device if hello is not None else "cpu",
-        steps=StepColumns(
-            data_wait_s=steps.data_wait_s,
-            transfer_s=steps.transfer_s,
-            compute_s=steps.compute_s,
-            epoch_start=steps.epoch_start,
-            hidden_wait_s=steps.hidden_s,
-        ),
-        drained_ratio=ratio("drained_steps", "device_steps"),
-        kept_up_ratio=ratio("kept_up_steps", "device_steps"),
-        read_back_ratio=ratio("read_back_steps", "device_steps"),
-        coverage=ratio("device_steps", "steps") or 0.0,
-        unverified_ratio=ratio("unverified_steps", "steps") or 0.0,
+        steps=StepColumns(steps.data_wait_s, steps.transfer_s, steps.compute_s, steps.epoch_start, steps.hidden_s),
         fetch_cpu_ratio=run.fetch_cpu_ratio,
-        ready_batches=ratio("ready_batches", "worker_fetches"),
-        empty_fetch_ratio=ratio("empty_fetches", "worker_fetches"),
-        loader=loader,
+        loader=hello.loader if hello is not None else None,
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
@@ -155,7 +139,7 @@ def run_window(
 
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
-    """Return the node without any run: for findings about GPUs without a hook. Both are by UUID."""
+    """Return the node without its runs, for findings about GPUs without a hook. Both arguments are by UUID."""
     unowned = (
         replace(facts, owner=owners.get(uuid), power_usual_watts=None, memory_trend=None)
         for uuid, facts in gpus.items()
@@ -164,7 +148,7 @@ def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Wind
 
 
 def _stalled_s(run: Run, now_ns: int) -> float | None:
-    """Return for how long the run has had no step, when its hook books that as stalled."""
+    """Return the time since the last step, if the hook books that as stalled; else None."""
     if run.status != RUNNING or run.ledger is None or run.activity not in (DATA_WAIT, IN_STEP, BETWEEN):
         return None
     last_ns = run.steps.last_end_ns
@@ -200,7 +184,7 @@ def _as_seen_by(
     receive_bytes_per_s: float | None,
     quota: tuple[float | None, float | None],
 ) -> HostFacts:
-    """Return the node as one process sees it: its own /dev/shm, the cores and the memory it may use, its network namespace."""
+    """Return the node as one process sees it: its own /dev/shm, its cores and memory, its network namespace."""
     size, used = host.shm_size_bytes, host.shm_used_bytes
     cores, memory = host.cpu_cores, host.memory_available_bytes
     if pid is not None:
@@ -226,11 +210,11 @@ def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
     for run in runs:
         if run.status == RUNNING and run.activity != "silent":
             together.setdefault(run.run, []).append(run)
-    return {name: _side_by_side(ranks) for name, ranks in together.items() if len(ranks) > 1}
+    return {name: _compared(ranks) for name, ranks in together.items() if len(ranks) > 1}
 
 
-def _side_by_side(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
-    """Return the means of later steps (first batches left out) between the latest begin and the earliest end of what is known."""
+def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
+    """Return the ranks' mean steps, first batches left out, over the time in which the steps of all of them are known."""
     known = [(run.rank, run.steps.columns()) for run in sorted(runs, key=lambda run: run.rank)]
     begin_ns = max((steps.end_ns[0] for _, steps in known if steps), default=0)
     end_ns = min((steps.end_ns[-1] for _, steps in known if steps), default=0)

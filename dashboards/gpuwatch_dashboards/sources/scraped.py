@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
-from gpuwatch.diagnosis.diagnose import in_order
 from gpuwatch.diagnosis.finding import Verdict
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch_dashboards.query import INSTANCE, Match
 

@@ -8,7 +8,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.tools.reports.display import (

@@ -1,4 +1,4 @@
-"""One slow step every `num_workers` steps: the workers deliver in step with each other."""
+"""One slow step every `num_workers` steps: the workers deliver their batches at the same time."""
 
 from __future__ import annotations
 
@@ -7,45 +7,49 @@ from itertools import pairwise
 from operator import mul
 from statistics import fmean
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.shm_need import prefetch_of
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.prediction import prefetch_of
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import INPUT_WAIT
 
 
-def burst_every_n(window: Window) -> Finding | None:
-    """Found when the wait for data repeats every `num_workers` steps, and nearly all of it is in one step of each such round."""
-    loader, share = window.loader, window.share(INPUT_WAIT)
-    count = loader.num_workers if loader is not None else None
-    if loader is None or count is None or count < 2 or share < THRESHOLDS.input_share or window.waits_hidden_in:
+@rule(explains=(), explained_by=(), stacks="workers", alert=None, runbook="GpuStarved")
+def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when the wait for data repeats every `num_workers` steps, and falls almost entirely on one step of each round."""
+    loader, count, share = window.loader, window.workers or 0, window.share(INPUT_WAIT)
+    if loader is None or count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
-    waits = longest_pass(window)
-    if len(waits) < max(4 * count, THRESHOLDS.min_steps):
+    correlation = round_correlation(window, thresholds, count)
+    if correlation is None or correlation < thresholds.burst_correlation:
         return None
-    again = autocorrelation(waits, count)
-    if again < THRESHOLDS.burst_correlation:
-        return None
-    inside, even = share_of_slowest(waits, count), 1 / count
-    if inside - even < THRESHOLDS.burst_share * (1 - even):
+    inside, even = share_of_slowest(longest_pass(window), count), 1 / count
+    if inside - even < thresholds.burst_share * (1 - even):
         return None
     prefetch = prefetch_of(loader)
     return Finding(
         cause="burst_every_n",
         severity="warning",
-        title=f"one slow step in every {count}: the workers deliver all at once",
+        title=f"one slow step in every {count}: the workers deliver their batches at the same time",
         ratio=share,
         evidence=(
-            Evidence("autocorrelation", again, "", f"the wait repeats every {count} steps, the number of workers (autocorrelation {again:.2f})"),
-            Evidence("in one step", inside, "ratio", f"{percent(inside)} of the wait is in the slowest step of each {count}"),
+            Evidence("autocorrelation", correlation, "", f"the wait repeats every {count} steps, the number of workers (autocorrelation {correlation:.2f})"),
+            Evidence("in one step", inside, "ratio", f"{percent(inside)} of the wait falls on the slowest of every {count} steps"),
         ),
-        advice=f"feed the step on average first (see the loader's cause); prefetch_factor {prefetch} → {2 * prefetch} evens out the bursts that are left",
+        advice="first make the loader keep up on average (see its own cause); "
+        f"prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
     )  # fmt: skip
 
 
+def round_correlation(window: Window, thresholds: Thresholds, count: int) -> float | None:
+    """Return the autocorrelation of the wait at a lag of `count` steps; None with too few rounds in a pass to tell."""
+    waits = longest_pass(window)
+    return None if len(waits) < max(4 * count, thresholds.min_steps) else autocorrelation(waits, count)
+
+
 def longest_pass(window: Window) -> tuple[float, ...]:
-    """Return the waits of the longest stretch without a first batch: between passes the workers' order begins anew."""
+    """Return the waits of the longest stretch without a first batch: each pass begins a new order of workers."""
     steps = window.steps
     edges = [index for index, first in enumerate(steps.epoch_start) if first]
     bounds = [-1, *edges, len(steps)]
@@ -54,7 +58,7 @@ def longest_pass(window: Window) -> tuple[float, ...]:
 
 
 def autocorrelation(values: Sequence[float], lag: int) -> float:
-    """Return the correlation of a series with itself so many places on, -1 to 1; 0 for a constant one."""
+    """Return the correlation of a series with itself at this lag, -1 to 1; 0 for a constant one."""
     mean = fmean(values)
     off = [value - mean for value in values]
     spread = sum(map(mul, off, off)) / len(off)
@@ -62,7 +66,7 @@ def autocorrelation(values: Sequence[float], lag: int) -> float:
 
 
 def share_of_slowest(values: Sequence[float], count: int) -> float:
-    """Return the share of all waiting that the slowest of every `count` consecutive steps has."""
+    """Return the share of the total that the largest of every `count` consecutive values has."""
     rounds = [values[at : at + count] for at in range(0, len(values) - count + 1, count)]
     whole = sum(sum(each) for each in rounds)
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule, speedup_without
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import CHECKPOINT
 
 
-def checkpoint_stall(window: Window) -> Finding | None:
-    """Found when checkpoints take more than their share of the ledger."""
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when checkpoints take a large share of the time."""
     share = window.share(CHECKPOINT)
-    if share < THRESHOLDS.phase_share:
+    if share < thresholds.phase_share:
         return None
     return Finding(
         cause="checkpoint_stall",
         severity="warning",
-        title="training stands still while checkpoints are written",
+        title="training stops while checkpoints are written",
         ratio=share,
         evidence=(Evidence("checkpoint", share, "ratio", f"checkpoints take {percent(share)} of the time"),),
-        advice="save asynchronously (torch.distributed.checkpoint.async_save, or a copy handed to a thread), or less often",
-        predicted_speedup=round(1 / (1 - share), 2) if share < 0.99 else None,
+        advice="save asynchronously (torch.distributed.checkpoint.async_save, or a copy written by a thread), or less often",
+        predicted_speedup=speedup_without(share),
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule, speedup_without
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import EVAL
 
 
-def eval_share(window: Window) -> Finding | None:
-    """Found when evaluation takes more than its share of the ledger."""
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when evaluation takes a large share of the time."""
     share = window.share(EVAL)
-    if share < THRESHOLDS.phase_share:
+    if share < thresholds.phase_share:
         return None
     return Finding(
         cause="eval_share",
@@ -20,6 +21,6 @@ def eval_share(window: Window) -> Finding | None:
         title="evaluation takes a large part of the run",
         ratio=share,
         evidence=(Evidence("eval", share, "ratio", f"evaluation takes {percent(share)} of the time"),),
-        advice="evaluate half as often, or on a fixed part of the validation set; a larger batch fits without gradients",
-        predicted_speedup=round(1 / (1 - share / 2), 2),
+        advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits",
+        predicted_speedup=speedup_without(share / 2),
     )

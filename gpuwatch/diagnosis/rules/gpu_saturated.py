@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import COMPUTE
 
 
-def gpu_saturated(window: Window) -> Finding | None:
-    """Found when compute is nearly all of the ledger and the driver calls the run's GPUs busy as well."""
-    share = window.share(COMPUTE)
-    readings = [gpu.utilization_ratio for gpu in window.gpus if gpu.utilization_ratio is not None]
-    if share < THRESHOLDS.saturated_share or not readings or min(readings) < THRESHOLDS.gpu_busy:
+@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when compute is nearly all of the time, and the driver reports the run's GPUs busy as well."""
+    share, utilization = window.share(COMPUTE), window.utilization
+    if share < thresholds.saturated_share or utilization is None or utilization < thresholds.gpu_busy:
         return None
     return Finding(
         cause="gpu_saturated",
@@ -22,7 +22,7 @@ def gpu_saturated(window: Window) -> Finding | None:
         ratio=share,
         evidence=(
             Evidence("compute", share, "ratio", f"compute takes {percent(share)} of the time"),
-            Evidence("utilization", min(readings), "ratio", f"the driver sees the GPU busy {percent(min(readings))} of the time"),
+            Evidence("utilization", utilization, "ratio", f"the driver reports a utilisation of {percent(utilization)}"),
         ),
-        advice="stop tuning the loader: mixed precision, channels_last, torch.compile or a larger GPU make the step faster",
+        advice="stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step",
     )  # fmt: skip

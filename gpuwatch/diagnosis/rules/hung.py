@@ -1,33 +1,34 @@
-"""No step, full utilisation and hardly any power: kernels that spin, as a collective does that waits for a rank."""
+"""No step, full utilisation and low power: kernels that spin, as in a collective that waits for a rank."""
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
 
 
-def hung(window: Window) -> Finding | None:
-    """Found when a stalled run's GPU reads busy at a power far below what it drew while the run made steps."""
+@rule(explains=("stalled",), explained_by=(), stacks="all ranks", alert="RunHung", runbook="RunHung")
+def hung(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when the GPU of a stalled run reads busy at a power far below that of the run's own steps."""
     if window.stalled_s is None:
         return None
     for gpu in window.gpus:
         if gpu.utilization_ratio is None or gpu.power_watts is None or not gpu.power_usual_watts:
             continue
         fallen = gpu.power_watts / gpu.power_usual_watts
-        if gpu.utilization_ratio < THRESHOLDS.gpu_busy or fallen > THRESHOLDS.power_fallen:
+        if gpu.utilization_ratio < thresholds.gpu_busy or fallen > thresholds.power_fallen:
             continue
         return Finding(
             cause="hung",
             severity="critical",
-            title="training hangs: the GPU spins without doing work",
+            title="training hangs: the GPU is busy but does no work",
             ratio=1.0,
             evidence=(
                 Evidence("no step", window.stalled_s, "s", f"no step for {duration(window.stalled_s)}"),
                 Evidence("utilization", gpu.utilization_ratio, "ratio", f"GPU {gpu.gpu} reads {percent(gpu.utilization_ratio)} busy"),
-                Evidence("power", fallen, "ratio", f"it draws {gpu.power_watts:.0f} W, {percent(fallen)} of the {gpu.power_usual_watts:.0f} W of its steps"),
+                Evidence("power", fallen, "ratio", f"it draws {gpu.power_watts:.0f} W, {percent(fallen)} of the {gpu.power_usual_watts:.0f} W of a normal step"),
             ),
-            advice="a collective waits for a rank that does not come: gpuwatch stacks, which looks at all ranks, before ending anything",
+            advice="take the stacks of all ranks before you end any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
         )  # fmt: skip
     return None

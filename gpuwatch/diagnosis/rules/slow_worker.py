@@ -4,42 +4,43 @@ from __future__ import annotations
 
 from statistics import median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.rules.burst_every_n import autocorrelation, longest_pass
-from gpuwatch.diagnosis.rules.input_wait import wait_evidence
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.input_wait import input_wait
+from gpuwatch.diagnosis.rules.burst_every_n import round_correlation
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.formatting import percent
 
 
-def slow_worker(window: Window) -> Finding | None:
+@rule(
+    explains=("burst_every_n", "input_cpu", "input_unexplained"),
+    explained_by=("stalled",),
+    stacks="workers",
+    alert="GpuStarved",
+    runbook="GpuStarved",
+    delays_rank="input",
+)
+def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits once in every round of the workers, and one of them alone is busy on the CPU.
 
-    Batches come in the order in which they were asked for, so that the fast workers' queues fill up and they stand still.
+    Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
-    wait, ratios, loader = window.input_wait, (window.worker_busy_ratios or window.worker_cpu_ratios), window.loader
-    if wait is None or not ratios or len(ratios) < 3 or loader is None or loader.num_workers != len(ratios):
+    wait, ratios = input_wait(window, thresholds), window.busy_ratios
+    if wait is None or len(ratios) < 3 or window.workers != len(ratios):
         return None
-    waits = longest_pass(window)
-    if len(waits) < max(4 * len(ratios), THRESHOLDS.min_steps):
-        return None
-    if autocorrelation(waits, len(ratios)) < THRESHOLDS.burst_correlation:
+    if (round_correlation(window, thresholds, len(ratios)) or 0.0) < thresholds.burst_correlation:
         return None
     busiest, *others = sorted(ratios, reverse=True)
     usual = median(others)
-    if busiest < THRESHOLDS.worker_busy or usual > THRESHOLDS.worker_uneven * busiest:
+    if busiest < thresholds.worker_busy or usual > thresholds.worker_uneven * busiest:
         return None
+    text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
     return Finding(
         cause="slow_worker",
         severity=wait.severity,
-        title="one loader worker is late again and again, and the others wait for it",
+        title="one loader worker is slow, and the others wait for it",
         ratio=wait.share,
-        evidence=(
-            wait_evidence(window, wait),
-            Evidence("slowest worker", busiest, "ratio", f"one worker is busy {busiest:.0%} of the time, the other {len(others)} {usual:.0%} (median)"),
-        ),
-        advice=(
-            "its part of the data costs more: shards or files of uneven size, or single items without a bound; spread them, or bound "
-            "the work of one item"
-        ),
-        predicted_speedup=round(wait.speedup_bound, 2) if wait.rest_s else None,
-    )  # fmt: skip
+        evidence=(wait.evidence, Evidence("slowest worker", busiest, "ratio", text)),
+        advice="spread expensive items and large shards over the workers, or bound the work of one item: this worker's part of the data costs more",
+        predicted_speedup=wait.speedup_bound,
+    )

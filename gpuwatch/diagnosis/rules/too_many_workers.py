@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding
-from gpuwatch.diagnosis.prediction import free_cores
-from gpuwatch.diagnosis.shm_need import prefetch_of
-from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.prediction import free_cores, prefetch_of
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent, size
 
 
-def too_many_workers(window: Window) -> Finding | None:
-    """Found when there are twice as many workers as cores, which alone would fill them, and tasks queue for the cores."""
-    loader, host = window.loader, window.host
-    if loader is None or not loader.num_workers or host is None or len(window.steps) < THRESHOLDS.min_steps:
+@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="GpuStarved")
+def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when there are twice as many workers as cores, enough to fill them alone, and tasks queue for the cores."""
+    loader, host, ranks = window.loader, window.host, window.local_world_size
+    if loader is None or not loader.num_workers or host is None or len(window.steps) < thresholds.min_steps:
         return None
     if host.cpu_cores is None or host.cpu_busy_ratio is None or host.cpu_pressure_ratio is None:
         return None
-    ratios = window.worker_busy_ratios or window.worker_cpu_ratios
-    if ratios is None or sum(ratios) * window.local_world_size < THRESHOLDS.cores_exhausted * host.cpu_cores:
+    if sum(window.busy_ratios) * ranks < thresholds.cores_exhausted * host.cpu_cores:
         return None  # others fill the cores: fewer workers that sleep would change nothing
-    workers = loader.num_workers * window.local_world_size
-    if workers < THRESHOLDS.workers_per_core * host.cpu_cores:
+    workers = loader.num_workers * ranks
+    if workers < thresholds.workers_per_core * host.cpu_cores:
         return None
-    if host.cpu_busy_ratio < THRESHOLDS.cores_exhausted or host.cpu_pressure_ratio < THRESHOLDS.cpu_pressure:
+    if host.cpu_busy_ratio < thresholds.cores_exhausted or host.cpu_pressure_ratio < thresholds.cpu_pressure:
         return None
-    fewer = free_cores(window) or 1
-    kept = ""
+    fewer, freed = free_cores(window) or 1, ""
     if loader.batch_bytes is not None:
-        spared = (workers - fewer * window.local_world_size) * prefetch_of(loader) * loader.batch_bytes
-        kept = f"; gives back up to {size(spared)} of /dev/shm"
+        freed = (
+            f"; frees up to {size((workers - fewer * ranks) * prefetch_of(loader) * loader.batch_bytes)} of /dev/shm"
+        )
     return Finding(
         cause="too_many_workers",
         severity="warning",
-        title="more loader workers than the cores can carry",
+        title="more loader workers than the cores can run",
         ratio=min(1.0, host.cpu_pressure_ratio),
         evidence=(
             Evidence("workers", workers, "", f"{workers} loader workers on {host.cpu_cores} cores"),
             Evidence("CPU pressure", host.cpu_pressure_ratio, "ratio", f"some task waited for a CPU {percent(host.cpu_pressure_ratio)} of the time"),
-            Evidence("CPU busy", host.cpu_busy_ratio, "ratio", f"{percent(host.cpu_busy_ratio)} of all cores is in use"),
+            Evidence("CPU busy", host.cpu_busy_ratio, "ratio", f"the node's cores are {percent(host.cpu_busy_ratio)} busy"),
         ),
-        advice=f"num_workers {loader.num_workers} → {fewer}: the same batches with less switching and memory{kept}",
+        advice=f"num_workers {loader.num_workers} → {fewer}: as many batches with fewer context switches and less memory{freed}",
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuwatch.diagnosis.cost import parse_price
+from gpuwatch.diagnosis.rates import parse_price
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import RUN_STATES

@@ -15,9 +15,9 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.api import Finding, LastSteps, Run, Steps
 from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis import finding
-from gpuwatch.diagnosis.cost import Cost, cost_of, together
-from gpuwatch.diagnosis.rules import ENDINGS
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.rates import Cost, cost_of, total_cost
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import RUN_STATES, shares
@@ -29,7 +29,7 @@ _POINTS = 120
 _STEPS = 20_000
 _MISSED = 0.01
 """Share of a run's step records that may be missing for other reasons than that they are old."""
-_ENDS_A_RUN = tuple(rule.__name__ for rule in ENDINGS)
+_ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
 """Causes that nothing is weighed against: they are found once, at the end."""
 _DEVICE = ("input_wait_s", "device_transfer_s", "device_compute_s", "host_wait_s")
 _HOST = ("data_wait_s", "transfer_s", "compute_s")
@@ -258,14 +258,14 @@ def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     """Return the ranks' costs together: by the prices given here, else as the agent has them; None where none is known."""
     if prices is not None and prices.gpu_hour is not None:
-        return together(
+        return total_cost(
             [
                 cost
                 for rank in ranks
                 if (cost := cost_of(rank.states, prices.hourly(rank.gpus), prices.currency)) is not None
             ]
         )
-    return together([rank.cost for rank in ranks if rank.cost is not None])
+    return total_cost([rank.cost for rank in ranks if rank.cost is not None])
 
 
 def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:

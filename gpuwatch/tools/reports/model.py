@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from gpuwatch.diagnosis.cost import Cost, money
 from gpuwatch.diagnosis.finding import Finding, Verdict
+from gpuwatch.diagnosis.rates import Cost, money
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import shares

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gpuwatch.diagnosis.cost import money
+from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from gpuwatch.diagnosis.diagnose import Evidence
+from gpuwatch.diagnosis.finding import Evidence
 
 TRAINING, WORKER, CHILD = "training", "worker", "child"
 _MOST = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.diagnose import Finding
+from gpuwatch.diagnosis.finding import Finding
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import finding_samples
 from gpuwatch_agent.runs import Run

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.config import NotifySettings
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch_agent import __main__ as fresh
 from gpuwatch_agent.options import Options
 
-OPTIONS = Options(http="127.0.0.1:1", history=Path("/x/history.db"), notify=NotifySettings(("json://secret@host",)))
+OPTIONS = Options(
+    http="127.0.0.1:1",
+    history=Path("/x/history.db"),
+    notify=NotifySettings(("json://secret@host",)),
+    thresholds=Thresholds(input_share=0.42),
+)
 
 
 def test_options_thresholds_and_log_level_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,10 +36,9 @@ def test_options_thresholds_and_log_level_are_handed_over(monkeypatch: pytest.Mo
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", execv)
-    chosen = Thresholds(input_share=0.42)
     with pytest.raises(SystemExit):
-        fresh.go_on_as_agent(OPTIONS, chosen)
-    assert handed == [OPTIONS, chosen, logging.getLogger().getEffectiveLevel()]
+        fresh.go_on_as_agent(OPTIONS)
+    assert handed == [OPTIONS, logging.getLogger().getEffectiveLevel()]
 
 
 def test_where_it_is_forbidden_the_agent_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +49,8 @@ def test_where_it_is_forbidden_the_agent_runs_as_it_is(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "memfd_create", forbidden)
     monkeypatch.setattr(fresh, "serve", lambda *given: served.extend(given))
-    fresh.go_on_as_agent(OPTIONS, THRESHOLDS)
-    assert served == [OPTIONS, THRESHOLDS]
+    fresh.go_on_as_agent(OPTIONS)
+    assert served == [OPTIONS]
 
 
 def test_by_hand_it_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis.cost import Cost
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.views import record_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S

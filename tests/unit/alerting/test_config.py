@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from gpuwatch.config import AgentSettings, Config, NotifySettings, parse_config, read_config
-from gpuwatch.diagnosis import thresholds
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -84,14 +82,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "latin.toml")
 
 
-def test_thresholds_reach_the_rules_of_the_process() -> None:
-    before = Thresholds(**{each.name: getattr(THRESHOLDS, each.name) for each in fields(Thresholds)})
-    try:
-        thresholds.use(Thresholds(input_share=0.77))
-        assert THRESHOLDS.input_share == 0.77
-    finally:
-        thresholds.use(before)
-    assert before == THRESHOLDS
+def test_an_alert_shares_its_threshold_with_the_diagnosis_unless_it_has_its_own() -> None:
+    assert Config().alerts.shm_used_ratio == Thresholds().shm_used_critical == 0.9
+    alone = parse_config("[thresholds]\nshm_used_critical = 0.85\nrank_pace = 0.2", "f")
+    assert (alone.alerts.shm_used_ratio, alone.alerts.rank_pace_ratio) == (0.85, 0.2)
+    both = parse_config("[thresholds]\nshm_used_critical = 0.85\n[alerts]\nshm_used_ratio = 0.7", "f")
+    assert (both.alerts.shm_used_ratio, both.thresholds.shm_used_critical) == (0.7, 0.85)
 
 
 def test_the_shipped_example_is_read_and_says_the_defaults() -> None:

@@ -17,9 +17,8 @@ from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page, Snapshot
-from gpuwatch_agent.notify import Notifier, apprise_senders
-from gpuwatch_agent.notify.conditions import conditions
-from gpuwatch_agent.notify.notification_state import GIVE_UP_S
+from gpuwatch_agent.notify import GIVE_UP_S, Notifier, apprise_senders
+from gpuwatch_agent.notify.conditions import Condition, conditions
 
 START_S = 1_790_000_000.0
 THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900
@@ -35,6 +34,11 @@ def finding(cause: str = "input_cpu", ratio: float = 0.4, **fields: Any) -> Find
 
 def lost_run(**fields: Any) -> Run:
     return Run("r1", 3, "a", "lost", START_S, START_S, START_S, **fields)
+
+
+def wrong(*findings: Finding, runs: Sequence[Run] = ()) -> list[Condition]:
+    """Return the conditions of a snapshot with these findings and runs alone."""
+    return conditions(Snapshot(START_S, 0.0, Page([]), list(runs), list(findings)), START_S, THRESHOLDS)
 
 
 class Post:
@@ -125,9 +129,9 @@ def test_it_is_told_again_while_it_goes_on() -> None:
 @pytest.mark.parametrize("cause", ["input_disk", "artificial_limit", "slow_worker"])
 def test_every_cause_of_a_wait_for_input_is_gpu_starved(cause: str) -> None:
     """Two of them do not begin with `input_`."""
-    titles = [(each.alert, each.hold_s) for each in conditions([], [finding(cause, ratio=0.4)], THRESHOLDS)]
+    titles = [(each.alert, each.hold_s) for each in wrong(finding(cause, ratio=0.4))]
     assert titles == [("GpuStarved", 120)]
-    assert conditions([], [finding(cause, ratio=0.2)], THRESHOLDS) == []
+    assert wrong(finding(cause, ratio=0.2)) == []
 
 
 def test_below_the_alert_s_threshold_it_stays_quiet() -> None:
@@ -156,7 +160,7 @@ def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
     killed = finding(
         "training_killed", 1.0, title="the training process was killed for lack of memory", advice="smaller batches"
     )
-    (told,) = conditions([lost_run(findings=(killed,))], [killed], THRESHOLDS)
+    (told,) = wrong(killed, runs=[lost_run(findings=(killed,))])
     assert (told.alert, told.title) == (
         "GpuwatchTelemetryLost",
         "run a, rank 3: the training process was killed for lack of memory",
@@ -275,12 +279,8 @@ def test_a_shm_that_is_nearly_full_is_told_after_a_minute_of_it() -> None:
 
 
 def test_each_gpu_and_rank_is_an_alert_of_its_own() -> None:
-    found = conditions(
-        [],
-        [finding("held_idle", run=None, rank=None, gpu=uuid) for uuid in ("GPU-a", "GPU-b")]
-        + [finding("stalled", rank=rank) for rank in (0, 1)],
-        THRESHOLDS,
-    )
+    idle = [finding("held_idle", run=None, rank=None, gpu=uuid) for uuid in ("GPU-a", "GPU-b")]
+    found = wrong(*idle, *(finding("stalled", rank=rank) for rank in (0, 1)))
     assert sorted(each.key for each in found) == [
         "GpuHeldIdle/GPU-a", "GpuHeldIdle/GPU-b", "RunStalled/r1/0", "RunStalled/r1/1",
     ]  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.api import Collector, Finding, Recent, Run, Series
-from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.diagnosis.finding import Evidence, Verdict
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.display import display
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuwatch.diagnosis.diagnose import ROOTS
-from gpuwatch.diagnosis.rules import CAUSES
+from gpuwatch.diagnosis.rules import CAUSES, roots_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "causes.md").read_text()
@@ -51,7 +50,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
 
 def test_the_roots_of_the_page_are_those_of_the_diagnosis() -> None:
     named = {name for name in re.findall(r"`([a-z_]+)`", ROOT_TABLE)} - {"root"}
-    in_code = {*ROOTS, *(root for roots in ROOTS.values() for root in roots)}
+    in_code = {name for cause in CAUSES if (roots := roots_of(cause)) for name in (cause, *roots)}
     assert {name for name in in_code if not name.startswith("input_")} == {
         n for n in named if not n.startswith("input_")
     }

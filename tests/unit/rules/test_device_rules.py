@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.host_bound import host_bound
 from gpuwatch.diagnosis.rules.hung import hung
 from gpuwatch.diagnosis.rules.memory_creep import memory_creep
 from gpuwatch.diagnosis.rules.sync_every_step import sync_every_step
 from gpuwatch.diagnosis.rules.throttled import throttled
 from gpuwatch.diagnosis.rules.transfer_pcie import transfer_pcie
-from gpuwatch.diagnosis.verdict import give_verdict
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
@@ -70,7 +70,7 @@ def test_bubbles_within_compute_are_the_host_s_where_the_device_has_no_work_queu
     assert finding.ratio == pytest.approx(0.99 - 0.4)
     assert finding.predicted_speedup == pytest.approx(2.44)
     assert [evidence.what for evidence in finding.evidence] == ["kept up", "bubbles"]
-    assert "of compute, at least 60% the device stood idle between kernels" in finding.evidence[1].text
+    assert "the device idled between kernels for at least 60% of compute" in finding.evidence[1].text
 
 
 def test_a_device_that_keeps_up_with_every_launch_is_never_called_healthy_without_a_driver_too() -> None:
@@ -80,7 +80,9 @@ def test_a_device_that_keeps_up_with_every_launch_is_never_called_healthy_withou
     assert found[0].ratio == pytest.approx(0.23 * 0.99)
     verdict = give_verdict(launch_bound, found)
     assert (verdict.state, verdict.ratio) == ("host", pytest.approx(0.99 * 0.98))
-    assert verdict.sentence.startswith("host-bound: 99% of the time is compute in which the device runs each kernel")
+    assert verdict.sentence.startswith(
+        "host-bound: 99% of the time is compute, but the device runs each kernel as soon as it is launched"
+    )
 
 
 def test_the_host_is_quiet_when_it_runs_ahead_and_abstains_on_the_host_s_clock() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.input_cpu import input_cpu
 from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
 from gpuwatch.diagnosis.rules.input_single_process import input_single_process
@@ -28,7 +28,7 @@ def test_single_process_names_the_workers_that_feed_the_step_and_what_they_take(
     assert "num_workers=2," in finding.advice
     assert "24 MiB of /dev/shm" in finding.advice  # 2 workers × 2 prefetched × 6 MiB
     assert finding.predicted_speedup == pytest.approx(100 / 40.3, abs=0.01)
-    assert finding.evidence[2].text == "98% of a fetch is work for the CPU (decoding, augmenting)"
+    assert finding.evidence[2].text == "98% of a fetch is CPU work (decoding, augmentation)"
 
 
 def test_single_process_is_capped_by_the_cores_that_are_free() -> None:
@@ -45,7 +45,7 @@ def test_single_process_is_not_capped_where_the_fetch_sleeps() -> None:
     finding = input_single_process(window(columns, loader=NO_WORKERS, fetch_cpu_ratio=0.03, host=two_cores))
     assert finding is not None
     assert "num_workers=9," in finding.advice
-    assert finding.evidence[2].text.startswith("only 3.0% of a fetch is work for the CPU: it waits")
+    assert finding.evidence[2].text.startswith("only 3.0% of a fetch is CPU work: it waits")
 
 
 def test_single_process_is_quiet_with_workers_and_on_a_healthy_loop() -> None:
@@ -91,14 +91,14 @@ def test_exhausted_cores_say_that_more_workers_will_not_help() -> None:
 def test_a_quota_that_is_used_up_is_named_on_a_node_with_cores_to_spare() -> None:
     held = HostFacts(cpu_cores=4, cpu_busy_ratio=0.1, cpu_quota_cores=3.5, cpu_throttled_ratio=0.97)
     finding = input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=held))
-    assert finding is not None and finding.title == "the job's CPU quota holds the loader's workers back"
-    assert finding.evidence[1].text == "its CPU quota of 3.5 cores is used up in 97% of all 100 ms"
+    assert finding is not None and finding.title == "the job's CPU quota limits the loader workers"
+    assert finding.evidence[1].text == "the CPU quota of 3.5 cores was used up in 97% of its periods of 100 ms"
     assert "resources.limits.cpu" in finding.advice and "more workers will not help" in finding.advice
     roomy = replace(held, cpu_cores=16, cpu_throttled_ratio=0.1)
     assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=roomy)) is None
     both = input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=replace(held, cpu_busy_ratio=0.95)))
     assert both is not None and both.title == finding.title  # more of the node's cores would be of no use to it
-    assert "95% of the node's cores is in use" in both.evidence[2].text
+    assert "the node's cores are 95% busy" in both.evidence[2].text
     wide = replace(held, cpu_cores=16)
     assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=wide)) is None
     assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=replace(wide, cpu_throttled_ratio=0.1))) is not None

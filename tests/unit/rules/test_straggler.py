@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.straggler import straggler
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.wire import Loader
@@ -45,7 +45,7 @@ def test_slow_code_is_seen_where_the_wait_for_others_was_measured_only() -> None
     finding = straggler(of(1, *SLOW_CODE))
     assert finding is not None and finding.rank == 1
     assert finding.evidence[0].value == pytest.approx(0.049)
-    assert finding.advice.startswith("look at the host of rank 1")
+    assert finding.advice.startswith("check the host of rank 1")
     unmeasured = tuple(replace(each, comm_wait_s=None) for each in SLOW_CODE)
     assert straggler(of(1, *unmeasured)) is None
     assert straggler(of(1, SLOW_CODE[0], unmeasured[1])) is None, "all ranks must have measured it"
@@ -94,8 +94,8 @@ def test_what_makes_the_rank_late_is_told_and_hangs_under_it() -> None:
     ]
     assert found[0].advice.startswith("on rank 1: DataLoader(num_workers=")
     texts = [each.text for each in found[0].evidence]
-    assert "why: batches are made in the training process" in texts
-    assert "3 ranks wait: 180 ms of their time a step, 45% of what all ranks have" in texts
+    assert "the reason: batches are made in the training process" in texts
+    assert "3 ranks wait, 180 ms a step in total: 45% of the time of all ranks" in texts
 
 
 def test_a_wait_that_does_not_make_the_rank_late_stands_for_itself() -> None:

@@ -25,11 +25,11 @@ def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
     assert finding is not None and finding.severity == "critical"
     assert finding.title == "the training process was killed for lack of memory"
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
-        ("oom kills", 1, "since its last sign of life the kernel has killed 1 process in its control group for lack of memory (oom_kill)"),
-        ("memory limit", 4 * GIB, "its control group may have 4 GiB"),
-        ("memory used", 3 * GIB, "3 GiB were used when that was seen last, 75% of it"),
-        ("memory peak", 4 * GIB, "the most that was ever used is 4 GiB"),
-        ("resident memory", GIB, "the training process alone had 1 GiB when it was seen last"),
+        ("oom kills", 1, "since its last message the kernel has killed 1 process in its control group for lack of memory (oom_kill)"),
+        ("memory limit", 4 * GIB, "its control group is limited to 4 GiB"),
+        ("memory used", 3 * GIB, "3 GiB were in use at the last sample, 75% of the limit"),
+        ("memory peak", 4 * GIB, "the peak was 4 GiB"),
+        ("resident memory", GIB, "the training process alone used 1 GiB at the last sample"),
     ]  # fmt: skip
     assert finding.advice == (
         "num_workers 4 → 2, prefetch_factor=1 or smaller batches; or give the job more than its 4 GiB "
@@ -40,7 +40,7 @@ def test_a_kill_in_the_runs_own_group_is_told_with_limit_use_and_peak() -> None:
 def test_where_the_training_process_itself_had_the_memory_it_is_to_keep_less() -> None:
     finding = training_killed(lost(replace(KILLED, resident_bytes=2 * GIB)))
     assert finding is not None and finding.advice.startswith(
-        "keep less in the training process (what the data set caches"
+        "keep less in the training process (caches of the data set"
     )
 
 
@@ -56,7 +56,7 @@ def test_where_what_grew_was_not_seen_both_may_be_it() -> None:
     [
         (KILLED, 2, "killed for lack of memory in its control group"),
         (replace(KILLED, kills=2), 1, "was killed for lack of memory"),
-        (replace(KILLED, where="around"), 1, "killed for lack of memory in a control group around its own"),
+        (replace(KILLED, where="around"), 1, "killed for lack of memory in a parent of its control group"),
         (replace(KILLED, where="node"), 1, "killed for lack of memory on this node"),
     ],
 )
@@ -72,7 +72,7 @@ def test_without_a_limit_nothing_is_said_of_one() -> None:
     finding = training_killed(lost(MemoryKills("node", 3)))
     assert finding is not None and "give the job more memory (docker" in finding.advice
     assert [e.text for e in finding.evidence] == [
-        "since its last sign of life the kernel has killed 3 processes on this node for lack of memory (oom_kill)"
+        "since its last message the kernel has killed 3 processes on this node for lack of memory (oom_kill)"
     ]
 
 

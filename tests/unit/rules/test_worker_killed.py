@@ -26,13 +26,13 @@ def test_a_bus_error_is_a_full_dev_shm_with_the_size_to_give() -> None:
     assert "--shm-size=75m" in finding.advice  # a quarter more than the 60 MiB that were used
     assert [e.text for e in finding.evidence] == [
         "worker pid 4711 ended with SIGBUS",
-        "/dev/shm is 64 MiB, at most 60 MiB of it seen used",
+        "/dev/shm has 64 MiB, at most 60 MiB of it used",
     ]
 
 
 def test_a_bus_error_before_the_first_batch_says_that_the_size_is_not_known() -> None:
     finding = worker_killed(dead(SIGBUS, host=SMALL, loader=Loader(num_workers=4)))
-    assert finding is not None and "no batch came" in finding.advice
+    assert finding is not None and "no batch arrived" in finding.advice
 
 
 def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
@@ -43,7 +43,7 @@ def test_a_bus_error_beside_a_roomy_dev_shm_is_something_else() -> None:
 @pytest.mark.parametrize(
     ("free_mib", "title", "advice"),
     [
-        (0, "/dev/shm was full", "--shm-size=1024m, twice what it is: the loader's batches alone do not fill it"),
+        (0, "/dev/shm was full", "--shm-size=1024m, twice its size: the loader's batches alone do not fill it"),
         (51, "/dev/shm was full", "--shm-size=1024m"),
         (52, "not for lack of room in /dev/shm", "memory-mapped"),
     ],
@@ -65,7 +65,7 @@ def test_what_was_free_right_after_tells_of_a_dev_shm_that_others_filled(
     ("oom", "title", "advice"),
     [
         (True, "for lack of memory", "num_workers 4 → 2"),
-        (None, "mostly for lack of memory", "dmesg"),
+        (None, "probably for lack of memory", "dmesg"),
         (False, "not for lack of memory", "who ends processes"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_kill_for_lack_of_memory_tells_the_kernels_count_and_the_limit() -> No
     assert finding is not None and "more than its 4 GiB (docker run --memory=…" in finding.advice
     assert [(e.what, e.value, e.text) for e in finding.evidence] == [
         ("exit signal", 9, "worker pid 4711 ended with SIGKILL"),
-        ("oom kills", 2, "the kernel has killed 2 processes for lack of memory meanwhile (oom_kill); its control group may have 4 GiB"),
+        ("oom kills", 2, "the kernel has killed 2 processes for lack of memory in that time (oom_kill); its control group is limited to 4 GiB"),
     ]  # fmt: skip
     anywhere = worker_killed(dead(SIGKILL, True))
     assert anywhere is not None and "more memory (docker" in anywhere.advice and len(anywhere.evidence) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.diagnose import diagnose
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.artificial_limit import artificial_limit
 from gpuwatch.diagnosis.rules.burst_every_n import autocorrelation, burst_every_n
 from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
@@ -78,7 +78,7 @@ def test_workers_that_have_nothing_to_do_do_not_wait_for_the_network() -> None:
 def test_workers_at_a_lock_while_nothing_is_full() -> None:
     finding = artificial_limit(at("lock"))
     assert finding is not None
-    assert "more workers will not help" in finding.advice
+    assert "More workers will not help" in finding.advice
     assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 0.2])
     assert causes(at("lock")) == ["artificial_limit"]
 

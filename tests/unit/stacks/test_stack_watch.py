@@ -10,7 +10,7 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.config import StackSettings
-from gpuwatch.diagnosis.diagnose import Finding
+from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch.tools.stacks.spy import Target

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.rules import FALLBACK_RULES, RULES
-from gpuwatch.tools.stacks.causes import LOOK_AT
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks, evidence, lines
 
 MAIN = HotLine("/home/alice/train.py", 20, "main", 0.98, 0.98)
@@ -48,7 +46,3 @@ def test_of_a_hang_it_is_where_every_rank_stands() -> None:
 
 def test_without_workers_it_is_the_training_process_that_fetches() -> None:
     assert "train.py:20" in evidence(stacks(process("training", 0, MAIN)), of_training=False)[0].text
-
-
-def test_every_cause_that_is_looked_at_is_a_rules() -> None:
-    assert set(LOOK_AT) <= {rule.__name__ for rule in (*RULES, *FALLBACK_RULES)}

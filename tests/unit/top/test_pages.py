@@ -13,7 +13,7 @@ from msgspec import structs
 from rich.cells import cell_len
 
 from gpuwatch.api import Collector, Finding, Gpu, Recent
-from gpuwatch.diagnosis.cost import Cost
+from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.top import Facts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import Thresholds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_committed_page_is_fresh_and_lists_every_threshold() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.window import Window
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
@@ -23,7 +23,7 @@ def test_a_loop_that_waits_a_few_per_cent_is_healthy() -> None:
 
 
 def test_on_a_gpu_the_host_s_clock_is_not_taken_for_the_device_s() -> None:
-    assert "may hide a part" in give_verdict(replace(STARVED, device="cuda")).sentence
+    assert "may hide part of it" in give_verdict(replace(STARVED, device="cuda")).sentence
     assert "may hide" not in give_verdict(replace(STARVED, device="cuda", timeline="device")).sentence
 
 

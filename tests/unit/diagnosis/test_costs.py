@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch.diagnosis.cost import cost_of, money, parse_price, price_told, together
+from gpuwatch.diagnosis.rates import cost_of, money, parse_price, price_from, total_cost
 from gpuwatch.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def test_a_states_cost_is_its_time_times_the_price_of_all_gpus_that_were_held() 
     assert (cost.gpus, cost.per_hour, cost.currency) == (2, 6.0, "EUR")
     assert cost.states == {"compute": 3.0, "input_wait": 6.0} and cost.total == 9.0
     assert cost.outside_compute == 6.0
-    both = together([cost, cost])
+    both = total_cost([cost, cost])
     assert both is not None and (both.gpus, both.per_hour, both.total) == (4, 12.0, 18.0)
     assert both.states == {"compute": 6.0, "input_wait": 12.0}
 
@@ -26,16 +26,16 @@ def test_a_states_cost_is_its_time_times_the_price_of_all_gpus_that_were_held() 
 def test_without_a_price_or_a_gpu_there_is_no_cost() -> None:
     assert Prices().hourly(["NVIDIA H200"]) == []
     assert cost_of({"compute": 1800.0}, [], "USD") is None
-    assert together([]) is None
+    assert total_cost([]) is None
 
 
 def test_a_price_from_the_environment() -> None:
     assert parse_price("4.2 EUR") == (4.2, "EUR")
     assert parse_price(" 4 ") == (4.0, "USD")
-    assert price_told({}) is None
+    assert price_from({}) is None
     for wrong in ("cheap", "-1", "nan", "inf"):
         with pytest.raises(ConfigError, match="GPUWATCH_GPU_HOUR"):
-            price_told({"GPUWATCH_GPU_HOUR": wrong})
+            price_from({"GPUWATCH_GPU_HOUR": wrong})
 
 
 def test_money_is_told_to_the_cent_or_to_two_figures() -> None:

@@ -1,37 +1,31 @@
-"""The one table of numbers: checked, and replaced as a whole at an agent's start."""
+"""The one table of numbers: checked, and passed to rules as a value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
+from time import sleep
 
 import pytest
 
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.eval_share import eval_share
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds, use
-from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook import watch as hook
 from tests.unit.rules.windows import states, steps, window
 
-PLAIN = asdict(Thresholds())
 
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    use(Thresholds())
-
-
-def test_what_is_chosen_is_what_rules_and_verdict_compare_with() -> None:
+def test_a_site_s_thresholds_are_what_rules_and_verdict_compare_with() -> None:
     columns = steps(100, 0.001, 0.099)
     evaluating = window(columns, states_s=states(columns, eval=1.0))  # 9% of the time
     assert eval_share(evaluating) is None and give_verdict(evaluating).state == "compute"
-    use(Thresholds(phase_share=0.05))
-    assert eval_share(evaluating) is not None and give_verdict(evaluating).state == "eval"
-    assert asdict(THRESHOLDS) == {**PLAIN, "phase_share": 0.05}
+    site = Thresholds(phase_share=0.05)
+    assert eval_share(evaluating, site) is not None
+    assert [finding.cause for finding in diagnose(evaluating, site)][:1] == ["eval_share"]
+    assert give_verdict(evaluating, thresholds=site).state == "eval"
+    assert Thresholds() == THRESHOLDS
 
 
 @pytest.mark.parametrize(
@@ -52,12 +46,25 @@ def test_seconds_and_factors_may_be_above_one() -> None:
 def test_a_training_s_own_verdict_compares_with_the_file_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(this_process, "site_thresholds", None)
+    assert verdict_on_a_phase(monkeypatch) == "eval"
     file = tmp_path / "gpuwatch.toml"
-    file.write_text("[thresholds]\ninput_share = 0.33\n")
+    file.write_text("[thresholds]\nphase_share = 1.0\n")
     monkeypatch.setenv("GPUWATCH_CONFIG", str(file))
+    assert verdict_on_a_phase(monkeypatch) == "compute"
+    assert this_process.thresholds() == Thresholds(phase_share=1.0)
+
+
+def verdict_on_a_phase(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the verdict on a run of steps in which an evaluation takes most of the time."""
     monkeypatch.setattr(this_process, "made", 0)
-    hook.Watch(quiet=True).close()
-    assert THRESHOLDS.input_share == 0.33
+    with hook.Watch(quiet=True) as watch:
+        for _ in range(10):
+            with watch.step():
+                pass
+        with watch.phase("eval"):
+            sleep(0.05)
+        return watch.report().verdict.state
 
 
 def test_a_file_that_cannot_be_read_hurts_no_training(
@@ -65,5 +72,6 @@ def test_a_file_that_cannot_be_read_hurts_no_training(
 ) -> None:
     monkeypatch.setenv("GPUWATCH_CONFIG", str(tmp_path / "absent.toml"))
     monkeypatch.setattr(this_process, "made", 0)
+    monkeypatch.setattr(this_process, "site_thresholds", None)
     hook.Watch(quiet=True).close()
-    assert "absent.toml" in caplog.text and asdict(THRESHOLDS) == PLAIN
+    assert "absent.toml" in caplog.text and this_process.thresholds() is THRESHOLDS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.rates import Done
 from gpuwatch.diagnosis.report import Report, make_report
-from gpuwatch.diagnosis.throughput import Done
 from gpuwatch.diagnosis.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader
 
@@ -34,9 +34,9 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "gpuwatch · train.py · 3m 12s, 3,000 steps of 60 ms\n"
         "  input-bound: 62% of the time training waited for data\n"
         "  where input_wait 62%  compute 31%  checkpoint 5.0%  startup 1.0%  other 0.2%\n"
-        "  why   batches are made in the training process: training waited for data 62% of the time (40 ms of\n"
-        "        an average step of 60 ms); num_workers=0; 96% of a fetch is work for the CPU (decoding,\n"
-        "        augmenting)\n"
+        "  why   batches are made in the training process: training waited for data 62% of the time (on\n"
+        "        average 40 ms of a 60 ms step); num_workers=0; 96% of a fetch is CPU work (decoding,\n"
+        "        augmentation)\n"
         "  do    DataLoader(num_workers=2, persistent_workers=True); expect a step of 20.3 ms to 23 ms; takes\n"
         "        up to 48 MiB of /dev/shm (2.61× to 2.96× the throughput)"
     )
@@ -55,7 +55,7 @@ def test_on_a_gpu_the_host_clock_says_what_it_cannot_see() -> None:
     window = Window(duration_s=10.0, device="cuda", states_s={"compute": 5.0, "input_wait": 5.0})
     lines = str(report(window)).splitlines()
     assert lines[1] == (
-        "  input-bound: 50% of the time training waited for data (by the host's clock: what the device had queued may hide a part)"
+        "  input-bound: 50% of the time training waited for data (by the host clock: work queued on the device may hide part of it)"
     )
     assert lines[2].endswith("(host clock)")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.diagnosis.throughput import Done, Throughput, declared, throughput
+from gpuwatch.diagnosis.rates import Done, Throughput, declared, throughput
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
 from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn

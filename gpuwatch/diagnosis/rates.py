@@ -1,0 +1,143 @@
+"""What training achieves a second, and what GPU time costs. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.wire import Flops
+
+PRICE_VARIABLE = "GPUWATCH_GPU_HOUR"
+"""Price of a GPU-hour, for a training process's own verdict: "4.2" or "4.2 EUR"."""
+
+_LEAST = 0.0001
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Cost of the GPUs of a run, at the configured prices."""
+
+    currency: str
+    gpus: int
+    per_hour: float
+    """For all GPUs of the run together."""
+    total: float
+    states: dict[str, float]
+
+    @property
+    def outside_compute(self) -> float:
+        return self.total - self.states.get("compute", 0.0)
+
+
+def cost_of(states_s: Mapping[str, float], hourly: Sequence[float], currency: str) -> Cost | None:
+    """Return the cost of these seconds on GPUs with these hourly prices; None without a GPU."""
+    if not hourly:
+        return None
+    per_hour = sum(hourly)
+    states = {state: seconds / 3600 * per_hour for state, seconds in states_s.items() if seconds}
+    return Cost(currency, len(hourly), per_hour, sum(states.values()), states)
+
+
+def total_cost(costs: Sequence[Cost]) -> Cost | None:
+    """Return the sum of the ranks' costs; None without any."""
+    if not costs:
+        return None
+    states: dict[str, float] = {}
+    for cost in costs:
+        for state, amount in cost.states.items():
+            states[state] = states.get(state, 0.0) + amount
+    return Cost(
+        costs[0].currency,
+        sum(cost.gpus for cost in costs),
+        sum(cost.per_hour for cost in costs),
+        sum(states.values()),
+        states,
+    )
+
+
+def money(amount: float, currency: str) -> str:
+    """Return e.g. "12.40 USD", "0.0031 USD", "< 0.0001 USD"."""
+    if 0 < amount < _LEAST:
+        return f"< {_LEAST} {currency}"
+    return f"{amount:,.2f} {currency}" if amount >= 0.1 or amount == 0 else f"{amount:.2g} {currency}"
+
+
+def price_from(environ: Mapping[str, str]) -> tuple[float, str] | None:
+    """Return the price of a GPU-hour set in the environment; None if it is not set. Raises: ConfigError."""
+    text = environ.get(PRICE_VARIABLE, "").strip()
+    return parse_price(text) if text else None
+
+
+def parse_price(text: str) -> tuple[float, str]:
+    """Return (price of a GPU-hour, currency) of e.g. "4.2 EUR"; USD without a currency. Raises: ConfigError."""
+    number, _, currency = text.strip().partition(" ")
+    try:
+        price = float(number)
+    except ValueError:
+        price = 0.0
+    if not 0 < price < float("inf"):
+        raise ConfigError(f"{PRICE_VARIABLE}={text!r}: give the price of a GPU-hour, e.g. {PRICE_VARIABLE}='4.2 EUR'")
+    return price, currency.strip()[:8] or "USD"
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What training steps achieved in a stretch of time."""
+
+    seconds: float
+    steps: int
+    samples: float | None = None
+    """None: not counted; `tokens` likewise."""
+    tokens: float | None = None
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Rates of one rank. None: not counted, or not declared."""
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    flops_per_s: float | None = None
+    """Achieved, by the operations that the user declares for a step, a sample or a token."""
+    mfu_ratio: float | None = None
+    """Model FLOPs utilisation: `flops_per_s` over the declared peak."""
+
+
+def declared(
+    per_step: float | None, per_sample: float | None, per_token: float | None, peak: float | None
+) -> Flops | None:
+    """Return what the user declares; None if nothing. Raises: ConfigError for anything but a number above 0."""
+    given = {
+        "flops_per_step": per_step,
+        "flops_per_sample": per_sample,
+        "flops_per_token": per_token,
+        "peak_flops": peak,
+    }
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+            raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
+    if all(value is None for value in given.values()):
+        return None
+    return Flops(*(None if value is None else float(value) for value in given.values()))
+
+
+def throughput(done: Done, flops: Flops | None = None) -> Throughput:
+    """Return the rates; all None when no time has passed."""
+    if done.seconds <= 0:
+        return Throughput()
+    operations = _operations(done, flops) if flops is not None else None
+    per_s = None if operations is None else operations / done.seconds
+    peak = flops.peak if flops is not None else None
+    return Throughput(
+        samples_per_s=None if done.samples is None else done.samples / done.seconds,
+        tokens_per_s=None if done.tokens is None else done.tokens / done.seconds,
+        flops_per_s=per_s,
+        mfu_ratio=None if per_s is None or not peak else per_s / peak,
+    )
+
+
+def _operations(done: Done, flops: Flops) -> float | None:
+    """Return the operations done, by the finest count available: tokens, samples, steps."""
+    for count, each in ((done.tokens, flops.per_token), (done.samples, flops.per_sample), (done.steps, flops.per_step)):
+        if count is not None and each is not None:
+            return count * each
+    return None
