@@ -53,9 +53,9 @@ check: lint test ## all that CI runs: lint and tests
 golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, pages of the docs, golden files
 	$(BIN)/python -m gpuwatch_dashboards.grafana --write
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
-	$(BIN)/python scripts/metrics_page.py > docs/metrics.md
-	$(BIN)/python scripts/thresholds_page.py > docs/thresholds.md
-	$(BIN)/python scripts/alerts_page.py > docs/alerts.md
+	$(BIN)/python scripts/metrics_page.py > docs/reference/metrics.md
+	$(BIN)/python scripts/thresholds_page.py > docs/reference/thresholds.md
+	$(BIN)/python scripts/alerts_page.py > docs/reference/alerts.md
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k "golden or metrics_page or doctor_examine"

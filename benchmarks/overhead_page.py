@@ -1,4 +1,4 @@
-"""docs/overhead.md: the table of costs, and which targets are met."""
+"""docs/evidence/overhead.md: the table of costs, and which targets are met."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ model device below.
 
 
 def page(costs: Costs, extras: Mapping[str, Any]) -> str:
-    """Return docs/overhead.md."""
+    """Return docs/evidence/overhead.md."""
     ours = costs.get("whole_host_timeline")
     unit = ours["added_us"] if isinstance(ours, dict) else None
     bares = sorted(cost["bare_us"] for cost in costs.values() if isinstance(cost, dict) and cost["bare_us"] < 1000)

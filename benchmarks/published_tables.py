@@ -2,7 +2,7 @@
 
     python benchmarks/published_tables.py            # about 3 minutes; Markdown on stdout
     python benchmarks/published_tables.py --quick    # three rows of the first table, both ends of the second
-    python benchmarks/published_tables.py --write    # docs/published-tables.md
+    python benchmarks/published_tables.py --write    # docs/evidence/published-tables.md
 
 A scale model: the times of fetch, copy and step are taken from the tables (a tenth, or ten times, of them), fetches sleep, and the device is one
 that is only time, with a queue as a GPU has one. What is shown is what comes out of that when loaders, workers and queues are real: what a
@@ -36,7 +36,7 @@ from gpuwatch.testing import FakeDevice, measure_by
 ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
 """Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load they wake in time."""
-PAGE = ROOT / "docs" / "published-tables.md"
+PAGE = ROOT / "docs" / "evidence" / "published-tables.md"
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ The predicted gain stands beside the first row. Pinning gains what the published
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write docs/published-tables.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/published-tables.md")
     arguments = parser.parse_args()
     if arguments.write and arguments.quick:
         parser.error("--write takes all rows: leave --quick out")

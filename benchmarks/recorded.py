@@ -331,7 +331,7 @@ def as_text(row: dict[str, Any]) -> str:
 
 
 def accuracy_section() -> str:
-    """Return the section of docs/accuracy.md on the timelines in the repository."""
+    """Return the section of docs/evidence/accuracy.md on the timelines in the repository."""
     rows = [compare(load(path)) for path in sorted(FIXTURES.glob("*.json.gz"))]
     lines = [
         "| timeline | GPU | steps | device busy, % | truth / reported / points: input_wait | transfer | compute | host_wait | input wait of a step off by, ms | verdict |",

@@ -1,4 +1,4 @@
-"""docs/scale.md, from what `scale_measure` saw: tables, and the arithmetic to ten thousand nodes."""
+"""docs/evidence/scale.md, from what `scale_measure` saw: tables, and the arithmetic to ten thousand nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         minutes = f"{setup['minutes']:g}"
         yield f"python benchmarks/scale.py --nodes {setup['nodes']} --minutes {minutes}{nice} --json scale-{setup['nodes']}.json"
     files = " ".join(f"scale-{run['setup']['nodes']}.json" for run in runs)
-    yield f"python benchmarks/scale.py --page {files} > docs/scale.md"
+    yield f"python benchmarks/scale.py --page {files} > docs/evidence/scale.md"
     last = runs[-1]
     loads = " and ".join(f"{run['load']:.0f}" for run in runs)
     preferred = (
@@ -36,7 +36,7 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         f"shared with the fleet and whatever else ran: the one-minute load was {loads} (medians).{preferred} CPU seconds are those "
         "of Prometheus alone; on crowded cores they are too high rather than too low, and wall times much more so. Scraped every "
         f"{last['setup']['scrape_s']} s and evaluated every {last['setup']['evaluate_s']} s, as in "
-        "[prometheus.yml](../deploy/prometheus/prometheus.yml)."
+        "[prometheus.yml](../../deploy/prometheus/prometheus.yml)."
     )
     yield ""
     for run in runs:
@@ -160,5 +160,5 @@ def _extrapolation(runs: Sequence[Run]) -> Iterator[str]:
     yield ""
     yield (
         "One Prometheus for ten thousand nodes is therefore a large machine. Ten shards of a thousand nodes, each as measured, are not: "
-        "[past one machine](past-one-machine.md)."
+        "[past one machine](../deploy/past-one-machine.md)."
     )

@@ -1,4 +1,4 @@
-"""What an agent answers at /api/v1/…, declared once, and the one client that reads it. Paths and queries: docs/api.md.
+"""What an agent answers at /api/v1/…, declared once, and the one client that reads it. Paths and queries: docs/reference/api.md.
 
 The agent encodes these structs as JSON; reports, pages, `top`, `tune` and `doctor` decode them. Times are Unix seconds,
 durations seconds, ratios 0–1; None: not measured, or not known to who answers. Fields are only ever added, with a default,

@@ -1,4 +1,4 @@
-"""The agent's HTTP side: /metrics, health and the JSON API of docs/api.md. It reads snapshots and the history only."""
+"""The agent's HTTP side: /metrics, health and the JSON API of docs/reference/api.md. It reads snapshots and the history only."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def make_app(
         return _json({"error": f"the history {history.path} cannot be read now: {error}"}, 503)
 
     async def not_found(request: Request, error: Exception) -> Response:
-        return _json({"error": f"{request.url.path} is not here; the paths are in docs/api.md"}, 404)
+        return _json({"error": f"{request.url.path} is not here; the paths are in docs/reference/api.md"}, 404)
 
     async def not_allowed(request: Request, error: Exception) -> Response:
         return _json({"error": f"{request.method} is not for {request.url.path}; use GET"}, 405)

@@ -1,4 +1,4 @@
-"""docs/api.md has every field that the agent answers with, from the structs themselves; its examples are decoded."""
+"""docs/reference/api.md has every field that the agent answers with, from the structs themselves; its examples are decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from gpuwatch import api
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/api.md").read_text()
+PAGE = (ROOT / "docs/reference/api.md").read_text()
 
 
 def test_the_committed_fields_are_those_of_the_structs() -> None:

@@ -1,4 +1,4 @@
-"""What the JSON API answers from the history: each a function of the reader and of a request's query. See docs/api.md.
+"""What the JSON API answers from the history: each a function of the reader and of a request's query. See docs/reference/api.md.
 
 A query is checked whole: an unknown name, text that is not a number, a size out of range are refused by name.
 """
@@ -140,7 +140,7 @@ def number(query: dict[str, str], name: str, default: float) -> float:
 
 
 def _unknown(query: Query) -> str:
-    return f"{next(iter(query))!r} is not asked for here; docs/api.md says what is"
+    return f"{next(iter(query))!r} is not asked for here; docs/reference/api.md says what is"
 
 
 _POINTS = 2000

@@ -32,7 +32,7 @@ _JOB = 'job=\\"gpuwatch\\"'
 
 def runbook_url(page: str) -> str:
     """Return where a runbook is, by its alert's name; `causes` is the list of causes."""
-    return f"{RUNBOOKS}/../causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
+    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
 
 
 def folder() -> Path:

@@ -23,7 +23,7 @@ _ORDER: tuple[Status, ...] = ("problem", "warning", "ok", "skipped")
 
 
 def as_json(checks: Sequence[Check], version: str, host: str) -> str:
-    """Return the document that docs/doctor.md describes."""
+    """Return the document that docs/guides/doctor.md describes."""
     counts = Counter(check.status for check in checks)
     return json.dumps(
         {

@@ -1,4 +1,4 @@
-"""What a report says, as plain records: the JSON of `gpuwatch report --json`, described in docs/report.md.
+"""What a report says, as plain records: the JSON of `gpuwatch report --json`, described in docs/guides/report.md.
 
 Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Fields are only ever added within a schema's number.
 """

@@ -1,4 +1,4 @@
-"""docs/causes.md against the code: every cause is there, its numbers are the table's, its roots those of the diagnosis."""
+"""docs/concepts/causes.md against the code: every cause is there, its numbers are the table's, its roots those of the diagnosis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwatch.diagnosis.diagnose import ROOTS
 from gpuwatch.diagnosis.rules import CAUSES
 from gpuwatch.diagnosis.thresholds import Thresholds
 
-PAGE = (Path(__file__).parents[3] / "docs" / "causes.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "causes.md").read_text()
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))
 ROWS = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TABLE, re.M))
 
