@@ -12,7 +12,7 @@ import msgspec
 
 from gpuwatch import api
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/api.md").read_text()
 
 
