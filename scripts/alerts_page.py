@@ -66,7 +66,13 @@ def meaning(alert: str) -> str:
 def _row(rule: Rule, filled: Rule) -> str:
     name = rule["alert"]
     own = ", ".join(f"`{key}` {DEFAULTS[key]}" for key in keys(rule)).replace("|", "\\|")
-    cells = (f"[{name}](../runbooks/{name}.md)", rule["labels"]["severity"], meaning(name), filled.get("for", "0s"), own)
+    cells = (
+        f"[{name}](../runbooks/{name}.md)",
+        rule["labels"]["severity"],
+        meaning(name),
+        filled.get("for", "0s"),
+        own,
+    )
     return f"| {' | '.join(cells)} |\n"
 
 
