@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from pathlib import Path
 
@@ -15,15 +15,26 @@ ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.m
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the runbooks in the navigation, so that a new one is a file and nothing else."""
+    runbooks = sorted(Path(config.docs_dir).glob("runbooks/*.md"))
+    section = next(each for each in config.nav or [] if "Runbooks" in each)
+    section["Runbooks"] = [{page.stem: f"runbooks/{page.name}"} for page in runbooks]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the root, and each file outside docs/ that a page links to, under `repository/`."""
     for source, page in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for page in list(files.documentation_pages()):
-        for link in _LINK.findall(page.content_string):
-            path = _in_repository(page, link)
-            if _outside(path) and (ROOT / path).is_file():
-                files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
+    linked = {
+        _in_repository(page, link)
+        for page in files.documentation_pages()
+        for link in _LINK.findall(page.content_string)
+    }
+    for path in sorted(linked):
+        if not path.startswith("docs/") and path not in (*ROOT_PAGES, "README.md") and (ROOT / path).is_file():
+            files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
     return files
 
 
@@ -42,7 +53,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             own = f"repository/{path}"
         if (ROOT / path).is_dir():
             return "#"
-        return os.path.relpath(own, os.path.dirname(page.file.src_uri))
+        return posixpath.relpath(own, posixpath.dirname(page.file.src_uri))
 
     return _LINK.sub(link, markdown)
 
@@ -59,8 +70,4 @@ def on_post_build(config: MkDocsConfig) -> None:
 def _in_repository(page: File, link: str) -> str:
     """Return the path of a link's target from the repository's root."""
     source = next((root for root, own in ROOT_PAGES.items() if own == page.src_uri), f"docs/{page.src_uri}")
-    return os.path.normpath(os.path.join(os.path.dirname(source), link))
-
-
-def _outside(path: str) -> bool:
-    return not path.startswith("docs/") and path not in (*ROOT_PAGES, "README.md")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
