@@ -130,11 +130,11 @@ def page(rows: list[Row], seconds: float) -> str:
 python benchmarks/accuracy.py --write
 ```
 
-Written by that command on {platform.system()}, {machine}, Python {platform.python_version()}, torch {torch.__version__}, {seconds:g} s a run, every run in a process of its own.
+Written by that command on {platform.system()}, {machine}, Python {platform.python_version()}, torch {torch.__version__}, {seconds:g} s a run, every run in a separate process.
 `--device cuda` runs the same scenarios on a GPU.
 
 The bound is {BOUND_POINTS:g} points of the wall time in each state, and a ledger that closes to 100 ± {BOUND_CLOSURE} %. Each scenario trains on a torch device and runs twice. The truth is
-never gpuwatch's own: it comes from clocks in the scenario's dataset and body, and from the device's account of its own work and idleness.
+never gpuwatch's own: it comes from clocks in the scenario's dataset and body, and from the device's own record of its work and idle time.
 
 ## Host clock
 

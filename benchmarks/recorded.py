@@ -356,7 +356,7 @@ python benchmarks/recorded.py tests/fixtures/traces/*.json.gz
 ```
 
 Times of public profiler traces of real GPUs (sources in `tests/fixtures/traces/README.md`), replayed through the real `Watch`, recorder, timeline and ledger: an event is reached when what
-was launched before it on its stream is done. The truth is computed from the kernels by code of its own. Bounds: 1 point in each state, 0.05 ms in each step's input wait.
+was launched before it on its stream is done. The truth is computed from the kernels by separate code. Bounds: 1 point in each state, 0.05 ms in each step's input wait.
 
 {table}
 """

@@ -37,7 +37,9 @@ def main() -> None:
         "--nice", type=int, default=0, help="priority of Prometheus and the fleet on a machine with other work"
     )
     parser.add_argument("--json", type=Path, help="write what was measured here instead of printing it")
-    parser.add_argument("--page", type=Path, nargs="+", help="print docs/evidence/scale.md from these files; measure nothing")
+    parser.add_argument(
+        "--page", type=Path, nargs="+", help="print docs/evidence/scale.md from these files; measure nothing"
+    )
     options = parser.parse_args()
     if options.page:
         print(page([json.loads(path.read_text()) for path in options.page]), end="")
