@@ -1,4 +1,4 @@
-# `make help` lists what there is. Everything runs in .venv, which is made on first use.
+# `make help` lists the targets. Everything runs in .venv, which is created on first use.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +10,8 @@ DEMO_STAMP := $(VENV)/.demo
 UV := $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --torch-backend cpu,$(BIN)/python -m pip install --quiet \
 	--disable-pip-version-check --no-compile)
+# torch's index of builds without CUDA, which are smaller by gigabytes; uv has it built in. Where it is unreachable, pip's own index serves.
+CPU_INDEX := $(if $(UV),,--index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 10)
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 
@@ -22,7 +24,8 @@ help: ## list the targets
 $(DEMO_STAMP): pyproject.toml requirements-demo.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(UV),,$(PIP) --upgrade pip)
-	$(PIP) -r requirements-demo.txt --editable '.[all]'
+	$(PIP) -r requirements-demo.txt $(CPU_INDEX) 2>/dev/null || $(PIP) -r requirements-demo.txt
+	$(PIP) --editable '.[all]'
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP) requirements-test.txt
