@@ -41,7 +41,8 @@ def agent(
         typer.Option(help="How long steps and samples are kept each for itself, then by the minute [24].", min=0.1),
     ] = None,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Look at stacks when a finding begins (needs py-spy; docs/guides/stacks.md).")
+        bool,
+        typer.Option("--stacks", help="Look at stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."),
     ] = False,
     notify: Annotated[
         list[str] | None,
