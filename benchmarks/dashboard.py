@@ -33,7 +33,7 @@ from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import GROUPS
-from gpuwatch_dashboards.sources import PrometheusSource, fleet
+from gpuwatch_dashboards.sources.prometheus import RECORDED_S, PrometheusSource
 from tests.integration.dashboard_fake import RUN_ID, FakeAgent, a_run, streamlit_page
 from tests.integration.dashboard_steps import MadeUpSteps
 from tests.integration.recorded_fleet import Share, recorded, write_blocks
@@ -134,14 +134,14 @@ def a_week_of_a_fleet(nodes: int, browser: bool) -> None:
             source, process = PrometheusSource(server.url), psutil.Process(server.process.pid)
             for level in ("user", "node", "run", "job"):
                 cpu, begin = cpu_s(process), time.monotonic()
-                end_s = time.time() // fleet.RECORDED_S * fleet.RECORDED_S
+                end_s = time.time() // RECORDED_S * RECORDED_S
                 span = Span(end_s - WEEK_S, end_s, 300)
-                fleet.now(source)
+                source.gpus_by_kind()
                 stats = [panel for panel in GROUPS["fleet"] if panel.kind == "stat"]
                 for panel in stats:
                     source.answers(panel, Scope(), span)
                 head_s = time.monotonic() - begin
-                rows = fleet.holders(source, level, span, 25)
+                rows = source.holders(level, span, 25)
                 print(
                     f"queries for a week of {nodes} nodes by {level}: head {head_s:.2f} s, all {time.monotonic() - begin:.2f} s "
                     f"({cpu_s(process) - cpu:.2f} s of Prometheus's CPU); {len(rows.most)} rows, {rows.others} more",

@@ -1,6 +1,6 @@
-"""The `gpuwatch` command: one file a subcommand in `gpuwatch.commands`, and the one place that catches errors.
+"""The `gpuwatch` command: one file per subcommand in `gpuwatch.commands`, and the only place that catches errors.
 
-Exit codes: 0 done, 1 a failure at work, 2 wrong use or configuration (the message says what to do).
+Exit codes: 0 done, 1 a failure while running, 2 wrong use or configuration (the message names the remedy).
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ def main() -> None:
         sys.exit(2)
     try:
         build(typer)(prog_name="gpuwatch")
-    except (ConfigError, MissingExtra) as error:
-        typer.secho(f"gpuwatch: {error}", fg="red", err=True)
-        sys.exit(2)
     except GpuwatchError as error:
         typer.secho(f"gpuwatch: {error}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError | MissingExtra) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -44,14 +41,15 @@ def build(typer: Any) -> Any:
         pretty_exceptions_enable=False,
     )
     for command in COMMANDS:
-        if isinstance(command, typer.Typer):  # a command with commands of its own
+        if isinstance(command, typer.Typer):  # a command with subcommands
             app.add_typer(command)
         else:
             app.command()(command)
 
+    @app.callback(invoke_without_command=True)  # type: ignore[untyped-decorator]
     def options(
-        version: bool = typer.Option(False, "--version", help="Print the version and end."),
-        verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
+        version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+        verbose: bool = typer.Option(False, "--verbose", "-v", help="Log more on stderr."),
     ) -> None:
         if version:
             print(__version__)
@@ -59,5 +57,4 @@ def build(typer: Any) -> Any:
         level = logging.INFO if verbose else logging.WARNING
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
-    app.callback(invoke_without_command=True)(options)
     return app

@@ -46,9 +46,17 @@ class SourceError(ConfigError):
 
 
 class MissingExtra(GpuwatchError):
-    """A part of gpuwatch that is not installed."""
+    """An optional dependency is not installed."""
 
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(
             f"this part of gpuwatch needs '{module}', which is not installed: pip install 'gpuwatch-training[{extra}]'"
         )
+
+
+def require(module: str, extra: str) -> None:
+    """Raise MissingExtra, with the pip line, where a module is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise MissingExtra(module, extra)

@@ -72,6 +72,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_comm_steps_total", "counter", "count", "Training steps whose wait for other ranks was measured (state comm_wait); absent without any.", RUN),
     Metric("gpuwatch_step_seconds", "histogram", "seconds", "Time of one training step, data wait included.", RUN),
     Metric("gpuwatch_step_percentile_seconds", "gauge", "seconds", "Step time percentiles (p50, p95) over the last minute, of 1,200 steps at most; absent without a step.", (*RUN, "percentile")),
+    Metric("gpuwatch_run_mfu_ratio", "gauge", "ratio", "Model FLOPs utilisation over the last minute: the operations that training declares over the declared peak of its device; absent where either is not declared, and without a step.", RUN),
     Metric("gpuwatch_last_step_timestamp_seconds", "gauge", "timestamp", "Unix time of the last training step's end.", RUN),
     Metric("gpuwatch_run_info", "info", "count", "Display name, owner and settings of a run.", (*RUN, "name", "job_id", "job_step", "user", "container_id", "pod_uid", "workload_namespace", "workload_pod", "workload_container", "timeline", "device", "world_size", "num_workers", "version")),
     Metric("gpuwatch_run_up", "gauge", "count", "1 while the training process is alive and its messages arrive, else 0.", RUN),

@@ -95,11 +95,13 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     yield Sample("gpuwatch_run_info", 1, (*key, *info))
 
 
-def percentile_samples(view: api.Run) -> Iterator[Sample]:
-    """Yield the percentiles of the last minute's steps of a run."""
+def recent_samples(view: api.Run) -> Iterator[Sample]:
+    """Yield the step time percentiles and the MFU of a run's last minute."""
     recent = view.recent
     if recent is None or view.status != RUNNING:
         return
+    if recent.mfu_ratio is not None:
+        yield Sample("gpuwatch_run_mfu_ratio", recent.mfu_ratio, (view.run, str(view.rank)))
     for percentile, value in (("p50", recent.step_s_p50), ("p95", recent.step_s_p95)):
         if value is not None:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))

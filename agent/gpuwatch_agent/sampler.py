@@ -21,7 +21,7 @@ from gpuwatch_agent.exporter import (
     Snapshot,
     finding_samples,
     gpu_samples,
-    percentile_samples,
+    recent_samples,
     run_samples,
     shm_samples,
     standard,
@@ -159,7 +159,7 @@ class Sampler:
             shares = pid is None or self._table.shares_shm_with_host(pid, self._roots.shm)
             samples += shm_samples(run, self._table, shares)
         for view in self._evaluator.views.values():
-            samples += percentile_samples(view)
+            samples += recent_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)

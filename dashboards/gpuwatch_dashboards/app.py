@@ -11,7 +11,9 @@ import streamlit as st
 
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
 from gpuwatch_dashboards.once import Once
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource, SharedSource, Source
+from gpuwatch_dashboards.sources import SharedSource, Source
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run
 from gpuwatch_dashboards.views.site import Site, is_hidden, watch_tab
 

@@ -1,8 +1,7 @@
-"""The subcommands: one file each, its function's docstring is its help. Adding one is a file here and a line below."""
+"""The subcommands: one file each; the docstring of the function is its help. To add one, add a file here and a line below."""
 
 from gpuwatch.commands.agent import agent
 from gpuwatch.commands.compare import compare
-from gpuwatch.commands.dashboard import dashboard
 from gpuwatch.commands.demo import demo
 from gpuwatch.commands.doctor import doctor
 from gpuwatch.commands.grafana import grafana
@@ -13,6 +12,6 @@ from gpuwatch.commands.simulate import simulate
 from gpuwatch.commands.stacks import stacks
 from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
-from gpuwatch.commands.up import up
+from gpuwatch.commands.up import dashboard, up
 
 COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, stacks, simulate)

@@ -1,4 +1,4 @@
-"""Processes that a command starts and stops with itself."""
+"""Child processes and ports of `up`, `dashboard`, `demo` and `simulate`."""
 
 from __future__ import annotations
 
@@ -8,62 +8,41 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from gpuwatch.errors import ConfigError, GpuwatchError
 from gpuwatch.http import fetch
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1
+Child = subprocess.Popen[bytes]
 
 
-class Child:
-    """A process that ends with this one: asked at exit, forced after 8 s, and by the kernel should we be killed."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
-        self.name = name
-        self.process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on
-            stdout=subprocess.DEVNULL if quiet else None,
-            preexec_fn=_end_with_parent,
-        )
-
-    def stop(self) -> None:
-        """Ask it to end, and make it after a while."""
-        if self.process.poll() is None:
-            self.process.terminate()
+@contextmanager
+def running(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> Iterator[Child]:
+    """Run a process that ends with this one: SIGTERM at exit, SIGKILL 8 s later; the kernel ends it if we are killed."""
+    child = subprocess.Popen(
+        command,
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C in the terminal reaches only us
+        stdout=subprocess.DEVNULL if quiet else None,
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
             try:
-                self.process.wait(_STOP_WAIT_S)
+                child.wait(_STOP_WAIT_S)
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+                child.kill()
+                child.wait()
 
 
-def wait_until_answers(child: Child, url: str, timeout_s: float = 30.0) -> None:
-    """Wait until a child answers with 200 at `url`. Raises: GpuwatchError when it ends or takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        code = child.process.poll()
-        if code is not None:
-            raise ChildEnded(f"the {child.name} ended at its start, see above", code)
-        try:
-            if fetch(url).status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise GpuwatchError(f"the {child.name} does not answer at {url} after {timeout_s:.0f} s")
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildEnded(GpuwatchError):
@@ -74,19 +53,34 @@ class ChildEnded(GpuwatchError):
         self.code = code
 
 
+def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.0) -> None:
+    """Wait until a child answers with 200 at `url`. Raises: ChildEnded; GpuwatchError when it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if (code := child.poll()) is not None:
+            raise ChildEnded(f"the {name} ended at its start, see above", code)
+        try:
+            if fetch(url).status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise GpuwatchError(f"the {name} does not answer at {url} after {timeout_s:.0f} s")
+
+
 def wait_for_end(children: Sequence[Child]) -> int:
-    """Wait for Ctrl-C, SIGTERM or the end of any child; return the exit code that this makes."""
-    stopped = [False]
+    """Wait for Ctrl-C, SIGTERM or the end of any child; return the resulting exit code."""
+    stopped = False
 
     def stop(number: int, frame: object) -> None:
-        stopped[0] = True
+        nonlocal stopped
+        stopped = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    while not stopped[0]:
+    while not stopped:
         for child in children:
-            code = child.process.poll()
-            if code is not None:
+            if (code := child.poll()) is not None:
                 return code if code > 0 else 1
         time.sleep(0.1)
     return 0
@@ -108,11 +102,6 @@ def free_port(wanted: int) -> int:
     try:
         free_port_or_error("--port", "127.0.0.1", wanted)
     except ConfigError:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
             return int(probe.getsockname()[1])
     return wanted
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

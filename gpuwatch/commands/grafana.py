@@ -1,4 +1,4 @@
-"""`gpuwatch grafana`: the dashboards, as files or in a Grafana."""
+"""`gpuwatch grafana`: the dashboards, as files or pushed to a Grafana."""
 
 from __future__ import annotations
 
@@ -10,91 +10,81 @@ from typing import Annotated
 import typer
 
 from gpuwatch.alerting.render import RUNBOOKS
+from gpuwatch.api import Client
+from gpuwatch.commands.rules import Runbooks, write_file
 from gpuwatch.config import Config as Settings
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError
-from gpuwatch.extras import require
+from gpuwatch.errors import ConfigError, require
 
 grafana = typer.Typer(
     name="grafana",
-    help="The Grafana dashboards: GPU fleet, GPU node, Training run. Push them, write them, print one.",
+    help="Push, write or print the Grafana dashboards: GPU fleet, GPU node, Training run.",
     no_args_is_help=True,
 )
 Config = Annotated[
     Path | None,
-    typer.Option(
-        help="TOML file whose thresholds, windows, scrape job and currency are used.", envvar="GPUWATCH_CONFIG"
-    ),
-]
-Runbooks = Annotated[
-    str, typer.Option(help="Where links to runbooks lead: what stands before /<Alert>.md, as of `gpuwatch rules`.")
+    typer.Option(help="TOML file with the site's thresholds, windows, scrape job, currency.", envvar="GPUWATCH_CONFIG"),
 ]
 
 
 @grafana.command()
 def push(
-    url: Annotated[str, typer.Option(help="Grafana's address, its path included.", envvar="GRAFANA_URL")],
+    url: Annotated[str, typer.Option(help="Grafana's URL, with its path prefix, if any.", envvar="GRAFANA_URL")],
     token: Annotated[str, typer.Option(help="Token of a service account (Editor).", envvar="GRAFANA_TOKEN")] = "",
-    folder: Annotated[str, typer.Option(help="Title of the folder; it is made if there is none.")] = "gpuwatch",
-    datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to read at first.")] = "gpuwatch-prometheus",
+    folder: Annotated[str, typer.Option(help="Title of the folder; created if missing.")] = "gpuwatch",
+    datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to select at first.")] = "gpuwatch-prometheus",
     agent: Annotated[
-        list[str] | None, typer.Option(help="Mark the runs and findings of this agent too; may be given again.")
+        list[str] | None, typer.Option(help="Also annotate the runs and findings of this agent; repeatable.")
     ] = None,
-    since_hours: Annotated[float, typer.Option(help="Runs heard of in so many hours are marked.", min=0.0)] = 24.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were changed by hand.")] = False,
-    ca: Annotated[Path | None, typer.Option(help="Certificate, in PEM, of who signed Grafana's.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Take any certificate.")] = False,
+    since_hours: Annotated[float, typer.Option(help="Annotate runs active within this many hours.", min=0.0)] = 24.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were edited by hand.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     config: Config = None,
     runbooks: Runbooks = RUNBOOKS,
 ) -> None:
-    """Put the dashboards into a Grafana, and mark runs and findings on them. What is there already is left alone.
+    """Push the dashboards to a Grafana, and annotate runs and findings. What is already there is left as it is.
 
     Example: `gpuwatch grafana push --url https://grafana.example.com --token glsa_…`,
     `gpuwatch grafana push --url http://127.0.0.1:3000 --agent http://node-17:9478`
 
-    Exit codes: 0 done, 1 Grafana is away or refuses (the message says what to do), 2 wrong use.
+    Exit codes: 0 done, 1 Grafana is unreachable or refuses (the message says what to do), 2 wrong use.
     """
     require("grafana_client", "dashboard")
-    from gpuwatch.api import Client
-    from gpuwatch_dashboards.grafana import files
-    from gpuwatch_dashboards.grafana.connection import connect
-    from gpuwatch_dashboards.grafana.push import Pushed, marks_of, push_dashboards, push_folder, push_marks
+    from gpuwatch_dashboards.grafana import load
+    from gpuwatch_dashboards.grafana import push as pushing
 
-    def tell(pushed: Pushed) -> None:
-        where = f"  {_link(url, pushed.url)}" if pushed.url else ""
-        typer.echo(f"{pushed.outcome:<9} {pushed.what}{where}")
+    def report(pushed: pushing.Pushed) -> None:
+        link = f"  {_link(url, pushed.url)}" if pushed.url else ""
+        typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
 
-    dashboards = files.load(_read(config), runbooks)
-    api = connect(url, token, ca, insecure)
-    uid, made = push_folder(api, url, folder)
-    tell(made)
-    for pushed in push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
-        tell(pushed)
+    dashboards = load(_settings(config), runbooks)
+    api = pushing.connect(url, token, ca, insecure)
+    uid, made = pushing.push_folder(api, url, folder)
+    report(made)
+    for pushed in pushing.push_dashboards(api, url, dashboards, uid, datasource=datasource, force=force):
+        report(pushed)
     for each in agent or ():
-        counts = push_marks(api, url, marks_of(Client(each), time.time() - since_hours * 3600))
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        typer.echo(f"{'marked':<9} runs and findings of {each}: {told}")
+        found = pushing.annotations_of(Client(each), time.time() - since_hours * 3600)
+        counts = pushing.push_annotations(api, url, found)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        typer.echo(f"{'annotated':<9} runs and findings of {each}: {outcomes}")
 
 
 @grafana.command()
 def write(
-    folder: Annotated[Path, typer.Argument(help="Where to write; it is made if there is none.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
     config: Config = None,
     runbooks: Runbooks = RUNBOOKS,
 ) -> None:
-    """Write the dashboards as files, for provisioning or for import by hand.
+    """Write the dashboards as files, for provisioning or manual import.
 
     Example: `gpuwatch grafana write /etc/grafana/dashboards --config gpuwatch.toml --runbooks https://wiki/gpuwatch`
     """
-    from gpuwatch_dashboards.grafana import files
+    from gpuwatch_dashboards.grafana import load, text
 
-    for name, dashboard in files.load(_read(config), runbooks).items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(files.text(dashboard), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{folder}: {error.strerror}; name a folder that you may write to") from error
-        typer.echo(folder / name)
+    for name, dashboard in load(_settings(config), runbooks).items():
+        write_file(folder, name, text(dashboard))
 
 
 @grafana.command(name="print")
@@ -107,22 +97,22 @@ def print_one(
 
     Example: `gpuwatch grafana print run > run.json`
     """
-    from gpuwatch_dashboards.grafana import files
+    from gpuwatch_dashboards.grafana import load, text
 
-    found = files.load(_read(config), runbooks)
+    found = load(_settings(config), runbooks)
     name = f"gpuwatch-{dashboard.removeprefix('gpuwatch-').removesuffix('.json')}.json"
     if name not in found:
         names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)
         raise ConfigError(f"{dashboard}: no such dashboard; there are {names}")
-    typer.echo(files.text(found[name]), nl=False)
+    typer.echo(text(found[name]), nl=False)
+
+
+def _settings(config: Path | None) -> Settings:
+    return read_config(config) if config is not None else Settings()
 
 
 def _link(url: str, path: str) -> str:
-    """Return the address of a page that Grafana names by its path, with or without the path that is in front of Grafana."""
+    """Return the URL of a page from its path, which may or may not begin with Grafana's own."""
     parts = urllib.parse.urlsplit(url)
     front = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path if front and path.startswith(front + '/') else front + path}"
-
-
-def _read(path: Path | None) -> Settings:
-    return read_config(path) if path is not None else Settings()

@@ -11,8 +11,7 @@ import typer
 
 from gpuwatch.api import Client, RunSource
 from gpuwatch.config import read_config
-from gpuwatch.errors import ConfigError
-from gpuwatch.extras import require
+from gpuwatch.errors import ConfigError, require
 from gpuwatch.tools.reports import RunReport, from_json, gather
 
 AGENT = "http://127.0.0.1:9478"

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.errors import ConfigError
-from gpuwatch.extras import require
+from gpuwatch.alerting.render import RUNBOOKS, render
+from gpuwatch.config import Config, read_config
+from gpuwatch.errors import ConfigError, require
 
 FILE = "gpuwatch.yml"
+Runbooks = Annotated[str, typer.Option(help="Base URL of the runbooks: `/ALERT.md` is appended.")]
 
 
 def rules(
@@ -18,7 +20,7 @@ def rules(
         Path | None, typer.Option(help="TOML file whose [alerts] and [prices] are used.", envvar="GPUWATCH_CONFIG")
     ] = None,
     write: Annotated[Path | None, typer.Option(help=f"Write {FILE} into this folder instead of printing it.")] = None,
-    runbooks: Annotated[str, typer.Option(help="Where the runbooks are: what stands before /<Alert>.md.")] = "",
+    runbooks: Runbooks = RUNBOOKS,
 ) -> None:
     """Print the Prometheus recording and alert rules, or write them.
 
@@ -26,17 +28,19 @@ def rules(
     `gpuwatch rules --config gpuwatch.toml --write /etc/prometheus/rules`
     """
     require("yaml", "agent")
-    from gpuwatch.alerting.render import RUNBOOKS, render
-    from gpuwatch.config import Config, read_config
-
     settings = read_config(config) if config is not None else Config()
     text = render(settings.alerts, settings.prices, runbooks=runbooks or RUNBOOKS)
     if write is None:
         typer.echo(text, nl=False)
-        return
+    else:
+        write_file(write, FILE, text, "--write ")
+
+
+def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
+    """Write a file into a folder, which is made if there is none, and print its path. Raises: ConfigError naming the option."""
     try:
-        write.mkdir(parents=True, exist_ok=True)
-        (write / FILE).write_text(text)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--write {write}: {error.strerror}; name a folder that you may write to") from error
-    typer.echo(write / FILE)
+        raise ConfigError(f"{option}{folder}: {error.strerror}; name a folder that you may write to") from error
+    typer.echo(folder / name)

@@ -1,12 +1,13 @@
-"""`gpuwatch run`: any training script, watched without a change."""
+"""`gpuwatch run`: watch any training script without changing it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -21,46 +22,37 @@ def run(
         list[str], typer.Argument(help="The program and its arguments, after `--`.", metavar="-- COMMAND…")
     ],
 ) -> None:
-    """Run a program and watch the training in it, its child processes included (torchrun's workers, say).
+    """Run a program and watch the training in it and in its child processes, such as torchrun's workers.
 
     Example: `gpuwatch run -- python train.py --epochs 3`
 
-    Every DataLoader that a main thread iterates is watched as by `gpuwatch.watch`; Lightning, Hugging Face Trainer and Ignite get their
-    integration. The program takes this process's place: its output, signals and exit code are its own. 127: no such program, 126: it
-    cannot be run.
+    Every DataLoader that is iterated in a main thread is watched as if by `gpuwatch.watch`; Lightning, Hugging Face Trainer and Ignite
+    get their integration. The program replaces this process: its output, signals and exit code are its own.
+
+    Exit codes of gpuwatch itself: 127 no such program, 126 it cannot be run.
     """
-    program = shutil.which(command[0])
+    name = command[0]
+    program = shutil.which(name)
     if program is None:
-        _refuse(command[0])
+        if os.sep in name and Path(name).exists():
+            _end(_NOT_EXECUTABLE, f"{name}: {'is a directory' if Path(name).is_dir() else 'not executable'}")
+        _end(_NOT_FOUND, f"{name}: no such program")
     try:
-        os.execve(str(program), command, environment(os.environ))
+        os.execve(program, command, environment(os.environ))
     except OSError as error:
-        raise _ended(_NOT_EXECUTABLE, f"{command[0]}: {error.strerror}") from None
+        _end(_NOT_EXECUTABLE, f"{name}: {error.strerror}")
 
 
-def environment(of: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """Return an environment in which every Python is watched."""
-    places = [str(startup())]
-    if of.get("PYTHONPATH"):
-        places.append(of["PYTHONPATH"])
+def environment(of: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which every Python is watched: it runs our `sitecustomize` first. Raises: ConfigError."""
+    startup = Path(gpuwatch.__file__).parent / "startup"
+    if not (startup / "sitecustomize.py").exists():
+        raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
+    places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
     return {**of, "PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1"}
 
 
-def startup() -> Path:
-    """Return the directory whose `sitecustomize` Python runs first. Raises: ConfigError where it was not installed."""
-    place = Path(gpuwatch.__file__).parent / "startup"
-    if not (place / "sitecustomize.py").exists():
-        raise ConfigError(f"{place}/sitecustomize.py is missing; install gpuwatch-training again")
-    return place
-
-
-def _refuse(name: str) -> None:
-    """End as a shell does where there is no such program, or it cannot be executed."""
-    if os.sep in name and Path(name).exists():
-        raise _ended(_NOT_EXECUTABLE, f"{name}: is a directory" if Path(name).is_dir() else f"{name}: not executable")
-    raise _ended(_NOT_FOUND, f"{name}: no such program")
-
-
-def _ended(code: int, message: str) -> typer.Exit:
+def _end(code: int, message: str) -> NoReturn:
+    """End with a shell's exit code for a program that does not exist, or cannot be executed."""
     print(f"gpuwatch run: {message}", file=sys.stderr)
-    return typer.Exit(code)
+    raise typer.Exit(code)

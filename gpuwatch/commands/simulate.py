@@ -8,22 +8,24 @@ from typing import Annotated
 import typer
 
 from gpuwatch.commands.children import free_port_or_error
-from gpuwatch.extras import require
+from gpuwatch.errors import require
 
 
 def simulate(
-    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=20_000)] = 10,
-    gpus: Annotated[int, typer.Option(help="GPUs of a node.", min=1, max=16)] = 8,
-    port: Annotated[int, typer.Option(help="Port to serve them all from.", min=1, max=65535)] = 9477,
-    host: Annotated[str, typer.Option(help="Address to serve from.")] = "127.0.0.1",
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", min=1, max=20_000)] = 10,
+    gpus: Annotated[int, typer.Option(help="GPUs per node.", min=1, max=16)] = 8,
+    port: Annotated[int, typer.Option(help="Port that serves all nodes.", min=1, max=65535)] = 9477,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     seed: Annotated[int, typer.Option(help="The same seed gives the same fleet.")] = 0,
 ) -> None:
-    """Serve /metrics of synthetic nodes, with jobs that come and go and faults, to plan or try a Prometheus.
+    """Serve /metrics of synthetic nodes, with changing jobs and faults, to size or try out a Prometheus.
 
-    `/sd` is Prometheus' http_sd: it lists all nodes, one path each. Example: `gpuwatch simulate --nodes 100 --port 9477`
+    Example: `gpuwatch simulate --nodes 100 --port 9477`
+
+    `/sd` lists all nodes, one path each, for Prometheus' HTTP service discovery (`http_sd_configs`).
     """
     require("uvicorn", "agent")
-    from gpuwatch.tools.simulation.server import Fleet, serve
+    from gpuwatch.tools.simulation.page import Fleet, serve
 
     free_port_or_error("--port", host, port)
     address = f"{host}:{port}"

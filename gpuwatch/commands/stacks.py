@@ -14,28 +14,30 @@ from gpuwatch.api import Client
 from gpuwatch.commands.report_options import AGENT, Agent
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.reports.choosing import choose
+from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
-from gpuwatch.tools.stacks.words import lines
 
 
 def stacks(
     run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
     agent: Agent = AGENT,
-    pid: Annotated[int | None, typer.Option(help="Look at this process instead; no agent is asked.", min=1)] = None,
-    rank: Annotated[int | None, typer.Option(help="Look at this rank alone.", min=0)] = None,
-    seconds: Annotated[float, typer.Option(help="For how long to look.", min=1, max=600)] = 5.0,
-    rate: Annotated[int, typer.Option(help="How often a second.", min=1, max=1000)] = 50,
+    pid: Annotated[int | None, typer.Option(help="Sample this process; no agent is needed.", min=1)] = None,
+    rank: Annotated[int | None, typer.Option(help="Sample only this rank.", min=0)] = None,
+    seconds: Annotated[float, typer.Option(help="Duration of sampling.", min=1, max=600)] = 5.0,
+    rate: Annotated[int, typer.Option(help="Samples per second.", min=1, max=1000)] = 50,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the flame graphs [the working directory].")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the flame graphs.", show_default="the working directory"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/guides/stacks.md describes it.")] = False,
 ) -> None:
-    """Look at the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
+    """Sample the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
 
     Example: `gpuwatch stacks resnet50-a`, `gpuwatch stacks --pid 4711 --seconds 10`
 
-    The training is not stopped for it and needs nothing installed; py-spy has to be here. Exit codes: 0 done, 1 a process that cannot
-    be looked at (the message says what to do), 2 wrong use, no such run, or py-spy is missing.
+    The training keeps running and needs nothing installed; py-spy has to be installed here.
+
+    Exit codes: 0 done, 1 a process that cannot be read (the message names the remedy), 2 wrong use, no such run, or py-spy is missing.
     """
     find_py_spy()
     folder = output or Path.cwd()
@@ -58,17 +60,21 @@ def _targets(source: Client, run: str, rank: int | None, folder: Path) -> list[T
     ranks = [each for each in choose(source, run) if rank is None or each.rank == rank]
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")
-    living = [(each.rank, each.host_pid) for each in ranks if each.status == "running" and each.host_pid is not None]
     name, host = ranks[0].name, source.status().host
     if host != socket.gethostname():
         raise ConfigError(
-            f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent look "
-            "by itself ([stacks] automatic = true)"
+            f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent "
+            "sample automatically ([stacks] automatic = true)"
         )
+    file = f"gpuwatch-stacks-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}"
+    living = [
+        Target(each.rank, each.host_pid, folder / f"{file}-rank{each.rank}.speedscope.json")
+        for each in ranks
+        if each.status == "running" and each.host_pid is not None
+    ]
     if not living:
         raise ConfigError(
-            f"{name} has no living process that the agent can see ({', '.join(sorted({each.status for each in ranks}))}); "
+            f"{name} has no running process that the agent can see ({', '.join(sorted({each.status for each in ranks}))}); "
             "an agent in a container needs pid: host"
         )
-    kept = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80]
-    return [Target(rank, pid, folder / f"gpuwatch-stacks-{kept}-rank{rank}.speedscope.json") for rank, pid in living]
+    return living

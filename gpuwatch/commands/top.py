@@ -6,36 +6,37 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.errors import GpuwatchError, SourceError
-from gpuwatch.extras import require
+from gpuwatch.commands.report_options import AGENT, Agent
+from gpuwatch.commands.up import Prometheus
+from gpuwatch.errors import GpuwatchError, SourceError, require
 
 
 def top(
-    agent: Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")] = "http://127.0.0.1:9478",
-    prometheus: Annotated[
-        str | None, typer.Option(help="Read from this Prometheus instead of an agent.", envvar="GPUWATCH_PROMETHEUS")
-    ] = None,
+    agent: Agent = AGENT,
+    prometheus: Prometheus = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and end; so it does by itself where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print once and exit; the default where stdout is not a terminal.")
     ] = False,
 ) -> None:
     """Show every run and GPU in the terminal: where their time goes, and what to change.
 
     Example: `gpuwatch top`, `gpuwatch top --agent http://node-17:9478`, `gpuwatch top --once | head`
 
-    Keys: arrows or j k choose, g GPUs, f findings, p panels, ? help, q quit.
+    Keys: arrows or j k select, g GPUs, f findings, p panels, ? help, q quit.
 
     Exit codes: 0; with `--once` 1 when the source does not answer; 130 after Ctrl-C.
     """
     require("rich", "dashboard")
+    from gpuwatch_dashboards.sources.agent import AgentSource
+    from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+    from gpuwatch_dashboards.top import Reader
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
-    from gpuwatch_dashboards.top.reading import open_reader
 
-    reader = open_reader(agent, prometheus)
+    reader = Reader(PrometheusSource(prometheus) if prometheus else AgentSource(agent))
     if once or not is_interactive():
         try:
             print_once(reader)
-        except SourceError as error:  # not wrong use, as elsewhere: a script asks whether an agent is there
+        except SourceError as error:  # exit code 1, not 2: a script may test whether an agent answers
             raise GpuwatchError(str(error)) from error
         return
     require("textual", "dashboard")

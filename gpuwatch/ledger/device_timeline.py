@@ -57,6 +57,8 @@ _FIRST_DETAILED = 16
 _CLOCKS_AGREE_NS = 100_000
 RELIED_ON_NS = 2_000_000_000
 """For so long after the two clocks met, the host's serves to tell when the device was reached."""
+COPY_CALL_NS = 50_000
+"""At most so much of a copy's call is its launch: an idle device waits for that as for any kernel's, and it is no transfer."""
 _MOST_COPIES = 64
 """Runs of copies that one piece measures at most, on its own stream and on others; what comes after them counts as other work."""
 _DRIFT = 20_000
@@ -134,6 +136,7 @@ class Piece:
         "chained",
         "copied",
         "copies",
+        "copies_until_ns",
         "detailed",
         "draw",
         "end",
@@ -144,6 +147,7 @@ class Piece:
         "late_copies",
         "launch",
         "launch_ns",
+        "launching_ns",
         "paused_ns",
         "previous",
         "read_back",
@@ -172,6 +176,10 @@ class Piece:
         self.copied = False
         self.copies: Sequence[tuple[Any, Any]] = ()
         """Begin and end of each run of copies to the device on the home stream."""
+        self.copies_until_ns = begin_ns
+        """When the last call of the first run of copies, which begins with the batch, had returned."""
+        self.launching_ns = 0
+        """The part of that run's time in which the host launched its copies, or was between two of them."""
         self.asides: Sequence[tuple[Any, Any]] = ()
         """Begin and end of copies on other streams, launched before the batch was in hand."""
         self.asides_missed = False
@@ -221,6 +229,8 @@ class DeviceTimeline:
         "_copied",
         "_copies_aside",
         "_copy",
+        "_copy_at_ns",
+        "_copy_call_ns",
         "_ended",
         "_events",
         "_felt_ns",
@@ -276,6 +286,9 @@ class DeviceTimeline:
         """How many of them, the first ones, it is known to have finished."""
         self._copy: tuple[Piece | None, Any] | None = None
         """The outermost open copy: its piece and begin, no piece where it is on another stream, no begin where it goes on with the batch."""
+        self._copy_at_ns = 0
+        self._copy_call_ns = COPY_CALL_NS
+        """The shortest call that copied to the device."""
         self._aside_copies: list[tuple[Any, Any]] = []
         """Copies on other streams that no batch has followed yet."""
         self._copies_aside = False
@@ -419,7 +432,7 @@ class DeviceTimeline:
             piece.batch = self._events.record(piece.batch)
         if piece.follows:
             piece.follows = not self._events.ready(piece.previous)
-        piece.begin_ns = at_ns
+        piece.begin_ns = piece.copies_until_ns = at_ns
         if self._aside_copies:
             piece.asides, self._aside_copies = [*piece.asides, *self._aside_copies], []
         return piece.batch
@@ -463,11 +476,15 @@ class DeviceTimeline:
             follows = True
         if not follows and len(piece.copies) >= _MOST_COPIES:
             return None
+        self._copy_at_ns = at_ns
         self._copy = piece, None if follows else events.record(None)
         return self._copy
 
-    def copy_ends(self, token: Any | None) -> None:
-        """The copy has been launched. One that began in a piece which has ended meanwhile is not measured."""
+    def copy_ends(self, token: Any | None, call_ns: int | None = None) -> None:
+        """The copy has been launched, by one call that took so long; None: not by one call.
+
+        One that began in a piece which has ended meanwhile is not measured.
+        """
         if token is None or self.error is not None:
             return
         piece, begin = token
@@ -487,6 +504,10 @@ class DeviceTimeline:
                 events.record(piece.copies[-1][1])  # the run of copies goes on: its end moves
             else:
                 piece.copies = [*piece.copies, (piece.batch if begin is None else begin, events.record(None))]
+            if call_ns is not None and piece is not None and begin is None and piece.copies[-1][0] is piece.batch:
+                self._copy_call_ns = min(self._copy_call_ns, call_ns)
+                piece.launching_ns += max(0, self._copy_at_ns - piece.copies_until_ns) + self._copy_call_ns
+                piece.copies_until_ns = self._copy_at_ns + call_ns
         except Exception as error:
             self._break(error)
 
@@ -747,6 +768,8 @@ class DeviceTimeline:
         late_ns = 0
         if piece.copies:
             copies = [max(0, elapsed(begin, end)) for begin, end in piece.copies]
+            if not piece.follows and piece.launching_ns:  # an idle device waited for the host to launch them
+                copies[0] = max(0, copies[0] - piece.launching_ns)
             transfer_ns = sum(copies)
             if piece.launch_ns:
                 late = zip(piece.copies[piece.late_copies :], copies[piece.late_copies :], strict=True)

@@ -1,7 +1,7 @@
-"""The demo's training: a small network on synthetic images, with one thing wrong. Run by `gpuwatch demo`.
+"""The demo's training: a small network on synthetic images, with one bottleneck. Run by `gpuwatch demo`.
 
-Everything it does is real: the loader decodes and augments, the model learns, buffers go through /dev/shm. What is slow is slow
-because of how the loop is written, as in a user's script.
+All of it is real work: the loader decodes and augments, the model learns, batches pass through /dev/shm. The bottleneck comes from how
+the loop is written, as in a user's script.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 class Training:
-    """A model, its optimizer and a clock that says when to end."""
+    """A model, its optimizer and its end time."""
 
     def __init__(self, seconds: float, width: int) -> None:
         import torch
@@ -70,7 +70,7 @@ class Images:
 
 
 class ReadyBatches:
-    """A dataset of whole batches that are there already: nothing to decode, nothing to collate."""
+    """A dataset of ready-made batches: nothing to decode, nothing to collate."""
 
     def __init__(self, count: int, size: int, side: int) -> None:
         import torch
@@ -110,7 +110,7 @@ def train_input(training: Training) -> None:
 
 
 def train_none(training: Training) -> None:
-    """Data that is ready."""
+    """Data that is ready-made."""
     for images, labels in gpuwatch.watch(_loader(ReadyBatches(10_000_000, 32, 128), batch_size=None)):
         training.step(images, labels)
         if training.over():
@@ -133,7 +133,7 @@ def _slow_start(worker: int) -> None:
 
 
 def train_epoch_start(training: Training) -> None:
-    """Short passes, and workers that are started anew for each."""
+    """Short passes, each of which starts new workers."""
     while not training.over():
         loader = _loader(Images(640, 128, decode=False), batch_size=32, num_workers=2, worker_init_fn=_slow_start)
         for images, labels in gpuwatch.watch(loader):
@@ -161,7 +161,7 @@ def train_eval(training: Training) -> None:
 def train_shm(training: Training) -> None:
     """Batches whose buffers fill a small /dev/shm."""
     shm_size, _ = shm_bytes()
-    # 2 workers × 8 batches fill 84% of it; beside them there is one in the training's hand and one on its way.
+    # 2 workers × 8 batches fill 84% of it; one more is in use by the training and one in transit.
     batch_size = max(1, int(0.84 * shm_size / 16 / (3 * 64 * 64 * 4)))
     images = Images(10_000_000, 64, decode=False)
     loader = _loader(images, batch_size=batch_size, num_workers=2, prefetch_factor=8)
@@ -180,14 +180,13 @@ BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "shm": (train_shm, 32),
     "none": (train_none, 64),
 }
-"""Training and width of the network, by bottleneck."""
+"""Training loop and width of the network, by bottleneck."""
 
 
 def small_shm_command(command: list[str]) -> list[str]:
-    """Return the command as it runs with a /dev/shm of 64 MiB, Docker's default.
+    """Return the command wrapped so that its /dev/shm has 64 MiB, Docker's default.
 
-    A process may have a mount namespace of its own: as root, or through a user namespace. Raises: ConfigError where neither
-    is allowed and /dev/shm is large.
+    This needs a mount namespace: as root, or in a user namespace. Raises: ConfigError where neither is allowed and /dev/shm is large.
     """
     if shm_bytes()[0] <= 4 * _SMALL_SHM_BYTES:
         return command
@@ -197,8 +196,8 @@ def small_shm_command(command: list[str]) -> list[str]:
         if unshare and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
             return [*prefix, *command]
     raise ConfigError(
-        "--bottleneck shm needs a small /dev/shm: this machine's is large and no namespace with another may be made "
-        "(run as root, or in a container with its default 64 MB)"
+        "--bottleneck shm needs a small /dev/shm: this machine's is large, and a mount namespace with another is not permitted "
+        "(run as root, or in a container with the default of 64 MB)"
     )
 
 
@@ -208,14 +207,10 @@ def _loader(dataset: Any, **options: Any) -> Any:
     return DataLoader(dataset, **options)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="gpuwatch.tools.demo_training")
     parser.add_argument("--bottleneck", choices=sorted(BOTTLENECKS), default="input")
     parser.add_argument("--seconds", type=float, default=40.0)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    arguments = _arguments()
+    arguments = parser.parse_args()
     train, network_width = BOTTLENECKS[arguments.bottleneck]
     train(Training(arguments.seconds, network_width))

@@ -14,9 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
-    INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_READY = 600, NOT_SUPPORTED = 801,
+    INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INITIALIZATION_ERROR = 3, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_READY = 600,
+    NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_ISOLATION = 905,
     CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908,
 };
@@ -24,6 +26,7 @@ static const struct { int error; const char *name, *text; } ERRORS[] = {
     {0, "cudaSuccess", "no error"},
     {INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
     {OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
+    {INITIALIZATION_ERROR, "cudaErrorInitializationError", "initialization error"},
     {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {INVALID_HANDLE, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {ILLEGAL_STATE, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
@@ -72,6 +75,7 @@ static _Thread_local int last_error;
 static _Thread_local enum Mode thread_mode = GLOBAL;
 static _Thread_local struct { Dim3 grid, block; size_t shared; void *stream; } configuration;
 static int context, sticky, is_manual, events_alive;
+static pid_t owner; /* of the context */
 static int64_t manual_ns, ahead_ns, fails_at_ns, kernel_ns = 10000;
 static int fails_with;
 static double copy_bytes_per_ns = 12.0;
@@ -112,8 +116,9 @@ static int enter(int *id, const char *name, int flags) {
     if (*id < 0) *id = call_id(name);
     calls[*id].count++;
     if (flags & SYNCHRONISES) synchronising++;
+    if (context && owner != getpid()) return INITIALIZATION_ERROR; /* a forked child of the process that has set CUDA up */
     if (!(flags & NO_CONTEXT)) {
-        context = 1;
+        context = 1, owner = getpid();
         if (fails_with && now() >= fails_at_ns) sticky = fails_with, fails_with = 0;
         if (sticky) return sticky;
     }

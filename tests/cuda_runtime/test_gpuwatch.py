@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -396,6 +397,39 @@ def test_the_users_own_asynchronous_error_is_raised_where_it_is_without_gpuwatch
     assert bare[1:] == ("AcceleratorError", "CUDA error: an illegal memory access was encountered")
     assert bare[0][0] in (10, 11)
     assert run(is_watched=True) == bare
+
+
+def exit_of_a_child(do: Callable[[], Any]) -> int:
+    """Return how a forked child ended that did this: 0, or the negative number of the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        do()
+        gc.collect()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_loader_worker_may_collect_what_a_run_has_left(runtime: Runtime) -> None:
+    """In a forked child CUDA fails, and an event that is destroyed there aborts it: seen with DataLoader workers on an H100."""
+    kept: list[Any] = [torch.cuda.Event(enable_timing=True)]
+    kept[0].record()
+    assert exit_of_a_child(kept.clear) == -signal.SIGABRT, "the simulated runtime behaves as CUDA does"
+
+    training = Training(runtime)
+    watches = [gpuwatch.Watch(quiet=True)]
+    training.run(watches[0].steps(training.loader()))
+    watches[0].close()
+    made = runtime.calls()[CREATE]
+    assert exit_of_a_child(watches.clear) == 0
+    watches.clear()
+    for _ in range(9):  # each takes the events of those before, and more only where it has more under way
+        with gpuwatch.Watch(quiet=True) as watch:
+            training.run(watch.steps(training.loader()))
+            assert watch.report().timeline == "device"
+        del watch
+        gc.collect()
+    calls = runtime.calls()
+    assert calls[CREATE] < 4 * made and calls["cudaEventDestroy"] == 0
 
 
 # What is measured ---------------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ SAMPLES: dict[str, list[tuple[dict[str, str], Counter]]] = {
         ({"percentile": "p50"}, lambda t: STEP_S),
         ({"percentile": "p95"}, lambda t: 0.131),
     ],
+    "gpuwatch_run_mfu_ratio": [({"rank": "0"}, lambda t: 0.41)],
     "gpuwatch_cpu_seconds_total": [
         ({"mode": "user"}, _integral(4.4, 1.2, 60)),
         ({"mode": "system"}, _integral(0.6, 0.1, 30)),

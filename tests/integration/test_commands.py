@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,56 @@ def test_up_with_a_busy_agent_port_says_so_and_ends(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert f"--http 127.0.0.1:{http}: Address already in use" in done.stderr
+
+
+def test_help_shows_every_word_of_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help is Markdown: what looks like HTML, as `<Alert>` does, would be dropped."""
+    import typer
+    from typer.testing import CliRunner
+
+    from gpuwatch.cli import build
+
+    monkeypatch.setenv("COLUMNS", "1000")
+    app = build(typer)
+    commands: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        subcommands = getattr(command, "commands", {"": command})
+        commands |= {f"{name} {sub}".strip(): each for sub, each in subcommands.items()}
+    assert len(commands) >= 16
+    for name, command in commands.items():
+        shown = " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).stdout.split())
+        for parameter in command.params:
+            text = getattr(parameter, "help", None) or ""
+            assert " ".join(text.replace("`", "").split()) in shown, (name, parameter.name)
+
+
+def test_options_of_the_agent_override_the_environment_and_both_override_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    import gpuwatch_agent.__main__ as agent_main
+    from gpuwatch.cli import build
+
+    started = []
+    monkeypatch.setattr(agent_main, "go_on_as_agent", lambda options, thresholds: started.append(options))
+    file = tmp_path / "gpuwatch.toml"
+    file.write_text(
+        '[agent]\nhttp = "0.0.0.0:1"\nlisten = ["ipc:///a", "ipc:///b"]\nkeep_days = 3\nprocfs = "/host/proc"\nseries = "full"\n'
+    )
+    for variable in ("GPUWATCH_HTTP", "GPUWATCH_HISTORY"):
+        monkeypatch.delenv(variable, raising=False)
+    run, app = CliRunner().invoke, build(typer)
+    run(app, ["agent"], catch_exceptions=False)
+    run(app, ["agent", "--config", str(file)], catch_exceptions=False)
+    monkeypatch.setenv("GPUWATCH_HTTP", "127.0.0.1:2")
+    run(app, ["agent", "--keep-days", "9", "--listen", "ipc:///c", "--config", str(file)], catch_exceptions=False)
+    run(app, ["agent", "--http", "127.0.0.1:3", "--series", "standard", "--config", str(file)], catch_exceptions=False)
+    shown = [(o.http, o.listen, o.keep_days, str(o.roots.procfs), o.choice.full) for o in started]
+    assert shown == [
+        ("127.0.0.1:9478", (), 7.0, "/proc", False),
+        ("0.0.0.0:1", ("ipc:///a", "ipc:///b"), 3.0, "/host/proc", True),
+        ("127.0.0.1:2", ("ipc:///c",), 9.0, "/host/proc", True),
+        ("127.0.0.1:3", ("ipc:///a", "ipc:///b"), 3.0, "/host/proc", False),
+    ]

@@ -6,19 +6,22 @@ import http.server
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from gpuwatch.http import fetch
-from gpuwatch.tools.doctor.hook_socket import hook_socket
-from gpuwatch.tools.doctor.nvml import read_nvml
+from gpuwatch.tools.doctor.machine import Machine, read_nvml
+from gpuwatch.tools.doctor.machine import this_machine as machine_of
 from gpuwatch.tools.doctor.processes import holder, listening
-from gpuwatch.tools.doctor.surroundings import Surroundings, here
+from gpuwatch.tools.doctor.services import hook_socket
 from tests.nvml.fake import FakeGpu, FakeNvml, patch_library
 from tests.servers import free_port
 
@@ -29,14 +32,14 @@ def test_nvml_tells_driver_gpus_and_processes(nvml: FakeNvml) -> None:
     assert (facts.state, facts.driver) == ("answers", "550.54.15")
     assert facts.cuda is not None and facts.cuda >= (12, 0)
     assert facts.gpus == (("GPU-00000000-0000-4000-8000-000000000000", "NVIDIA H100 80GB HBM3"), ("GPU-b", "NVIDIA L4"))
-    assert facts.pids == {4711} and facts.silent == ()
+    assert facts.pids == {4711} and facts.lost == ()
 
 
 def test_nvml_names_the_gpu_that_is_lost_and_still_lists_the_others(nvml: FakeNvml) -> None:
     nvml.write([FakeGpu(), FakeGpu(uuid="GPU-b", minor=1, lost=True)])
     facts = read_nvml()
-    assert facts.state == "answers" and len(facts.silent) == 1
-    assert facts.silent[0].startswith("GPU 1: ") and len(facts.gpus) == 1
+    assert facts.state == "answers" and len(facts.lost) == 1
+    assert facts.lost[0].startswith("GPU 1: ") and len(facts.gpus) == 1
 
 
 def test_nvml_without_driver_library_or_with_two_versions(
@@ -61,8 +64,8 @@ def test_nvml_that_hangs_is_given_up_on(nvml: FakeNvml) -> None:
         nvml.write([])  # lets the thread go
 
 
-def this_machine() -> Surroundings:
-    return here("http://127.0.0.1:9478", False, None, None, 8501)
+def this_machine() -> Machine:
+    return machine_of("http://127.0.0.1:9478", False, None, None, 8501)
 
 
 def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +74,34 @@ def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hook_socket(this_machine()).status == "ok"
     refused = hook_socket(this_machine())
     assert refused.status == "problem" and "refused" in refused.found
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("groups", "status"), [([], "problem"), ([4343], "ok")])
+def test_a_socket_of_root_is_open_to_its_group_alone(groups: list[int], status: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="gw-") as directory, socket.socket(socket.AF_UNIX) as server:
+        path = Path(directory) / "hook.sock"
+        server.bind(str(path))
+        server.listen()
+        os.chown(path, 0, 4343)
+        path.chmod(0o660)
+        path.parent.chmod(0o755)
+        around = replace(this_machine(), environ={}, socket_directories=(path.parent,), uid=4242)
+        assert (
+            hook_socket(around).status == "ok"
+        )  # root may; and what it imports lies where the other user may not read
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the doctor's threads do not matter to the child
+            child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups(groups)
+                os.setgid(4242)
+                os.setuid(4242)
+                os._exit(int(hook_socket(around).status != status))
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])

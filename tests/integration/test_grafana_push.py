@@ -17,9 +17,18 @@ import pytest
 
 from gpuwatch.api import Finding, Run
 from gpuwatch.commands.grafana import _link
-from gpuwatch_dashboards.grafana import files
-from gpuwatch_dashboards.grafana.connection import GrafanaError, connect, explained
-from gpuwatch_dashboards.grafana.push import Mark, Pushed, marks_of, push_dashboards, push_folder, push_marks
+from gpuwatch_dashboards.grafana import load
+from gpuwatch_dashboards.grafana.push import (
+    Annotation,
+    GrafanaError,
+    Pushed,
+    annotations_of,
+    connect,
+    explained,
+    push_annotations,
+    push_dashboards,
+    push_folder,
+)
 from tests.grafana_server import EDITOR, VIEWER, FakeGrafana
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import free_port, require, wait_for
@@ -38,7 +47,7 @@ def pushed(server: FakeGrafana, token: str = EDITOR, **options: Any) -> list[Pus
     api = connect(server.url, token)
     try:
         uid, folder = push_folder(api, server.url, options.pop("folder", "gpuwatch"))
-        return [folder, *push_dashboards(api, server.url, files.load(), uid, **options)]
+        return [folder, *push_dashboards(api, server.url, load(), uid, **options)]
     finally:
         api.client.s.close()
 
@@ -58,7 +67,7 @@ def test_push_again_changes_nothing(grafana: FakeGrafana) -> None:
     assert [each.outcome for each in first] == ["created"] * 4
     assert set(grafana.dashboards) == UIDS
     assert {versions[0]["folderUid"] for versions in grafana.versions.values()} == {"gpuwatch"}
-    assert grafana.dashboards["gpuwatch-run"]["panels"] == files.load()["gpuwatch-run.json"]["panels"]
+    assert grafana.dashboards["gpuwatch-run"]["panels"] == load()["gpuwatch-run.json"]["panels"]
     grafana.writes.clear()
     assert [each.outcome for each in pushed(grafana)] == ["unchanged"] * 4
     assert grafana.writes == []
@@ -67,7 +76,7 @@ def test_push_again_changes_nothing(grafana: FakeGrafana) -> None:
 def test_what_is_of_another_version_is_brought_up_to_date(grafana: FakeGrafana) -> None:
     pushed(grafana)
     api = connect(grafana.url, EDITOR)
-    older = files.load()
+    older = load()
     older["gpuwatch-node.json"]["description"] = "as it was"
     list(push_dashboards(api, grafana.url, older, "gpuwatch"))
     api.client.s.close()
@@ -101,7 +110,7 @@ def test_what_was_changed_by_hand_is_kept_unless_forced(grafana: FakeGrafana) ->
 
 def test_who_saves_at_the_same_moment_is_not_overwritten(grafana: FakeGrafana) -> None:
     pushed(grafana)
-    older = files.load()
+    older = load()
     older["gpuwatch-run.json"]["description"] = "new"
     api = connect(grafana.url, EDITOR)
     grafana.before["POST", "/api/dashboards/db"] = lambda: grafana.edited_by_hand("gpuwatch-run", "Theirs")
@@ -141,9 +150,9 @@ def test_a_token_that_will_not_do_is_explained(grafana: FakeGrafana, token: str,
     [
         (
             (500, {"message": "database is locked"}),
-            r"failed \(list the folders.*500, database is locked\): look at its log",
+            r"failed \(list the folders.*500, database is locked\): read its log",
         ),
-        ((429, {"message": "Too many requests"}), "has had enough for now"),
+        ((429, {"message": "Too many requests"}), "limits the rate of requests"),
         ((404, {"message": "Not found"}), r"has no such page .*https://HOST/grafana\?"),
         ((418, {"message": "no"}), r"refused to list the folders.*\(418: no\)"),
     ],
@@ -219,7 +228,7 @@ def test_files_are_written_and_printed(tmp_path: Path) -> None:
     assert command("write", str(tmp_path / "out"), "--config", str(config)).returncode == 0
     assert {path.stem for path in (tmp_path / "out").iterdir()} == UIDS
     assert "currency:EUR" in (tmp_path / "out/gpuwatch-fleet.json").read_text()
-    assert json.loads(command("print", "run").stdout) == files.load()["gpuwatch-run.json"]
+    assert json.loads(command("print", "run").stdout) == load()["gpuwatch-run.json"]
 
 
 def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tmp_path: Path) -> None:
@@ -229,7 +238,7 @@ def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tm
         first = command(*arguments, GRAFANA_TOKEN=EDITOR)
         assert first.returncode == 0, first.stderr
         assert "created   dashboard Training run  http://127.0.0.1" in first.stdout
-        assert f"marked    runs and findings of {agent.url}: 2 created, 0 updated, 0 unchanged" in first.stdout
+        assert f"annotated runs and findings of {agent.url}: 2 created, 0 updated, 0 unchanged" in first.stdout
         before = {each["id"]: dict(each) for each in grafana.annotations.values()}
         trainer.report()
         ended = agent.wait_run("a run & co", status="ended")
@@ -273,16 +282,16 @@ class Runs:
 
 
 def test_a_run_s_mark_spans_its_ranks_and_its_text_is_no_html() -> None:
-    assert list(marks_of(Runs(), 50.0)) == [  # type: ignore[arg-type]
-        Mark(("gpuwatch", "run:r", "run"), 90500, 200000, "&lt;b&gt;x&lt;/b&gt;<br>lost, 2 ranks here"),
-        Mark(("gpuwatch", "run:r", "cause:stalled", "rank:1"), 120000, 120000, "no step<br>look"),
+    assert list(annotations_of(Runs(), 50.0)) == [  # type: ignore[arg-type]
+        Annotation(["gpuwatch", "run:r", "run"], 90500, 200000, "&lt;b&gt;x&lt;/b&gt;<br>lost, 2 ranks here"),
+        Annotation(["gpuwatch", "run:r", "cause:stalled", "rank:1"], 120000, 120000, "no step<br>look"),
     ]
 
 
 def test_a_viewer_cannot_mark(grafana: FakeGrafana) -> None:
     api = connect(grafana.url, VIEWER)
     with pytest.raises(GrafanaError, match="the token may not create an annotation"):
-        push_marks(api, grafana.url, marks_of(Runs(), 0.0))  # type: ignore[arg-type]
+        push_annotations(api, grafana.url, annotations_of(Runs(), 0.0))  # type: ignore[arg-type]
     api.client.s.close()
 
 

@@ -19,7 +19,7 @@ import pytest
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
-from gpuwatch_dashboards.grafana import files
+from gpuwatch_dashboards.grafana import load
 from tests.grafana_variables import Asked, Variables
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
@@ -59,7 +59,7 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 loader = DataLoader(Slow(), batch_size=2, num_workers=1)
-with gpuwatch.Watch(quiet=True) as w:
+with gpuwatch.Watch(quiet=True, flops_per_sample=1e6, peak_flops=1e12) as w:
     w.watch_communication(model)
     for batch in w.steps(loader, tokens=lambda b: b.numel()):
         time.sleep(0.01)
@@ -101,7 +101,7 @@ class Site:
 
 
 def variables(site: Site, dashboard: str) -> Variables:
-    return Variables(files.load(CONFIG)[f"gpuwatch-{dashboard}.json"], site.prometheus.url)
+    return Variables(load(CONFIG)[f"gpuwatch-{dashboard}.json"], site.prometheus.url)
 
 
 def ranks(agent: Agent) -> Iterator[subprocess.Popen[bytes]]:

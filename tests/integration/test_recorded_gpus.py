@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from gpuwatch.metrics import Sample, check
-from gpuwatch.tools.doctor.nvml import read_nvml
+from gpuwatch.tools.doctor.machine import read_nvml
 from gpuwatch_agent.collectors import GpuCollector, GpuProcess
 from gpuwatch_agent.exporter import standard
 from tests.integration.agent_process import Agent
@@ -101,7 +101,7 @@ def test_what_is_served_is_what_was_recorded(
 def test_doctor_takes_every_recorded_gpu_for_one_that_answers(nvml: FakeNvml, machine: str, state: str) -> None:
     write(nvml, machine, state)
     found, facts = recording(machine), read_nvml()
-    assert (facts.state, facts.silent) == ("answers", ())
+    assert (facts.state, facts.lost) == ("answers", ())
     assert facts.gpus == ((UUID, found["gpu"]["name"]),)
     assert (facts.driver, facts.cuda) == (found["driver"], tuple(map(int, found["cuda"].split("."))))
 

@@ -31,7 +31,7 @@ from gpuwatch.api import LastSteps, Run, Runs
 from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
 from gpuwatch.tools.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
-from gpuwatch.tools.tuning.host import descendants
+from gpuwatch.tools.tuning.trial import descendants
 from tests.memory_limit import memory_limit
 
 pytestmark = pytest.mark.timeout(60)
@@ -275,7 +275,7 @@ def test_in_a_narrow_terminal_ctrl_c_leaves_it_as_it_was_and_what_was_measured_r
     environment = {**inherited, "TERM": "xterm-256color"}
     process = subprocess.Popen(tuning, cwd=tmp_path, stdin=child, stdout=child, stderr=child, env=environment)
     try:
-        seen = _read_until(terminal, "trying 1 worker")
+        seen = _read_until(terminal, "trying num_workers=1")
         os.write(terminal, b"\x03")
         assert process.wait(20) == 130
         seen += _read_until(terminal, "persistent_workers=False)")

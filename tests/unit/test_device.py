@@ -190,6 +190,39 @@ def test_copies_that_follow_each_other_are_one_transfer_and_a_late_one_is_added(
     assert (times.transfer_ns, times.compute_ns) == (6 * MS, 10 * MS)
 
 
+@pytest.mark.parametrize(
+    ("pause_ms", "call_us", "copy_us", "is_blocking", "transfer_us"),
+    [
+        (0, 40, 3, False, (2, 8)),  # small and pinned: an idle device waits for two launches, as for any kernel's
+        (0, 40, 4000, False, (7900, 8040)),  # pinned: the host does not wait
+        (0, 40, 4000, True, (7900, 8000)),  # pageable: it does
+        (9, 40, 4000, True, (7900, 8100)),  # the batch before was freed first: 9 ms in which nothing was copied
+    ],
+    ids=["small", "pinned", "pageable", "late"],
+)
+def test_on_an_idle_device_a_transfer_is_the_copy_and_not_its_launch(
+    pause_ms: int, call_us: int, copy_us: int, is_blocking: bool, transfer_us: tuple[int, int]
+) -> None:
+    loop = Loop()
+    timeline, device, clock = loop.timeline, loop.device, loop.clock
+    timeline.begin(clock())
+    clock.sleep(pause_ms / 1e3)
+    for first in (True, False):
+        begin = clock()
+        token = timeline.copy_begins(begin, follows=not (first and pause_ms))
+        clock.sleep(call_us / 1e6)
+        device.launch(copy_us / 1e6)
+        if is_blocking:
+            device.synchronize()
+        timeline.copy_ends(token, clock() - begin)
+    device.launch(0.010)
+    timeline.launched(clock())
+    loop.end()
+    (times,) = loop.finish()
+    low, high = transfer_us
+    assert low * 1000 <= times.transfer_ns <= high * 1000
+
+
 def test_a_wait_for_copies_on_another_stream_is_transfer_and_so_is_the_gap_while_they_run() -> None:
     """Copies of 12 ms, one batch ahead of 8 ms of work: whenever the stream is empty, a copy runs. Of most steps no copy is measured."""
     loop = Loop()

@@ -20,6 +20,9 @@ TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 TABLE = {
     "ddp-resnet18-mi300x": (4, 8.76, 0.00, 0.00),
     "ddp-v100": (6, 96.36, 0.02, 0.06),
+    "h100-gpt-compiled": (40, 11.65, 10.17, 0.00),
+    "h100-gpt-cudagraphs": (40, 15.65, 32.63, 0.00),
+    "h100-resnet18-workers12": (40, 24.71, 31.14, 0.54),
     "linear-2080ti": (39, 36.94, 0.00, 0.00),
     "owlv2-mi300x-inference": (6, 30.29, 64.23, 0.00),
     "resnet-2080ti-starved": (30, 33.31, 46.86, 10.87),

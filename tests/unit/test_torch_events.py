@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from gpuwatch.hook.torch import device_events
 from gpuwatch.hook.torch.device_events import CudaEvents, TorchEvents, device_in_use, torch_events
 
 
@@ -62,6 +65,7 @@ class Torch:
 @pytest.fixture(autouse=True)
 def none_made() -> None:
     Event.made = []
+    device_events._unused.clear()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,27 @@ def test_cuda_has_events_of_its_own_and_other_accelerators_torch_s() -> None:
     assert events.elapsed_ns(first, second) == 1_500_000
     events.release(first)
     assert events.record(None) is first
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_events_outlive_their_timeline_and_serve_the_next_one_of_that_device(kind: str) -> None:
+    """An event that the garbage collector destroyed in a forked loader worker would abort it."""
+    torch = Torch(kind)
+    events = torch_events(torch)
+    assert events is not None
+    held = [weakref.ref(events.record(None)) for _ in range(3)]
+    events.release(held[0]())
+    del events
+    gc.collect()
+    assert None not in [each() for each in held]
+    torch.device = 1
+    torch._C._cuda_hasPrimaryContext = lambda index: True
+    other = torch_events(torch)
+    assert other is not None and other.record(None) not in [each() for each in held]
+    torch.device = 0
+    next_one = torch_events(torch)
+    assert next_one is not None
+    assert {id(next_one.record(None)) for _ in range(3)} == {id(each()) for each in held}
 
 
 def test_cuda_s_events_are_recorded_on_the_one_stream_by_the_functions_below_torch_s_own() -> None:

@@ -17,7 +17,7 @@ from gpuwatch.diagnosis.throughput import Done, throughput
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.tools.stacks.causes import LOOK_AT, WORKERS
 from gpuwatch.tools.stacks.records import Stacks
-from gpuwatch.tools.stacks.words import evidence as stack_evidence
+from gpuwatch.tools.stacks.records import evidence as stack_evidence
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import Counts, RunRecord
 

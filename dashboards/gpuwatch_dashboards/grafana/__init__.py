@@ -1,4 +1,89 @@
-"""The Grafana dashboards: built from the list of panels, kept as JSON in dashboards/grafana/, pushed by `gpuwatch grafana`.
+"""The Grafana dashboards: JSON files in the repository and in the wheel, adapted here to a site's configuration.
 
-Building needs grafana-foundation-sdk (in the `dev` extra); using the files needs nothing.
+`build` makes them from the list of panels, which needs grafana-foundation-sdk (in the `dev` extra); `push` sends them to a
+Grafana by grafana-client. Reading the files needs neither.
 """
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.alerting.render import RUNBOOKS, groups
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.config import Config
+from gpuwatch.diagnosis.thresholds import Thresholds
+from gpuwatch.errors import ConfigError, require
+
+FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
+"""The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
+TAG = "gpuwatch"
+"""On every dashboard and annotation of gpuwatch."""
+DATASOURCE = "gpuwatch-prometheus"
+"""Uid of the provisioned data source, and the default of the dashboards' data source variable."""
+MONEY = "currencyUSD"
+"""Replaced by the site's currency."""
+CHECKOUT = Path(__file__).parents[2] / "grafana"
+PACKAGED = Path(__file__).parent / "json"
+"""Their place in the wheel."""
+_JOB = 'job=\\"gpuwatch\\"'
+
+
+def runbook_url(page: str) -> str:
+    """Return the path of an alert's runbook; of `causes` the list of causes."""
+    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
+
+
+def load(config: Config | None = None, runbooks: str = RUNBOOKS) -> dict[str, dict[str, Any]]:
+    """Return the dashboards by file name. Raises ConfigError for an installation without them.
+
+    Args:
+        config: The site's thresholds, windows, prices and scrape job; None: the defaults.
+        runbooks: The prefix of links to runbooks, before `/<Alert>.md`: a path or a URL.
+    """
+    own = config or Config()
+    found = {}
+    paths = sorted(PACKAGED.glob("gpuwatch-*.json")) or sorted(CHECKOUT.glob("gpuwatch-*.json"))
+    if not paths:
+        raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
+    for path in paths:
+        content = _fitted(path.read_text(encoding="utf-8"), own)
+        dashboard = json.loads(content.replace(f"{RUNBOOKS}/", f"{runbooks.rstrip('/')}/"))
+        if own.thresholds != Thresholds():
+            _set_thresholds(dashboard, own.thresholds)
+        found[path.name] = dashboard
+    return found
+
+
+def text(dashboard: dict[str, Any]) -> str:
+    """Return a dashboard's file: the same for the same dashboard."""
+    return json.dumps(dashboard, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _set_thresholds(dashboard: dict[str, Any], thresholds: Thresholds) -> None:
+    """Set each panel's thresholds to the site's; panels are found by title and question."""
+    require("numpy", "dashboard")
+    from gpuwatch_dashboards.panels import PANELS
+
+    by_text = {(panel.title, panel.question): panel for panel in PANELS if panel.thresholds}
+    for drawn in dashboard["panels"]:
+        if panel := by_text.get((drawn["title"], drawn.get("description", ""))):
+            steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]
+            for step, limit in zip(steps, panel.thresholds, strict=True):
+                step["value"] = limit.value_in(thresholds)
+
+
+def _fitted(content: str, config: Config) -> str:
+    """Return a file with the site's names of recorded series (which contain the windows), scrape job and currency."""
+    for default, own in zip(_recorded(Config()), _recorded(config), strict=True):
+        content = content.replace(default, own)
+    content = content.replace(_JOB, f'job=\\"{config.alerts.job}\\"')
+    currency = config.prices.currency
+    return content if currency == "USD" else content.replace(MONEY, f"currency:{currency}")
+
+
+def _recorded(config: Config) -> list[str]:
+    """Return the names of all recorded series, those of money among them, in the order of the rules."""
+    found = groups(config.alerts, Prices(gpu_hour=1.0))
+    return [rule["record"] for group in found for rule in group["rules"] if "record" in rule]

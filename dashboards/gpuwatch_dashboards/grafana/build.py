@@ -1,28 +1,35 @@
-"""One panel of the list as Grafana's: charts, numbers, tables, with units, thresholds, colours and links."""
+"""The three dashboards, built from the groups of panels with Grafana's own SDK."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, Literal
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
+from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
-from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.grafana.files import FLEET, MONEY, NODE, RUN, runbook_url
+from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, MONEY, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.model import Scope
-from gpuwatch_dashboards.panels.panel import Curve, Link, Panel, Severity, Threshold
-from gpuwatch_dashboards.query.evaluate import Match, Query
-from gpuwatch_dashboards.query.promql import of_a_run, render
-from gpuwatch_dashboards.render.palette import BLUE, LOOKS, ORANGE, SAND, VERMILLION, Look
+from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
+from gpuwatch_dashboards.panels.panel import Curve, Link, Severity, Threshold
+from gpuwatch_dashboards.query import render
+from gpuwatch_dashboards.render.palette import BLUE, GREY, LOOKS, ORANGE, SAND, VERMILLION, Look
 
+COLUMNS = 24
+HEIGHTS = {"stat": 4, "table": 8, "lines": 8, "stack": 8}
+REPEATED_PER_LINE = 4
 TABLE_POINTS = 200
-"""Steps into which a table's range is cut: GPU-hours are sums over them."""
-WINDOW = "$__rate_interval"
+"""Intervals of a table's time range: GPU-hours are sums over them."""
+OF_NODE = Scope(instance="$instance", gpu="$gpu")
+OF_RUN = replace(OF_NODE, run="$run", rank="$rank")
 UNITS: Mapping[str, str] = {
     "s": "s",
     "ratio": "percentunit",
@@ -44,7 +51,7 @@ _LOOKS: Mapping[str, Mapping[str, Look]] = {
     **LOOKS,
     "kind": {**LOOKS["kind"], "stalled": replace(LOOKS["kind"]["stalled"], colour=SAND)},
 }
-"""Grafana has no hatching to tell stalled from held idle."""
+"""Grafana has no hatching to distinguish stalled from held idle."""
 _KEEP = "${datasource:queryparam}&${__url_time_range}"
 _TARGETS: Mapping[Link, tuple[str, str]] = {
     "fleet": ("Fleet", f"/d/{FLEET}?{_KEEP}"),
@@ -54,66 +61,218 @@ _TARGETS: Mapping[Link, tuple[str, str]] = {
     "job": ("Runs of job ${__value.text}", f"/d/{RUN}?var-job=${{__value.text}}&{_KEEP}"),
     "runbook": ("Runbook", runbook_url("${__value.text}")),
 }
-_UP: list[dict[str, Any]] = [
-    {
-        "type": "value",
-        "options": {
-            "0": {"text": "no", "color": VERMILLION, "index": 0},
-            "1": {"text": "yes", "color": BLUE, "index": 1},
-        },
+_UP = {
+    "type": "value",
+    "options": {
+        "0": {"text": "no", "color": VERMILLION, "index": 0},
+        "1": {"text": "yes", "color": BLUE, "index": 1},
+    },
+}
+_DASHED = Property("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
+_NOT_STACKED = [
+    Property("custom.stacking", {"mode": "none", "group": "A"}),
+    Property("custom.fillOpacity", 0),
+    Property("custom.lineWidth", 2),
+]
+_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+"""The data source that the reader selected."""
+Row = tuple[str, Sequence[Panel]]
+
+
+def fleet_dashboard() -> dict[str, Any]:
+    """Return "GPU fleet": all GPUs of a site, who uses them, what is lost."""
+    about = "All GPUs of a site: what they do, whose they are, what is lost. From recorded series."
+    variables = (
+        _variable("instance", "Node", "label_values(gpuwatch_build_info, instance)"),
+        _variable("user", "User", 'label_values(gpuwatch_gpu_owner_info{user!=""}, user)'),
+        _variable("job", "Job", 'label_values(gpuwatch_gpu_owner_info{job_id!=""}, job_id)'),
+    )
+    built = _dashboard("GPU fleet", FLEET, about, "now-24h", "1m", variables)
+    return _placed(built, [("All GPUs", GROUPS["fleet"])], OF_NODE, _annotations('instance=~"$instance"')[:1])
+
+
+def node_dashboard() -> dict[str, Any]:
+    """Return "GPU node": one node, each of its GPUs, its runs and its agent."""
+    variables = (
+        _variable("instance", "Node", "label_values(gpuwatch_build_info, instance)", "one"),
+        _variable("gpu", "GPU", 'label_values(gpuwatch_gpu_info{instance=~"$instance"}, gpu)', "each"),
+    )
+    built = _dashboard("GPU node", NODE, "One node: its GPUs, runs, limits and agent.", "now-1h", "10s", variables)
+    rows = [("The node", GROUPS["node"]), ("GPUs", GROUPS["gpu"]), ("The agent", GROUPS["agent"])]
+    return _placed(built, rows, OF_NODE, _annotations('instance=~"$instance"'))
+
+
+def run_dashboard() -> dict[str, Any]:
+    """Return "Training run": where every second of a run goes, and why."""
+    about = "Where every second of a training run goes, and why."
+    variables = (
+        _variable("job", "Job", 'label_values(gpuwatch_run_info{job_id!=""}, job_id)'),
+        _variable("run", "Run", 'label_values(gpuwatch_run_info{job_id=~"$job"}, run)', "one"),
+        _variable("rank", "Rank", 'label_values(gpuwatch_run_info{run="$run"}, rank)'),
+        # "each", so that "All" is the run's own nodes and not those of the site
+        _variable("instance", "Node", 'label_values(gpuwatch_run_info{run="$run"}, instance)', "each"),
+        _variable("gpu", "GPU", 'label_values(gpuwatch_gpu_owner_info{run="$run"}, gpu)'),
+    )
+    built = _dashboard("Training run", RUN, about, "now-30m", "10s", variables)
+    gpus = [panel for panel in live_panels("gpu") if panel.key != "gpu_ledger"]  # the run's own GPUs are in its group
+    nodes = [panel for panel in live_panels("node") if panel.kind != "stat"]
+    rows: list[Row] = [("The run", GROUPS["run"]), ("GPUs of the run's nodes", gpus), ("The run's nodes", nodes)]
+    pushed = {
+        "name": "Pushed by gpuwatch",
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "iconColor": BLUE,
+        "target": {"type": "tags", "tags": [TAG, "run:$run"], "matchAny": False, "limit": 200},
     }
-]
-_DASHED = models.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
-_A_LINE = [
-    models.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
-    models.DynamicConfigValue("custom.fillOpacity", 0),
-    models.DynamicConfigValue("custom.lineWidth", 2),
-]
+    return _placed(built, rows, OF_RUN, [*_annotations('run="$run"'), pushed])
 
 
-def source() -> models.DataSourceRef:
-    """Return the reference to the datasource that the reader selected."""
-    return models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+DASHBOARDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "gpuwatch-fleet.json": fleet_dashboard,
+    "gpuwatch-node.json": node_dashboard,
+    "gpuwatch-run.json": run_dashboard,
+}
 
 
-def build(panel: Panel, of_a_run_page: bool) -> Any:
+def text_of(name: str) -> str:
+    """Return a dashboard file's content: the same for the same panels."""
+    return text(DASHBOARDS[name]())
+
+
+def _dashboard(title: str, uid: str, about: str, since: str, refresh: str, variables: Sequence[Any]) -> Any:
+    current = models.VariableOption(selected=True, text="gpuwatch", value=DATASOURCE)
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
+    others = dashboard.DashboardLink("gpuwatch").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
+    built = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(f"{about} Generated from gpuwatch's list of panels.")
+        .tags([TAG])
+        .timezone("browser")
+        .time(since, "now")
+        .refresh(refresh)
+        .readonly()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .link(others.icon("external link").include_vars(True).keep_time(True))
+    )
+    for variable in (source, *variables):
+        built = built.with_variable(variable)
+    return built
+
+
+def _variable(
+    name: str, label: str, query: str, choice: Literal["one", "each", "any"] = "any"
+) -> dashboard.QueryVariable:
+    """Return a variable with the values of `query`, `label_values(…)`.
+
+    Args:
+        choice: One value; or several, whose "All" is the list of values ("each": needed by repeated panels), or matches
+            everything, including values that appear later ("any").
+    """
+    built = dashboard.QueryVariable(name).label(label).query(query).datasource(_SOURCE)
+    built = built.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+    if choice != "one":
+        everything = models.VariableOption(selected=True, text="All", value="$__all")
+        built = built.multi(True).include_all(True).current(everything)
+    return built.all_value(".*") if choice == "any" else built
+
+
+def _annotations(selected: str) -> list[dict[str, Any]]:
+    """Return a dashboard's annotations: firing alerts, and starts and ends of runs.
+
+    `selected` are the conditions on `instance` or `run`. Plain data: the SDK's type lacks the fields of Prometheus
+    annotations (documentation of Grafana's Prometheus data source, "annotations").
+    """
+    up = f"max by (run) (gpuwatch_run_up{{{selected}}})"
+    before = f"max by (run) (gpuwatch_run_up{{{selected}}} offset 1m)"
+    firing, by_alert = f'ALERTS{{alertstate="firing", {selected}}}', "severity,instance,rank,gpu"
+    found = (
+        ("Alerts", firing, VERMILLION, "{{alertname}}", by_alert),
+        ("Run begins", f"({up} == 1) unless ({before} == 1)", BLUE, "{{run}} begins", "run"),
+        ("Run ends", f"({before} == 1) unless ({up} == 1)", GREY, "{{run}} ends", "run"),
+    )
+    return [
+        {
+            "name": name,
+            "datasource": {"type": "prometheus", "uid": "${datasource}"},
+            "enable": True,
+            "iconColor": colour,
+            "expr": expr,
+            "step": "15s",
+            "titleFormat": title,
+            "tagKeys": tags,
+        }
+        for name, expr, colour, title, tags in found
+    ]
+
+
+def _placed(built: Any, rows: Sequence[Row], scope: Scope, annotations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the dashboard as plain data, its panels placed and numbered."""
+    number, y = 0, 0
+    for title, panels in rows:
+        number += 1
+        built = built.with_row(dashboard.Row(title).id(number).grid_pos(models.GridPos(x=0, y=y, w=COLUMNS, h=1)))
+        y += 1
+        for line in lines(panels):
+            x, height = 0, max(HEIGHTS[panel.kind] for panel in line)
+            for panel, width in zip(line, widths(line), strict=True):
+                number += 1
+                place = models.GridPos(x=x, y=y, w=width, h=height)
+                built = built.with_panel(_panel(panel, scope).id(number).grid_pos(place))
+                x += width
+            y += height
+    plain: dict[str, Any] = json.loads(json.dumps(built.build(), cls=JSONEncoder, sort_keys=True))
+    plain["annotations"] = {"list": list(annotations)}
+    for variable in plain["templating"]["list"]:
+        for name in ("auto", "auto_min", "auto_count"):  # of interval variables only, by Grafana's schema
+            variable.pop(name, None)
+    return plain
+
+
+def lines(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Yield the panels line by line: stats on their own lines, others by width, in the fewest and most even lines."""
+    for _, same in groupby(panels, key=lambda panel: panel.kind == "stat"):
+        group = list(same)
+        best: list[tuple[int, int, int]] = [
+            (0, 0, 0)
+        ]  # for each number of panels: lines, unevenness, last line's start
+        for end in range(1, len(group) + 1):
+            sums = [(begin, sum(panel.width for panel in group[begin:end])) for begin in range(end)]
+            fitting = [each for each in sums if each[1] <= COLUMNS] or [(end - 1, COLUMNS)]
+            best.append(min((best[b][0] + 1, best[b][1] + (COLUMNS - used) ** 2, b) for b, used in fitting))
+        starts = [len(group)]
+        while starts[0]:
+            starts.insert(0, best[starts[0]][2])
+        yield from (group[begin:end] for begin, end in pairwise(starts))
+
+
+def widths(line: Sequence[Panel]) -> list[int]:
+    """Return whole widths whose sum is 24, in proportion to the panels'; the first panels get the remainder."""
+    whole = [COLUMNS * panel.width // sum(each.width for each in line) for panel in line]
+    for number in range(COLUMNS - sum(whole)):
+        whole[number] += 1
+    return whole
+
+
+def _panel(panel: Panel, scope: Scope) -> Any:
     """Return the builder of a panel without its place on the grid."""
     if panel.kind == "stat":
-        built: Any = _stat(panel, of_a_run_page)
+        built: Any = _stat(panel, scope)
     else:
-        built = _table(panel) if panel.kind == "table" else _chart(panel, of_a_run_page)
-    built = built.title(panel.title).description(panel.question).datasource(source())
+        built = _table(panel) if panel.kind == "table" else _chart(panel, scope)
+    built = built.title(panel.title).description(panel.question).datasource(_SOURCE)
     built = built.no_value(panel.empty).unit(UNITS[panel.unit])
     if panel.repeat:
-        built = built.repeat(panel.repeat).repeat_direction("h")
+        built = built.repeat(panel.repeat).max_per_row(REPEATED_PER_LINE)
     if panel.runbook:
         link = dashboard.DashboardLink("Runbook").type(models.DashboardLinkType.LINK)
         built = built.links([link.url(runbook_url(panel.runbook)).icon("doc").tooltip("What to do")])
     return built
 
 
-def expression(curve: Curve, of_a_run_page: bool) -> str:
-    """Return the PromQL of a curve with Grafana's variables, limited to the GPUs that are selected."""
-    if curve.promql:
-        return curve.promql
-    scope = Scope(run="$run", rank="$rank", instance="$instance") if of_a_run_page else Scope(instance="$instance")
-    return render(_of_gpus(curve.query), scope, WINDOW)
-
-
-def _of_gpus(query: Query) -> Query:
-    over = _of_gpus(query.over) if query.over else None
-    chosen = (Match("gpu", "=~", "$gpu"),) if "gpu" in BY_NAME[query.metric].labels else ()
-    return replace(query, where=(*query.where, *chosen), over=over)
-
-
-def _legend(curve: Curve) -> str:
-    """Return a legend as Grafana has it (`{gpu}` is `{{gpu}}` there), with the node where the metric is a node's."""
-    of_node = curve.live is not None and not of_a_run(curve.live.metric)
-    legend = f"{curve.legend} · {{instance}}" if of_node else curve.legend
-    return re.sub(r"\{(\w+)\}", r"{{\1}}", legend)
-
-
-def _chart(panel: Panel, of_a_run_page: bool) -> timeseries.Panel:
+def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
+    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST).show_legend(True)
+    legend = legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["mean" if panel.stacked else "lastNotNull"])
     built = (
         timeseries.Panel()
         .min(0)
@@ -121,13 +280,7 @@ def _chart(panel: Panel, of_a_run_page: bool) -> timeseries.Panel:
         .fill_opacity(85 if panel.stacked else 8)
         .show_points(common_models.VisibilityMode.NEVER)
         .span_nulls(False)
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs(["mean" if panel.stacked else "lastNotNull"])
-        )
+        .legend(legend)
         .tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
     )
     if panel.maximum is not None:
@@ -135,22 +288,27 @@ def _chart(panel: Panel, of_a_run_page: bool) -> timeseries.Panel:
     if panel.stacked:
         built = built.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL).group("A"))
     if panel.thresholds:
-        style = common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
+        style = common.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED)
         built = built.thresholds(_thresholds(panel.thresholds, "transparent")).thresholds_style(style)
     for number, curve in enumerate(panel.curves):
-        ref_id = chr(ord("A") + number)
-        query = prometheus.Dataquery().ref_id(ref_id).expr(expression(curve, of_a_run_page))
-        built = built.with_target(query.legend_format(_legend(curve)).range())
-        for name, properties in _overrides(curve.legend):
-            built = built.override_by_name(name, properties)
+        built = built.with_target(_target(curve, scope, number).legend_format(_legend(curve)).range())
+        for value, look in _LOOKS.get(curve.legend.strip("{}"), {}).items():
+            colour = {"mode": "fixed", "fixedColor": look.colour}
+            built = built.override_by_name(value, [Property("displayName", look.name), Property("color", colour)])
         if curve.dashed:
-            built = built.override_by_query(ref_id, [_DASHED])
+            built = built.override_by_query(_ref_id(number), [_DASHED])
         if curve.over_stack:
-            built = built.override_by_query(ref_id, _A_LINE)
+            built = built.override_by_query(_ref_id(number), _NOT_STACKED)
     return built
 
 
-def _stat(panel: Panel, of_a_run_page: bool) -> stat.Panel:
+def _legend(curve: Curve) -> str:
+    """Return a legend in Grafana's syntax, `{{gpu}}` for `{gpu}`, with the node where the metric is a node's."""
+    of_node = curve.live is not None and not curve.live.of_a_run
+    return re.sub(r"\{(\w+)\}", r"{{\1}}", f"{curve.legend} · {{instance}}" if of_node else curve.legend)
+
+
+def _stat(panel: Panel, scope: Scope) -> stat.Panel:
     coloured = common_models.BigValueColorMode.VALUE if panel.thresholds else common_models.BigValueColorMode.NONE
     built = (
         stat.Panel()
@@ -162,64 +320,66 @@ def _stat(panel: Panel, of_a_run_page: bool) -> stat.Panel:
     )
     if panel.unit in DECIMALS:
         built = built.decimals(DECIMALS[panel.unit])
-    form = prometheus_models.PromQueryFormat.TIME_SERIES
-    return built.with_target(_instant(expression(panel.curves[0], of_a_run_page), 0, form))
+    query = _target(panel.curves[0], scope, 0).instant()
+    return built.with_target(query.format(prometheus_models.PromQueryFormat.TIME_SERIES))
 
 
 def _table(panel: Panel) -> table.Panel:
     limits = _thresholds(panel.thresholds, "text")
     built = table.Panel().show_header(True).thresholds(limits).max_data_points(TABLE_POINTS)
     for number, curve in enumerate(panel.curves):
-        built = built.with_target(_instant(curve.promql, number, prometheus_models.PromQueryFormat.TABLE))
-    if len(panel.curves) > 1:
-        built = built.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
-    built = built.with_transformation(models.DataTransformerConfig(id_val="organize", options=_columns(panel)))
+        query = _target(curve, OF_NODE, number).instant()
+        built = built.with_target(query.format(prometheus_models.PromQueryFormat.TABLE))
+        if curve.legend:
+            built = built.override_by_name(curve.legend, list(_value_properties(curve, panel)))
     for column in panel.columns:
         if column.link is not None:
             title, url = _TARGETS[column.link]
-            built = built.override_by_name(column.title, [_property("links", [{"title": title, "url": url}])])
-    for curve in panel.curves:
-        if curve.legend:
-            built = built.override_by_name(curve.legend, list(_value_properties(curve, panel)))
+            built = built.override_by_name(column.title, [Property("links", [{"title": title, "url": url}])])
+    if len(panel.curves) > 1:
+        built = built.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    built = built.with_transformation(models.DataTransformerConfig(id_val="organize", options=_columns(panel)))
     if panel.sort:
         built = built.sort_by([common.TableSortByFieldState().display_name(panel.sort).desc(True)])
     return built
 
 
-def _value_properties(curve: Curve, panel: Panel) -> Iterator[models.DynamicConfigValue]:
+def _value_properties(curve: Curve, panel: Panel) -> Iterator[Property]:
     unit = curve.unit or panel.unit
-    yield _property("unit", UNITS[unit])
+    yield Property("unit", UNITS[unit])
     if unit in DECIMALS:
-        yield _property("decimals", DECIMALS[unit])
+        yield Property("decimals", DECIMALS[unit])
     if unit == "up":
-        yield _property("mappings", _UP)
+        yield Property("mappings", [_UP])
     if unit == "up" or panel.thresholds:
-        yield _property("custom.cellOptions", {"type": "color-text"})
+        yield Property("custom.cellOptions", {"type": "color-text"})
 
 
 def _columns(panel: Panel) -> dict[str, Any]:
     """Return the options of Grafana's `organize`: labels first, then values, by their titles.
 
-    A table's only value column is called "Value", one of several "Value #A", "Value #B" … by their queries.
+    Grafana names a table's only value column "Value", and several ones "Value #A", "Value #B" … after their queries.
     """
-    values = [f"Value #{chr(ord('A') + n)}" for n in range(len(panel.curves))]
     names = {column.label: column.title for column in panel.columns}
     hidden = {"Time": True}
-    for value, curve in zip(values, panel.curves, strict=True):
-        for name in (value, "Value") if len(values) == 1 else (value,):
+    for number, curve in enumerate(panel.curves):
+        value = f"Value #{_ref_id(number)}"
+        for name in (value, "Value") if len(panel.curves) == 1 else (value,):
             if curve.legend:
                 names[name] = curve.legend
             else:
                 hidden[name] = True
-    return {
-        "excludeByName": hidden,
-        "renameByName": names,
-        "indexByName": {name: place for place, name in enumerate(names)},
-    }
+    places = {name: place for place, name in enumerate(names)}
+    return {"excludeByName": hidden, "renameByName": names, "indexByName": places}
 
 
-def _instant(expr: str, number: int, form: Any) -> prometheus.Dataquery:
-    return prometheus.Dataquery().ref_id(chr(ord("A") + number)).expr(expr).instant().format(form)
+def _target(curve: Curve, scope: Scope, number: int) -> prometheus.Dataquery:
+    expr = curve.promql or render(curve.query, scope, "$__rate_interval")
+    return prometheus.Dataquery().ref_id(_ref_id(number)).expr(expr)
+
+
+def _ref_id(number: int) -> str:
+    return chr(ord("A") + number)
 
 
 def _thresholds(limits: Sequence[Threshold], below: str) -> dashboard.ThresholdsConfig:
@@ -227,14 +387,3 @@ def _thresholds(limits: Sequence[Threshold], below: str) -> dashboard.Thresholds
     steps = [models.Threshold(value=None, color=below)]
     steps += [models.Threshold(value=limit.value, color=COLOURS[limit.severity]) for limit in limits]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
-
-
-def _property(name: str, value: Any) -> models.DynamicConfigValue:
-    return models.DynamicConfigValue(name, value)
-
-
-def _overrides(legend: str) -> Iterator[tuple[str, list[models.DynamicConfigValue]]]:
-    """Yield colour and name of each state, phase or kind, by the name that the legend format gives it."""
-    for value, look in _LOOKS.get(legend.strip("{}"), {}).items():
-        colour = {"mode": "fixed", "fixedColor": look.colour}
-        yield value, [_property("displayName", look.name), _property("color", colour)]

@@ -1,8 +1,8 @@
-"""Dashboards and annotations into a Grafana: created, updated, or left as they are.
+"""Sends dashboards and annotations to a Grafana by grafana-client: each is created, updated, or left as it is.
 
-What was changed by hand is not overwritten. A pushed dashboard is recognised by the message of its version: ours ends with
-its digest. An annotation (a run from its begin to its end, and each of its findings, so that they outlive Prometheus'
-retention) is recognised by its tags and its begin: pushing again extends those that went on and leaves the others.
+Dashboards that were edited by hand are not overwritten: the message of a version that was pushed ends with its digest, and
+that of an edited one does not. Annotations (a run from its start to its end, and each of its findings, so that they outlive
+Prometheus's retention) are identified by tags and start: pushing again extends those that continued.
 """
 
 from __future__ import annotations
@@ -12,23 +12,38 @@ import html
 import json
 import re
 import urllib.parse
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
+import niquests
 from grafana_client import GrafanaApi
-from grafana_client.client import GrafanaClientError
+from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
 from gpuwatch import __version__
 from gpuwatch.api import Finding, Run, RunSource
-from gpuwatch_dashboards.grafana.connection import GrafanaError, explained
-from gpuwatch_dashboards.grafana.files import DATASOURCE, TAG
+from gpuwatch.errors import ConfigError, GpuwatchError
+from gpuwatch_dashboards.grafana import DATASOURCE, TAG
 
 Outcome = Literal["created", "updated", "unchanged"]
-_OURS = "gpuwatch "
-LIMIT = 5000
+TIMEOUT_S = 10.0
+ANNOTATION_LIMIT = 5000
 """Annotations of one run that are read."""
+PERMISSIONS = (
+    "the role Editor, or the permissions folders:create, dashboards:create, dashboards:write and annotations:create"
+)
+_OURS = "gpuwatch "
+_NOT_GRAFANA = (
+    "{} answers, but not as Grafana does: is it a proxy's login page, or is a path missing (https://HOST/grafana)?"
+)
+
+
+class GrafanaError(GpuwatchError):
+    """Grafana is unreachable or refuses. Says what, where and what to do."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,95 @@ class Pushed:
     url: str = ""
 
 
+def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False) -> GrafanaApi:
+    """Return a connection to a Grafana that answers.
+
+    Args:
+        url: With Grafana's path, if there is one.
+        token: Of a service account.
+        ca: The certificate authority's certificate, in PEM. None: those that the system trusts.
+        insecure: Accept any certificate.
+
+    Raises:
+        ConfigError: For an invalid address, a missing token or file.
+        GrafanaError: As `explained`.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--url {url}: give Grafana's address, e.g. https://grafana.example.com or http://HOST:3000")
+    if not token:
+        raise ConfigError(
+            f"no token: give --token, or set GRAFANA_TOKEN to the token of a service account with {PERMISSIONS}"
+        )
+    if ca is not None and not ca.is_file():
+        raise ConfigError(f"--ca {ca}: no such file; give the certificate, in PEM, of Grafana's certificate authority")
+    # the client appends "api" to the path without a slash
+    base = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") + "/", "", ""))
+    api = GrafanaApi.from_url(base, credential=token, timeout=TIMEOUT_S)
+    api.client.verify = False if insecure else (str(ca) if ca else True)
+    with explained(url, "read its health"):
+        health = api.client.GET("/health")  # documented, unlike the page that the client's own check reads
+    if not isinstance(health, dict) or "database" not in health:
+        raise GrafanaError(_NOT_GRAFANA.format(url))
+    return api
+
+
+@contextmanager
+def explained(url: str, action: str) -> Iterator[None]:
+    """Turn every failure inside into a GrafanaError; `action` is e.g. "create the folder"."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Unverified HTTPS.*")  # requested by --insecure
+            yield
+    except niquests.exceptions.SSLError as error:
+        raise GrafanaError(
+            f"the certificate of {url} is not trusted ({_innermost(error)}): give --ca FILE with the certificate of its "
+            "authority, or --insecure"
+        ) from error
+    except (GrafanaTimeoutError, niquests.exceptions.Timeout) as error:
+        raise GrafanaError(
+            f"Grafana at {url} did not answer within {TIMEOUT_S:g} s ({action}): try again, or read its log"
+        ) from error
+    except niquests.exceptions.JSONDecodeError as error:
+        raise GrafanaError(_NOT_GRAFANA.format(url)) from error
+    except niquests.exceptions.RequestException as error:
+        raise GrafanaError(
+            f"nothing answers at {url} ({_innermost(error)}): is the address right, and is Grafana running?"
+        ) from error
+    except GrafanaException as error:
+        raise GrafanaError(_refusal(url, action, error)) from error
+
+
+def _refusal(url: str, action: str, error: GrafanaException) -> str:
+    """Return what an answer of status 400 or more means, and what to do."""
+    answer = error.response.get("message") if isinstance(error.response, dict) else error.response
+    reason = " ".join(str(answer or "no reason given").split())[:200]
+    match error.status_code:
+        case 401:
+            return f"Grafana at {url} does not know the token ({reason}): it is mistyped, expired or another Grafana's"
+        case 403:
+            return f"the token may not {action} ({reason}): give its service account {PERMISSIONS}"
+        case 404:
+            return f"{url} has no such page ({action}: {reason}): is Grafana under a path, as in https://HOST/grafana?"
+        case 412:
+            return f"somebody saved it meanwhile ({action}: {reason}): review their change, then push again"
+        case 400 if "provisioned" in reason.lower():
+            return f"could not {action} ({reason}): Grafana reads it from files; change those, or end the provisioning"
+        case 429:
+            return f"Grafana at {url} limits the rate of requests ({action}: {reason}): try again in a minute"
+        case status if status >= 500:
+            return f"Grafana at {url} failed ({action}: {status}, {reason}): read its log"
+    return f"Grafana at {url} refused to {action} ({error.status_code}: {reason})"
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return " ".join(str(error).split())[:150] or type(error).__name__
+
+
 def push_folder(api: GrafanaApi, url: str, title: str) -> tuple[str, Pushed]:
-    """Return the uid of the folder of this title, which is made if there is none. Raises GrafanaError."""
+    """Return the uid of the folder with this title, created if there is none. Raises GrafanaError."""
     wanted = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "gpuwatch"
     with explained(url, f"list the folders, to find {title!r}"):
         folders = api.folder.get_all_folders()
@@ -60,32 +162,38 @@ def push_dashboards(
     datasource: str = DATASOURCE,
     force: bool = False,
 ) -> Iterator[Pushed]:
-    """Push each dashboard into the folder of this uid, and yield what came of it.
+    """Push each dashboard into the folder with this uid, and yield the outcome.
 
     Args:
-        dashboards: By file name, as `files.load` gives them.
-        datasource: The uid of the Prometheus that they read at first.
-        force: Replace what was changed by hand.
+        dashboards: By file name, from `load`.
+        datasource: The uid of the Prometheus that is selected at first.
+        force: Replace dashboards that were edited by hand.
 
     Raises:
-        GrafanaError: What was pushed until then stays.
+        GrafanaError: Dashboards pushed before it stay.
     """
     for dashboard in dashboards.values():
-        yield _push(api, url, _reading(dashboard, datasource), folder, force)
+        yield _push(api, url, _with_datasource(dashboard, datasource), folder, force)
 
 
 def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, force: bool) -> Pushed:
-    title, uid = dashboard["title"], dashboard["uid"]
-    what = f"dashboard {title}"
-    there = _there(api, url, uid, title)
-    message = f"{_OURS}{__version__} {_digest(dashboard)}"
-    if there is not None:
-        last = _last_version(api, url, uid, title)
-        meta = there["meta"]
+    uid, what = dashboard["uid"], f"dashboard {dashboard['title']}"
+    digest = hashlib.sha256(json.dumps(dashboard, sort_keys=True).encode()).hexdigest()[:12]
+    message = f"{_OURS}{__version__} {digest}"
+    with explained(url, f"read the {what}"):
+        try:
+            existing: dict[str, Any] | None = api.dashboard.get_dashboard(uid)
+        except GrafanaClientError as error:
+            if error.status_code != 404:
+                raise
+            existing = None
+    if existing is not None:
+        meta = existing["meta"]
         if meta.get("provisioned"):
             raise GrafanaError(
-                f"{what}: Grafana at {url} reads it from files (provisioning): change these, or end the provisioning"
+                f"{what}: Grafana at {url} reads it from files (provisioning): change those, or end the provisioning"
             )
+        last = _last_version(api, url, uid, what)
         if last.get("message") == message and meta.get("folderUid", "") == folder:
             return Pushed(what, "unchanged", meta.get("url", ""))
         if not str(last.get("message", "")).startswith(_OURS) and not force:
@@ -93,126 +201,96 @@ def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, for
                 f"{what}: was changed by {last.get('createdBy') or 'somebody'} at {url} (version {last.get('version')}): "
                 "save it there under another name to keep the changes, then push with --force"
             )
-        dashboard = {**dashboard, "id": there["dashboard"].get("id"), "version": there["dashboard"]["version"]}
-    body = {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
+        dashboard = {**dashboard, "id": existing["dashboard"].get("id"), "version": existing["dashboard"]["version"]}
     with explained(url, f"save the {what}"):
-        saved = api.dashboard.update_dashboard(body)
-    return Pushed(what, "updated" if there is not None else "created", saved.get("url", ""))
+        saved = api.dashboard.update_dashboard(
+            {"dashboard": dashboard, "folderUid": folder, "message": message, "overwrite": False}
+        )
+    return Pushed(what, "created" if existing is None else "updated", saved.get("url", ""))
 
 
-def _there(api: GrafanaApi, url: str, uid: str, title: str) -> dict[str, Any] | None:
-    """Return the dashboard as Grafana has it, None if it has none."""
-    with explained(url, f"read the dashboard {title}"):
-        try:
-            found: dict[str, Any] = api.dashboard.get_dashboard(uid)
-        except GrafanaClientError as error:
-            if error.status_code == 404:
-                return None
-            raise
-    return found
-
-
-def _last_version(api: GrafanaApi, url: str, uid: str, title: str) -> dict[str, Any]:
-    with explained(url, f"read the versions of the dashboard {title}"):
-        # not the client's own method, which puts the limit into the body of a GET
-        answer = api.client.GET(f"/dashboards/uid/{uid}/versions", params={"limit": 1})
+def _last_version(api: GrafanaApi, url: str, uid: str, what: str) -> dict[str, Any]:
+    with explained(url, f"read the versions of the {what}"):
+        answer = api.dashboard_versions.get_dashboard_versions_by_uid(uid)
     versions = answer["versions"] if isinstance(answer, dict) else answer  # a list before Grafana 11
     return max(versions, key=lambda version: int(version["version"]), default={})
 
 
-def _digest(dashboard: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(dashboard, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _reading(dashboard: dict[str, Any], datasource: str) -> dict[str, Any]:
-    """Return the dashboard with another data source chosen at first."""
-    if datasource == DATASOURCE:
-        return dashboard
+def _with_datasource(dashboard: dict[str, Any], datasource: str) -> dict[str, Any]:
+    """Return the dashboard with this data source selected at first."""
     copy: dict[str, Any] = json.loads(json.dumps(dashboard))
-    for variable in copy.get("templating", {}).get("list", []):
-        if variable["type"] == "datasource":
+    for variable in copy["templating"]["list"]:
+        if variable["type"] == "datasource" and datasource != DATASOURCE:
             variable["current"] = {"selected": True, "text": datasource, "value": datasource}
     return copy
 
 
 @dataclass(frozen=True)
-class Mark:
-    """One annotation. Times in Unix milliseconds."""
+class Annotation:
+    """Times in Unix milliseconds; `text` is HTML."""
 
-    tags: tuple[str, ...]
-    begin_ms: int
-    end_ms: int
+    tags: list[str]
+    time_from: int
+    time_to: int
     text: str
 
 
-def marks_of(source: RunSource, since_s: float) -> Iterator[Mark]:
-    """Yield the marks of all runs that sent a message since a moment, and of their findings. Raises as the source does."""
+def annotations_of(source: RunSource, since_s: float) -> Iterator[Annotation]:
+    """Yield those of all runs that sent a message since a time, and of their findings. Raises as the source does."""
     recent = sorted((r for r in source.runs(kept=True) if r.last_message_s >= since_s), key=lambda r: r.run)
     for run, ranks in groupby(recent, key=lambda r: r.run):
         yield _of_run(run, list(ranks))
         yield from (_of_finding(run, found) for found in source.findings(run))
 
 
-def _of_run(run: str, ranks: Sequence[Run]) -> Mark:
+def _of_run(run: str, ranks: Sequence[Run]) -> Annotation:
     states = {rank.status for rank in ranks}
     status = "running" if "running" in states else "lost" if "lost" in states else "ended"
     verdict = next((rank.verdict.sentence for rank in ranks if rank.verdict is not None), "")
-    return Mark(
-        tags=(TAG, f"run:{run}", "run"),
-        begin_ms=_ms(min(rank.started_s for rank in ranks)),
-        end_ms=_ms(max(max(rank.last_message_s, rank.watermark_s) for rank in ranks)),
-        text=_text(ranks[0].name, f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
+    return Annotation(
+        tags=[TAG, f"run:{run}", "run"],
+        time_from=_ms(min(rank.started_s for rank in ranks)),
+        time_to=_ms(max(max(rank.last_message_s, rank.watermark_s) for rank in ranks)),
+        text=_html(ranks[0].name, f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
     )
 
 
-def _of_finding(run: str, found: Finding) -> Mark:
-    return Mark(
-        tags=(TAG, f"run:{run}", f"cause:{found.cause}", f"rank:{found.rank}"),
-        begin_ms=_ms(found.since_s or 0.0),
-        end_ms=_ms(max(found.seen_s or 0.0, found.since_s or 0.0)),
-        text=_text(found.title, found.advice),
+def _of_finding(run: str, found: Finding) -> Annotation:
+    since_s = found.since_s or 0.0
+    return Annotation(
+        tags=[TAG, f"run:{run}", f"cause:{found.cause}", f"rank:{found.rank}"],
+        time_from=_ms(since_s),
+        time_to=_ms(max(found.seen_s or 0.0, since_s)),
+        text=_html(found.title, found.advice),
     )
 
 
-def push_marks(api: GrafanaApi, url: str, marks: Iterable[Mark]) -> dict[Outcome, int]:
-    """Push the marks; return how many were created, updated and unchanged. Raises GrafanaError."""
+def push_annotations(api: GrafanaApi, url: str, annotations: Iterable[Annotation]) -> dict[Outcome, int]:
+    """Push annotations; return how many were created, updated and unchanged. Raises GrafanaError."""
     counts: dict[Outcome, int] = {"created": 0, "updated": 0, "unchanged": 0}
-    for run_tag, of_run in groupby(marks, key=lambda mark: mark.tags[1]):
-        there = _marks_there(api, url, run_tag)
-        for mark in of_run:
-            counts[_push_mark(api, url, mark, there)] += 1
+    for run_tag, of_run in groupby(annotations, key=lambda each: each.tags[1]):
+        tags = [urllib.parse.quote(tag, safe="") for tag in (TAG, run_tag)]  # the client does not quote them
+        with explained(url, "list annotations"):
+            found = api.annotations.find_annotations(tags=tags, limit=ANNOTATION_LIMIT)
+        existing = {(frozenset(each["tags"]), each["time"]): each for each in found}
+        for new in of_run:
+            known = existing.get((frozenset(new.tags), new.time_from))
+            if known is None:
+                counts["created"] += 1
+                with explained(url, "create an annotation"):
+                    api.annotations.add_annotation(**asdict(new))
+            elif (known.get("timeEnd"), known.get("text")) == (new.time_to, new.text):
+                counts["unchanged"] += 1
+            else:
+                counts["updated"] += 1
+                with explained(url, "change an annotation"):  # as a whole: the client's partial update clears the tags
+                    api.annotations.update_annotation(known["id"], **asdict(new))
     return counts
-
-
-def _push_mark(api: GrafanaApi, url: str, mark: Mark, there: Mapping[tuple[frozenset[str], int], Any]) -> Outcome:
-    known = there.get((frozenset(mark.tags), mark.begin_ms))
-    if known is None:
-        with explained(url, "create an annotation"):
-            api.annotations.add_annotation(
-                time_from=mark.begin_ms, time_to=mark.end_ms, tags=list(mark.tags), text=mark.text
-            )
-        return "created"
-    if (known.get("timeEnd"), known.get("text")) == (mark.end_ms, mark.text):
-        return "unchanged"
-    with explained(url, "change an annotation"):  # all of it: the client's partial update clears the tags
-        api.annotations.update_annotation(
-            known["id"], time_from=mark.begin_ms, time_to=mark.end_ms, tags=list(mark.tags), text=mark.text
-        )
-    return "updated"
-
-
-def _marks_there(api: GrafanaApi, url: str, run_tag: str) -> dict[tuple[frozenset[str], int], Any]:
-    """Return a run's annotations by tags and begin."""
-    tags = [urllib.parse.quote(tag, safe="") for tag in (TAG, run_tag)]  # the client does not quote them
-    with explained(url, "list annotations"):
-        found = api.annotations.find_annotations(tags=tags, limit=LIMIT)
-    return {(frozenset(each["tags"]), each["time"]): each for each in found}
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _text(*lines: str) -> str:
-    """Return lines as Grafana shows them: it reads HTML."""
+def _html(*lines: str) -> str:
     return "<br>".join(html.escape(line, quote=False) for line in lines if line)

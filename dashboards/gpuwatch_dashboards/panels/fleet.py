@@ -1,12 +1,12 @@
-"""Panels about all GPUs of a site, from recorded series, so that a thousand nodes are answered quickly."""
+"""Panels about all GPUs of a site, from recorded series: a thousand nodes are answered quickly."""
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.panel import Column, Curve, Link, Panel, Threshold, alerts, stat
+from gpuwatch_dashboards.panels.node import LOST
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
 
-LOST = "starved|idle|stalled"
-"""Kinds of GPU time that is paid for and gives nothing."""
-NO_PRICE = "No price is set: gpu_hour under [prices], then `gpuwatch rules --config`."
+NO_PRICE = "No price is configured: set gpu_hour under [prices], then run `gpuwatch rules --config`."
+NOT_RECORDED = "Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes."
 OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _NODES = 'instance=~"$instance"'
@@ -18,30 +18,30 @@ def _now(kinds: str, series: str = _RATE) -> str:
     return f'sum(node_kind:{series}{{kind=~"{kinds}", {_NODES}}})'
 
 
-def _share(kind: str) -> str:
-    return f"{_now(kind)} / ({_now('all')} > 0)"
+def _share(kind: str, title: str, question: str, warning: str = "", runbook: str = "") -> Panel:
+    """Return the share of a kind in all GPU time now."""
+    return stat(kind, title, question, "ratio", f"{_now(kind)} / ({_now('all')} > 0)", warning, runbook=runbook)
 
 
 def _over_range(level: str, label: str, kinds: str, selected: str, series: str = _HOURS) -> str:
-    """Return GPU-hours (or money) by a label over the dashboard's range.
+    """Return GPU-hours (or money) by a label over the dashboard's time range.
 
-    Recorded once a window, so that their sum is the range's: a series that was absent for a time adds nothing for it.
+    Each window is recorded once, so that their sum is the range's; a series adds nothing for windows it is absent from.
     """
     by = f" by ({label})" if label else ""
     return f'sum{by} (sum_over_time({level}_kind:{series}{{kind=~"{kinds}", {selected}}}[$__range]))'
 
 
-def _spent(level: str, label: str, title: str, link: Link, selected: str, more: tuple[Curve, ...] = ()) -> Panel:
-    """Return the table of who spent GPU-hours, and of what kind they were."""
+def _spent(level: str, label: str, selected: str, more: tuple[Curve, ...] = ()) -> Panel:
+    """Return the table of GPU-hours by user, job, node or run, and by kind."""
 
     def hours(kinds: str) -> str:
         return _over_range(level, label, kinds, selected)
 
-    names = (Column("name", "Name"),) if more else ()
     return Panel(
         key=f"by_{level}",
-        title=f"By {title.lower()}",
-        question="Who used how many GPU-hours in this time range, and how many of them gave nothing?",
+        title=f"By {level}",
+        question="Who held how many GPU-hours in this time range, and how many of them were lost?",
         unit="hours",
         kind="table",
         curves=(
@@ -54,53 +54,29 @@ def _spent(level: str, label: str, title: str, link: Link, selected: str, more: 
             Curve(promql=_over_range(level, label, LOST, selected, _SPENT), legend="Lost money", unit="money"),
             *more,
         ),
-        columns=(Column(label, title, link), *names),
+        columns=columns(label, *(("name",) if more else ())),
         sort="Lost",
-        empty="Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes.",
+        empty=NOT_RECORDED,
         width=12,
     )
 
 
 FLEET: tuple[Panel, ...] = (
     stat("gpus", "GPUs", "How many GPUs are there?", "1", f"round({_now('all')})"),
-    stat("nodes", "Nodes", "How many nodes are watched?", "1", f'count(node_kind:{_RATE}{{kind="all", {_NODES}}})'),
-    stat("useful", "Useful", "Which share of all GPU time is computing now?", "ratio", _share("useful")),
-    stat(
-        "starved",
-        "Starved",
-        "Which share waits for input now?",
-        "ratio",
-        _share("starved"),
-        "input_share",
-        runbook="GpuStarved",
-    ),
-    stat(
-        "idle",
-        "Held idle",
-        "Which share is held by a process that does nothing?",
-        "ratio",
-        _share("idle"),
-        "idle_share",
-        runbook="GpuHeldIdle",
-    ),
-    stat(
-        "stalled",
-        "Stalled",
-        "Which share belongs to runs that make no progress?",
-        "ratio",
-        _share("stalled"),
-        "stalled_share",
-        runbook="RunStalled",
-    ),
+    stat("nodes", "Nodes", "How many nodes have an agent?", "1", f'count(node_kind:{_RATE}{{kind="all", {_NODES}}})'),
+    _share("useful", "Useful", "Which share of all GPU time is computing now?"),
+    _share("starved", "Starved", "Which share is waiting for input now?", "input_share", "GpuStarved"),
+    _share("idle", "Held idle", "Which share is held by an idle process now?", "idle_share", "GpuHeldIdle"),
+    _share("stalled", "Stalled", "Which share belongs to runs without progress?", "stalled_share", "RunStalled"),
     stat(
         "lost_gpus",
         "GPUs lost",
-        "How many GPUs' worth of time is starved, idle or stalled now?",
+        "How much GPU time is starved, held idle or stalled now, as a number of GPUs?",
         "1",
         _now(LOST),
         "lost_gpus",
     ),
-    stat("lost_money", "Lost money", "What does that cost an hour?", "money/h", _now(LOST, _COST), empty=NO_PRICE),
+    stat("lost_money", "Lost money", "What does that cost per hour?", "money/h", _now(LOST, _COST), empty=NO_PRICE),
     stat(
         "lost",
         "GPU-hours lost",
@@ -111,7 +87,7 @@ FLEET: tuple[Panel, ...] = (
     stat(
         "cost",
         "Money lost",
-        "What did they cost?",
+        "What did these GPU-hours cost?",
         "money",
         _over_range("node", "", LOST, _NODES, _SPENT),
         empty=NO_PRICE,
@@ -119,7 +95,7 @@ FLEET: tuple[Panel, ...] = (
     stat(
         "agents_down",
         "Agents down",
-        "How many nodes are not watched?",
+        "On how many nodes does the agent not answer?",
         "1",
         f'count(up{{job="gpuwatch", {_NODES}}} == 0) or vector(0)',
         "missing",
@@ -127,9 +103,9 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         key="gpus_by_kind",
-        title="GPUs by what they do",
-        question="How many GPUs' worth of time is useful, starved, held idle or stalled, in the whole site? The rest is "
-        "start-up, evaluation, checkpoints, unallocated or not attributed.",
+        title="GPUs by use",
+        question="How much GPU time of the site is useful, starved, held idle or stalled, as a number of GPUs? The rest "
+        "is start-up, evaluation, checkpoints, unallocated or not attributed.",
         unit="1",
         kind="stack",
         curves=(
@@ -142,18 +118,11 @@ FLEET: tuple[Panel, ...] = (
         ),
         width=14,
     ),
-    alerts(
-        "fleet_alerts",
-        "",
-        Column("instance", "Node", "node"),
-        Column("run", "Run", "run"),
-        Column("rank", "Rank"),
-        Column("gpu", "GPU"),
-    ),
+    alerts("fleet_alerts", "", "instance", "run", "rank", "gpu"),
     Panel(
         key="worst_gpus",
         title="Worst GPUs now",
-        question="Which GPUs give the least for what they cost, and whose are they?",
+        question="Which GPUs lose the largest share of their time, and who holds them?",
         unit="ratio",
         kind="table",
         curves=(
@@ -164,13 +133,7 @@ FLEET: tuple[Panel, ...] = (
                 legend="Lost now",
             ),
         ),
-        columns=(
-            Column("instance", "Node", "node"),
-            Column("gpu", "GPU"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job", "job"),
-            Column("run", "Run", "run"),
-        ),
+        columns=columns("instance", "gpu", "user", "job_id", "run"),
         sort="Lost now",
         thresholds=(Threshold("lost_share"), Threshold("lost_share_critical", "critical")),
         empty="No GPU is starved, held idle or stalled.",
@@ -179,8 +142,8 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         key="cost_by_kind",
-        title="What it costs an hour",
-        question="How much of the site's money is spent on GPUs that compute?",
+        title="Cost per hour",
+        question="How much of the site's cost is for GPUs that compute?",
         unit="money/h",
         kind="stack",
         curves=(Curve(promql=f'kind:{_COST}{{kind!="all"}}', legend="{kind}"),),
@@ -189,24 +152,22 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         key="fleet_states",
-        title="What the GPUs do",
+        title="GPUs by state",
         question="How many GPUs compute, wait, or are held by a process that does not use them?",
         unit="1",
         kind="stack",
         curves=(Curve(promql=f"state:{_RATE}", legend="{state}"),),
-        empty="Nothing was recorded in this time. The rules of `gpuwatch rules` record it every five minutes.",
+        empty=NOT_RECORDED,
         width=24,
     ),
-    _spent("user", "user", "User", "user", 'user=~"$user", user!=""'),
-    _spent("job", "job_id", "Job", "job", 'job_id=~"$job", job_id!=""'),
-    _spent("node", "instance", "Node", "node", _NODES),
+    _spent("user", "user", 'user=~"$user", user!=""'),
+    _spent("job", "job_id", 'job_id=~"$job", job_id!=""'),
+    _spent("node", "instance", _NODES),
     _spent(
         "run",
-        "run",
-        "Run",
         "run",
         'run!=""',
         (Curve(promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{job_id=~"$job", user=~"$user"}))'),),
     ),
 )
-"""Stacks are of the whole site, whichever nodes are selected: a few series, where a thousand nodes' would be read."""
+"""Stacks are of the whole site, whichever nodes are selected: a few series instead of those of a thousand nodes."""

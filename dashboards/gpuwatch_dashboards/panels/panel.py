@@ -1,4 +1,4 @@
-"""What a panel is: one type for Streamlit, Grafana and `gpuwatch top`."""
+"""The panel: one type for Streamlit, Grafana and `gpuwatch top`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Unit = Literal[
@@ -15,14 +15,37 @@ Unit = Literal[
 ]
 """`money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
-"""Where a table's cell leads: to the page of the fleet, node or run with this value selected, or to an alert's runbook."""
+"""Target of a table cell's link: the fleet's, node's or run's page with this value selected, or an alert's runbook."""
 Severity = Literal["warning", "critical"]
+_TITLES: dict[str, tuple[str, Link | None]] = {
+    "alertname": ("Alert", "runbook"),
+    "severity": ("Severity", None),
+    "instance": ("Node", "node"),
+    "run": ("Run", "run"),
+    "rank": ("Rank", None),
+    "name": ("Name", None),
+    "user": ("User", "user"),
+    "job_id": ("Job", "job"),
+    "gpu": ("GPU", None),
+    "UUID": ("UUID", None),
+    "workload_namespace": ("Namespace", None),
+    "workload_pod": ("Pod", None),
+    "workload_container": ("Container", None),
+    "device": ("Device", None),
+    "timeline": ("Clock", None),
+    "world_size": ("Ranks", None),
+    "num_workers": ("Loader workers", None),
+    "version": ("gpuwatch", None),
+    "cause": ("Cause", None),
+    "collector": ("Collector", None),
+}
+"""Of a label's column in every table: its title, and what its values link to."""
 _THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A value from which a panel warns, by its name in `gpuwatch.diagnosis.thresholds`. Raises ValueError for an unknown name."""
+    """A value from which on a panel warns: a field of `gpuwatch.diagnosis.thresholds`. Raises ValueError for another name."""
 
     name: str
     severity: Severity = "warning"
@@ -36,31 +59,31 @@ class Threshold:
         return self.value_in(THRESHOLDS)
 
     def value_in(self, thresholds: Thresholds) -> float:
-        """Return the value with a site's own thresholds."""
+        """Return the value in a site's configuration."""
         return float(getattr(thresholds, self.name))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One query of a panel: a line for each value of its labels, or the columns of a table. `live`, `promql` or both."""
+    """One query of a panel, `live`, `promql` or both: a line for each set of its labels, or a column of a table."""
 
     live: Query | None = None
-    """Answered by an agent and by Prometheus. None: only Prometheus can answer, by `promql`."""
+    """For agents and Prometheus. None: only Prometheus can answer, by `promql`."""
     legend: str = ""
-    """With labels in braces: "read {device}"; a single label of `palette.LOOKS` is shown by its name there. In a table,
+    """With labels in braces: "read {device}"; a single label in `palette.LOOKS` is shown by its name there. Of a table:
     the title of the value's column (empty: the value is not shown)."""
     promql: str = ""
-    """For Prometheus in place of `live`, with Grafana's variables: `$instance`, `$__range`. Recorded series by default name."""
+    """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
     unit: Unit | None = None
     """None: the panel's."""
     dashed: bool = False
-    """For a limit that other lines are compared with."""
+    """Marks a limit of the other lines."""
     over_stack: bool = False
-    """A line over the panel's stack, not a part of it."""
+    """Draws a line over the panel's stack instead of a part of it."""
 
     @property
     def query(self) -> Query:
-        """Return what an agent is asked. Raises TypeError where only Prometheus can answer."""
+        """Return the query for an agent. Raises TypeError where only Prometheus can answer."""
         if self.live is None:
             raise TypeError(f"{self.promql}: only Prometheus can answer this")
         return self.live
@@ -75,33 +98,37 @@ class Column:
     link: Link | None = None
 
 
+def columns(*labels: str) -> tuple[Column, ...]:
+    return tuple(Column(label, *_TITLES[label]) for label in labels)
+
+
 @dataclass(frozen=True)
 class Panel:
-    """One panel: everything that Streamlit, Grafana and `gpuwatch top` need to show it."""
+    """Everything that Streamlit, Grafana and `gpuwatch top` need to show a panel."""
 
     key: str
     title: str
     question: str
-    """What it answers, for a reader who has never seen it."""
+    """Its description, for a reader who sees it for the first time."""
     unit: Unit
     curves: tuple[Curve, ...]
     kind: Kind = "lines"
     columns: tuple[Column, ...] = ()
     sort: str = ""
-    """Title of the column that a table is sorted by, the largest first."""
+    """Title of the column that sorts a table, largest value first."""
     maximum: float | None = None
-    """Upper end of the axis; None: by the data. The lower end is always 0."""
+    """Upper end of the axis; None: of the data. The lower end is always 0."""
     thresholds: tuple[Threshold, ...] = ()
     empty: str = "No samples in this time range."
-    """Shown in the panel's place when there is nothing to draw: why, or what to do."""
+    """Shown instead of an empty panel: the reason, or what to do."""
     runbook: str = ""
-    """The alert whose runbook applies."""
+    """The alert whose runbook it links to."""
     repeat: str = ""
-    """The variable for each of whose values Grafana draws it once."""
+    """Grafana draws it once for each value of this variable."""
     width: int = 8
-    """Of Grafana's 24 columns, about: each line of panels is stretched to fill them."""
+    """Approximate, of Grafana's 24 columns: each line of panels is stretched to fill them."""
     more: bool = False
-    """On the page "Live", drawn only after "More panels": for details, to keep the page short and quick."""
+    """A detail: on the page "Live" only after "More panels", to keep the page short and fast."""
 
     @property
     def is_live(self) -> bool:
@@ -114,31 +141,31 @@ class Panel:
 
 
 def stat(key: str, title: str, question: str, unit: Unit, curve: Curve | str, warning: str = "", **more: str) -> Panel:
-    """Return a panel of one number, from PromQL or a curve; `warning` names its threshold."""
+    """Return a panel of one number, from PromQL or a curve; `warning` is the name of its threshold."""
     curves = (Curve(promql=curve) if isinstance(curve, str) else curve,)
     limits = (Threshold(warning),) if warning else ()
     return Panel(key, title, question, unit, curves, "stat", thresholds=limits, more=True, width=3, **more)  # type: ignore[arg-type]
 
 
-def alerts(key: str, selected: str, *columns: Column) -> Panel:
-    """Return the table of firing alerts with these labels; `selected` are further conditions, or empty."""
-    labels = ", ".join(["alertname", "severity", *(column.label for column in columns)])
-    selector = f'ALERTS{{alertstate="firing"{", " + selected if selected else ""}}}'
+def alerts(key: str, selected: str, *labels: str) -> Panel:
+    """Return the table of firing alerts with these labels; `selected` are conditions on labels, or empty."""
+    labels = ("alertname", "severity", *labels)
+    firing = f'ALERTS{{alertstate="firing"{", " + selected if selected else ""}}}'
     return Panel(
         key=key,
         title="Alerts",
-        question="Which alerts fire now?",
+        question="Which alerts are firing now?",
         unit="1",
         kind="table",
-        curves=(Curve(promql=f"max by ({labels}) ({selector})"),),
-        columns=(Column("alertname", "Alert", "runbook"), Column("severity", "Severity"), *columns),
-        empty="No alert fires.",
+        curves=(Curve(promql=f"max by ({', '.join(labels)}) ({firing})"),),
+        columns=columns(*labels),
+        empty="No alert is firing.",
         width=9,
     )
 
 
 def unit_of(query: Query) -> Unit:
-    """Return the unit of a query's values by the catalogue. Raises KeyError for one that no panel can have."""
+    """Return the unit of a query's values, from the metrics' units. Raises KeyError for one that no panel can have."""
     unit: str = BY_NAME[query.metric].unit
     if query.over is not None:
         divisor = BY_NAME[query.over.metric].unit

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-from gpuwatch_dashboards.panels.fleet import BY_OWNER, LOST, NO_PRICE, OWNER
-from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold, alerts, stat
-from gpuwatch_dashboards.query.evaluate import Match, Query
+from gpuwatch_dashboards.panels.fleet import BY_OWNER, NO_PRICE, OWNER
+from gpuwatch_dashboards.panels.node import LOST
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
+from gpuwatch_dashboards.query import Match, Query
 
 _RUN = 'run="$run", rank=~"$rank"'
 _SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"
+_INFO = (
+    "rank", "instance", "name", "user", "job_id", "device", "timeline", "world_size", "num_workers", "version",
+)  # fmt: skip
 _NO_STEP = "No step has ended in this time range."
 _NO_GPU = "This run holds no GPU."
 _STEP_BUCKETS = f"sum by (le) (rate(gpuwatch_step_seconds_bucket{{{_RUN}}}[$__rate_interval]))"
 
 
-def _share(state: str) -> str:
-    """Return a state's share of all time in the dashboard's range."""
+def _share(key: str, title: str, question: str, state: str, warning: str = "", runbook: str = "") -> Panel:
+    """Return a state's share of all time in the dashboard's time range."""
     part = f'sum(increase({_SECONDS}{{{_RUN}, state="{state}"}}[$__range]))'
-    return f"{part} / (sum(increase({_SECONDS}{{{_RUN}}}[$__range])) > 0)"
+    share = f"{part} / (sum(increase({_SECONDS}{{{_RUN}}}[$__range])) > 0)"
+    return stat(key, title, question, "ratio", share, warning, runbook=runbook)
 
 
 RUN: tuple[Panel, ...] = (
-    stat("up", "Ranks that run", "Does it still train?", "1", Curve(Query("gpuwatch_run_up"))),
-    stat(
+    stat("up", "Running ranks", "How many ranks are training now?", "1", Curve(Query("gpuwatch_run_up"))),
+    _share(
         "run_input",
         "Input wait",
-        "Which share of the time in this range did it wait for data?",
-        "ratio",
-        _share("input_wait"),
+        "For which share of this time range did it wait for data?",
+        "input_wait",
         "input_share",
-        runbook="GpuStarved",
+        "GpuStarved",
     ),
-    stat("run_compute", "Computing", "Which share did it compute?", "ratio", _share("compute")),
-    stat(
+    _share("run_compute", "Computing", "For which share of this time range did it compute?", "compute"),
+    _share(
         "run_stalled",
         "Stalled",
-        "Which share did it make no progress?",
-        "ratio",
-        _share("stalled"),
+        "For which share of this time range did it make no progress?",
+        "stalled",
         "stalled_share",
-        runbook="RunStalled",
+        "RunStalled",
     ),
     stat(
         "run_steps",
         "Steps",
-        "How many steps did it take in this range?",
+        "How many steps did it complete in this time range?",
         "1",
         f"max(increase({_STEPS}{{{_RUN}}}[$__range]))",
         empty=_NO_STEP,
@@ -51,7 +54,7 @@ RUN: tuple[Panel, ...] = (
     stat(
         "run_gpus_lost",
         "GPUs lost",
-        "How many GPUs' worth of its time is starved, idle or stalled?",
+        "How much of its GPU time is starved, held idle or stalled now, as a number of GPUs?",
         "1",
         f'sum(run_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", run="$run"}})',
         "lost_gpus",
@@ -60,7 +63,7 @@ RUN: tuple[Panel, ...] = (
     stat(
         "run_lost_money",
         "Lost money",
-        "What does that cost an hour?",
+        "What does that cost per hour?",
         "money/h",
         f'sum(run_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", run="$run"}})',
         empty=NO_PRICE,
@@ -68,7 +71,7 @@ RUN: tuple[Panel, ...] = (
     stat(
         "run_money",
         "Cost of the run",
-        "What did its GPUs cost in this range? (In steps of five minutes.)",
+        "What did its GPUs cost in this time range? (Recorded every five minutes.)",
         "money",
         'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:increase5m{kind="all", run="$run"}[$__range]))',
         empty=NO_PRICE,
@@ -76,7 +79,7 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="ledger",
         title="Where the time goes",
-        question="Which share of the wall clock goes to computing, and which to waiting?",
+        question="Which share of wall time goes to computing, and which to waiting?",
         unit="ratio",
         kind="stack",
         curves=(Curve(Query(_SECONDS, by=("state",), over=Query(_SECONDS)), "{state}"),),
@@ -87,7 +90,7 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="findings",
         title="Findings",
-        question="Which causes are active, and what share of time does each concern?",
+        question="Which causes are active, and what share of the time does each affect?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_finding_evidence_ratio", by=("cause",)), "{cause}"),),
         maximum=1.0,
@@ -97,8 +100,8 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="step_time",
         title="Step time",
-        question="How long is one step, and what makes it long? The mean by phase; lines: half (p50) and 95% of a minute's "
-        "steps are shorter.",
+        question="How long is one step, and which phase takes longest? Stacked: the mean by phase; lines: p50 and p95 of the "
+        "last minute.",
         unit="s",
         kind="stack",
         curves=(
@@ -114,22 +117,22 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="loader_workers",
         title="Loader workers",
-        question="Are the loader's workers at the limit of a core?",
+        question="Does each worker of the loader use a whole core?",
         unit="ratio",
         curves=(
             Curve(
                 Query("gpuwatch_loader_worker_cpu_seconds_total", over=Query("gpuwatch_loader_workers")),
-                "CPU of a worker (mean)",
+                "mean CPU of a worker",
             ),
         ),
         maximum=1.0,
         thresholds=(Threshold("worker_busy"),),
-        empty="No loader workers: batches are made in the training process.",
+        empty="No loader workers: batches are loaded in the training process.",
     ),
     Panel(
         key="throughput",
         title="Throughput",
-        question="How many steps does training take in a second?",
+        question="How many steps per second does training complete?",
         unit="1/s",
         curves=(Curve(Query(_STEPS, by=("rank",)), "steps, rank {rank}"),),
         empty=_NO_STEP,
@@ -137,13 +140,23 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="samples",
         title="Samples and tokens",
-        question="How much does it learn from in a second?",
+        question="How many samples and tokens per second does it train on?",
         unit="1/s",
         curves=(
             Curve(Query("gpuwatch_samples_total"), "samples"),
             Curve(Query("gpuwatch_tokens_total"), "tokens"),
         ),
         empty="The size of a batch is not known.",
+        more=True,
+    ),
+    Panel(
+        key="mfu",
+        title="Model FLOPs utilisation",
+        question="Which share of the device's declared peak does training reach? The mean of the last minute (MFU).",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_run_mfu_ratio", by=("rank",)), "rank {rank}"),),
+        maximum=1.0,
+        empty="Not known: declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
         more=True,
     ),
     Panel(
@@ -159,10 +172,10 @@ RUN: tuple[Panel, ...] = (
     ),
     Panel(
         key="step_usual",
-        title="Step time over the past",
-        question="Has it become slower?",
+        title="Step time, long term",
+        question="Has it become slower? The mean of ten minutes.",
         unit="s",
-        curves=(Curve(promql='run:gpuwatch_step_seconds:mean10m{run="$run"}', legend="mean of 10 minutes"),),
+        curves=(Curve(promql='run:gpuwatch_step_seconds:mean10m{run="$run"}', legend="10 min mean"),),
         empty=_NO_STEP,
         runbook="StepTimeRegressed",
     ),
@@ -194,7 +207,7 @@ RUN: tuple[Panel, ...] = (
     Panel(
         key="rank_excess",
         title="Straggler",
-        question="By which share of the step do the others wait for one rank?",
+        question="For which share of a step do the other ranks wait for this one?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_straggler_excess_ratio", ("rank",)), "rank {rank}"),),
         thresholds=(Threshold("straggler_share"), Threshold("straggler_share_critical", "critical")),
@@ -204,8 +217,8 @@ RUN: tuple[Panel, ...] = (
     ),
     Panel(
         key="run_gpu_ledger",
-        title="Where its GPUs' time goes",
-        question="What do the GPUs do that this run holds?",
+        title="GPUs of the run by state",
+        question="How many of the run's GPUs compute or wait?",
         unit="1",
         kind="stack",
         curves=(
@@ -219,49 +232,33 @@ RUN: tuple[Panel, ...] = (
     ),
     Panel(
         key="run_info",
-        title="Who and how",
+        title="About the run",
         question="Whose run is it, where, and with which loader?",
         unit="1",
         kind="table",
-        curves=(
-            Curve(
-                promql="max by (rank, instance, name, user, job_id, device, timeline, world_size, num_workers, version) "
-                f"(gpuwatch_run_info{{{_RUN}}})"
-            ),
-        ),
-        columns=(
-            Column("rank", "Rank"),
-            Column("instance", "Node", "node"),
-            Column("name", "Name"),
-            Column("user", "User", "user"),
-            Column("job_id", "Job"),
-            Column("device", "Device"),
-            Column("timeline", "Clock of"),
-            Column("world_size", "Ranks"),
-            Column("num_workers", "Loader workers"),
-            Column("version", "gpuwatch"),
-        ),
+        curves=(Curve(promql=f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"),),
+        columns=columns(*_INFO),
         empty="No run of this name was seen in this time range.",
         width=12,
     ),
     Panel(
         key="run_findings",
         title="Findings now",
-        question="Which causes are active, and what share of time does each concern? Advice is in `gpuwatch top`.",
+        question="Which causes are active, and what share of the time does each affect? `gpuwatch top` shows advice.",
         unit="ratio",
         kind="table",
-        curves=(Curve(promql='max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})', legend="Concerns"),),
-        columns=(Column("cause", "Cause"),),
-        sort="Concerns",
+        curves=(Curve(promql='max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})', legend="Affected"),),
+        columns=columns("cause"),
+        sort="Affected",
         empty="Nothing found.",
         runbook="causes",
         width=6,
     ),
-    alerts("run_alerts", 'run="$run"', Column("instance", "Node", "node"), Column("rank", "Rank")),
+    alerts("run_alerts", 'run="$run"', "instance", "rank"),
 )
 
 _RECORDS = Query(_PHASES, by=("phase",), over=Query(_STEPS))
-"""The series closest to step records. It only says which unit they have; the records themselves come from the agent."""
+"""The closest series to step records, for their unit; the records themselves come from the agent."""
 
 
 def _of_records(
@@ -273,31 +270,31 @@ def _of_records(
 HOST_STEPS = _of_records(
     "steps",
     "Steps on the host",
-    "What is a step's time made of, as the training process sees it? Click to zoom in.",
+    "Which phases make up a step's time on the host's clock? Click to zoom in.",
     ("{phase}",),
     empty="No step of this run is kept for this time.",
 )
 DEVICE_STEPS = _of_records(
-    "device_steps", "Steps on the device", "What did the device do in a step, by its own clock?", ("{state}",)
+    "device_steps", "Steps on the device", "Which states make up a step's time on the device's clock?", ("{state}",)
 )
 WAITS = _of_records(
     "waits",
     "Data wait, exposed and hidden",
-    "How much of the host's wait did the device feel? What is hidden costs nothing: it is head-room.",
+    "How much of the host's wait for data did the device wait too (exposed)? Hidden wait costs nothing.",
     ("{wait}",),
 )
 LONGEST = _of_records(
     "longest",
     "Longest data wait",
-    "Which steps stand out? The longest and the mean of each interval.",
+    "Which steps are outliers? The longest and the mean of each interval.",
     ("longest", "mean"),
     "lines",
 )
 RANK_STEPS = _of_records(
     "rank_steps",
     "Step time of the ranks",
-    "Is one rank slower than the others? They all wait for it.",
+    "Is one rank slower than the others, so that they wait for it?",
     ("rank {rank}",),
     "lines",
 )
-"""Drawn on the page "Run" from step records, which agents keep and no time series has: they belong to no group."""
+"""These are drawn on the page "Run" from step records, which only agents keep: they are in no group."""

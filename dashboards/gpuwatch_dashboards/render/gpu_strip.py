@@ -8,7 +8,7 @@ from html import escape
 from gpuwatch.api import Gpu, Run
 from gpuwatch.formatting import percent
 from gpuwatch_dashboards.model import Growth
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.render.palette import STATES, Look
 from gpuwatch_dashboards.render.units import digits, display
 

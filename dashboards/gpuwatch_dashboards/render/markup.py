@@ -9,7 +9,7 @@ from gpuwatch.api import Finding, Recent, Run
 from gpuwatch.diagnosis.cost import money
 from gpuwatch.errors import SourceError
 from gpuwatch.formatting import duration
-from gpuwatch.tools.stacks.words import rows as stack_rows
+from gpuwatch.tools.stacks.records import rows as stack_rows
 from gpuwatch_dashboards.model import Node
 from gpuwatch_dashboards.render.charts import DrawnLine
 from gpuwatch_dashboards.render.palette import SEVERITIES, STATES, VERDICTS, Look

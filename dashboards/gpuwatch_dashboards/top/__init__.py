@@ -1,1 +1,166 @@
-"""`gpuwatch top`: `pages` makes lines of text of `reading`'s facts, for `app` (Textual) and `--once`."""
+"""`gpuwatch top`: the facts that it shows, read here; `sections` and `pages` draw them as lines of text.
+
+`app` (Textual) and `--once` show the pages. Times are Unix seconds, ratios 0–1; what was not measured is None or absent.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuwatch.api import Gpu, Points, Run, Series
+from gpuwatch_dashboards.model import Node, Scope, Span
+from gpuwatch_dashboards.panels import live_panels
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.selection import key_of, select
+from gpuwatch_dashboards.sources import Source
+
+SPAN_S, POINTS = 300.0, 100
+RECENT_S = 60.0
+SERIES_EVERY_S = 3.0
+"""A column of a curve is several seconds: reading more often would show nothing new."""
+
+
+def panel_queries() -> dict[str, Query]:
+    """Return the queries of all panels that an agent can answer, by panel key and curve legend."""
+    return {f"{panel.key} {curve.legend}": curve.query for panel in live_panels() for curve in panel.curves}
+
+
+_PANEL_QUERIES = panel_queries()
+_NODE_PANELS = ("cpu", "pressure", "shm", "memory", "network", "disk")
+_GPU_PANELS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
+_STEPS, _PHASES = "gpuwatch_steps_total", "gpuwatch_step_phase_seconds_total"
+_GPU_SECONDS, _BY_GPU = "gpuwatch_gpu_seconds_total", ("gpu", "UUID")
+RUN_QUERIES: dict[str, Query] = {
+    "ledger {state}": _PANEL_QUERIES["ledger {state}"],
+    "step": Query(_PHASES, over=Query(_STEPS)),
+    "steps": Query(_STEPS),
+    "phases": Query(_PHASES, by=("phase",)),
+}
+NODE_QUERIES: dict[str, Query] = {n: q for n, q in _PANEL_QUERIES.items() if n.split()[0] in _NODE_PANELS}
+GPU_QUERIES: dict[str, Query] = {
+    **{n: q for n, q in _PANEL_QUERIES.items() if n.split()[0] in _GPU_PANELS},
+    "gpu states": Query(_GPU_SECONDS, by=(*_BY_GPU, "state"), over=Query(_GPU_SECONDS, by=_BY_GPU)),
+}
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Series of one run and its node over the last minutes, by the names of the queries above."""
+
+    run: str = ""
+    """The key of the run; empty without any."""
+    start_s: float = 0.0
+    end_s: float = 0.0
+    traces: Mapping[str, Sequence[Series]] = field(default_factory=dict)
+
+    def of_node_only(self) -> Sampled:
+        return replace(self, run="", traces={name: t for name, t in self.traces.items() if name not in RUN_QUERIES})
+
+    def points(self, name: str, **labels: str) -> Points:
+        """Return the points of the first series with these labels."""
+        return next((t.points for t in self.traces.get(name, ()) if labels.items() <= t.labels.items()), ())
+
+    def last(self, name: str) -> float | None:
+        return last(self.points(name))
+
+    def phases_s(self) -> dict[str, float]:
+        """Return seconds by phase of the last minute's mean step, without empty phases."""
+        steps_per_s = self._recent("steps")
+        if not steps_per_s:
+            return {}
+        phases = {trace.labels.get("phase", "") for trace in self.traces.get("phases", ())}
+        rates = {phase: self._recent("phases", phase=phase) for phase in phases}
+        return {phase: rate / steps_per_s for phase, rate in rates.items() if rate}
+
+    def gpu_shares(self, gpu: Gpu) -> dict[str, float]:
+        """Return a GPU's shares of the last minute by state; empty: not known."""
+        states = {t.labels.get("state", "unknown") for t in self.traces.get("gpu states", ())}
+        shares = {state: self._recent("gpu states", gpu=gpu.gpu, UUID=gpu.uuid, state=state) for state in states}
+        return {state: share for state, share in shares.items() if share}
+
+    def shm_bytes(self) -> tuple[Points, Points]:
+        """Return the bytes used of the fullest /dev/shm (the node's, or a run's own), and its size."""
+        sizes = {trace.labels.get("mount"): trace for trace in self.traces.get("shm size ({mount})", ())}
+        used = [t for t in self.traces.get("shm used ({mount})", ()) if t.labels.get("mount") in sizes]
+        pairs = [(trace, sizes[trace.labels.get("mount")]) for trace in used]
+        fullest = max(pairs, key=lambda pair: (pair[0].last or 0.0) / (pair[1].last or 1.0), default=None)
+        return (fullest[0].points, fullest[1].points) if fullest else ((), ())
+
+    def shm_ratio(self) -> Points:
+        used, size = self.shm_bytes()
+        sizes = dict(size)
+        return tuple((at, None if v is None or not sizes.get(at) else v / (sizes[at] or 1.0)) for at, v in used)
+
+    def _recent(self, name: str, **labels: str) -> float | None:
+        """Return the mean of the last minute."""
+        values = [v for at, v in self.points(name, **labels) if v is not None and at > self.end_s - RECENT_S]
+        return sum(values) / len(values) if values else None
+
+
+def last(points: Points) -> float | None:
+    """Return the latest value that is not None."""
+    return next((value for _, value in reversed(points) if value is not None), None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    label: str
+    """The source, for people: "agent at http://127.0.0.1:9478"."""
+    time_s: float
+    runs: tuple[Run, ...] = ()
+    selected: str | None = None
+    """The key of the run shown in detail; None without runs."""
+    node: Node = field(default_factory=lambda: Node(""))
+    series: Sampled = Sampled()
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        return self.node.gpus or ()
+
+
+class Reader:
+    """Reads facts from a source."""
+
+    def __init__(self, source: Source, now: Callable[[], float] = time.time) -> None:
+        self._source, self._now = source, now
+        self._series, self._with = Sampled(), (False, False)
+
+    def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
+        """Return the current facts, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError.
+
+        Args:
+            panels: Also read the series of all panels.
+        """
+        runs = in_order(self._source.runs())
+        run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
+        node = self._source.node(run)
+        if node.gpus:
+            node = replace(node, gpus=tuple(sorted(node.gpus, key=by_number)))
+        now_s, key = self._now(), key_of(run) if run is not None else ""
+        fresh = 0 <= now_s - self._series.end_s < SERIES_EVERY_S and key == self._series.run
+        needed = (bool(node.gpus), panels)
+        if not (fresh and needed == self._with):
+            self._series, self._with = self._read_series(run, *needed, now_s), needed
+        return Facts(self._source.label, now_s, tuple(runs), key or None, node, self._series)
+
+    def _read_series(self, run: Run | None, gpus: bool, panels: bool, now_s: float) -> Sampled:
+        queries = {**NODE_QUERIES, **(RUN_QUERIES if run is not None else {}), **(GPU_QUERIES if gpus else {})}
+        queries |= panel_queries() if panels else {}
+        scope = Scope(run.run, str(run.rank), run.instance) if run is not None else Scope()
+        answers = self._source.evaluate(list(queries.values()), scope, Span(now_s - SPAN_S, now_s, POINTS))
+        traces = dict(zip(queries, answers, strict=True))
+        return Sampled(key_of(run) if run is not None else "", now_s - SPAN_S, now_s, traces)
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Return runs in a stable order: running first, newest first, ranks together."""
+    started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
+    return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
+
+
+def by_number(gpu: Gpu) -> tuple[int, str, str]:
+    """Return a sort key that puts GPU 2 before GPU 10."""
+    return (int(gpu.gpu) if gpu.gpu.isdigit() else sys.maxsize, gpu.gpu, gpu.uuid)

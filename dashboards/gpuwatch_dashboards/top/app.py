@@ -22,16 +22,18 @@ from textual.widgets import Footer
 
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top import Facts, Reader
 from gpuwatch_dashboards.top.drawing import fitted
-from gpuwatch_dashboards.top.pages import Page, PageName, View, chosen, header, page
-from gpuwatch_dashboards.top.reading import Facts, Reader
+from gpuwatch_dashboards.top.pages import Page, PageName, View, header, page, selected_run
 
 REFRESH_S = 1.0
 INTERRUPTED = 130
+KEYS_WIDTH = 51
+"""Cells of the GPUs page's keys: a narrower terminal shows them in two rows."""
 
 
 class Lines(ScrollView, can_focus=False):
-    """Lines of text. Only those that changed are drawn again: little to send over SSH."""
+    """Lines of text. Only changed lines are redrawn: little to send over SSH."""
 
     lines: list[Text]
 
@@ -52,8 +54,16 @@ class Lines(ScrollView, can_focus=False):
         return Strip(segments).adjust_cell_length(self.size.width)
 
 
+class Keys(Footer):
+    """Textual's footer, which can show its keys in rows of three (style `two-rows`)."""
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.styles.grid_size_columns = 3  # Footer has set it to the number of keys
+
+
 class StdoutDriver(LinuxDriver):
-    """Textual's driver for terminals draws on stderr: `gpuwatch top 2>log` would draw into the log."""
+    """Draws on stdout. Textual's own draws on stderr: `gpuwatch top 2>log` would draw into the log."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -61,7 +71,7 @@ class StdoutDriver(LinuxDriver):
 
 
 class Read(Message):
-    """What a read gave: facts, or why there are none."""
+    """The result of a read: facts, or why there are none."""
 
     def __init__(self, result: Facts | Exception) -> None:
         super().__init__()
@@ -74,6 +84,7 @@ class Top(App[None]):
     Screen { background: ansi_default; color: ansi_default; }
     Lines { height: auto; background: ansi_default; color: ansi_default; scrollbar-size: 0 1; }
     .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
+    .two-rows Footer { height: 2; layout: grid; }
     """
     BINDINGS: ClassVar = [
         Binding("down,j", "move(1)", show=False),
@@ -97,9 +108,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(
-            driver_class=StdoutDriver, ansi_color=True
-        )  # the terminal's own colours, and none at all with NO_COLOR
+        super().__init__(driver_class=StdoutDriver, ansi_color=True)  # the terminal's colours; none with NO_COLOR
         self._reader, self._again = reader, threading.Event()
         self.view, self.facts = View(), None
 
@@ -111,13 +120,13 @@ class Top(App[None]):
         yield Lines(id="above")
         yield Lines(id="body", classes="body")
         yield Lines(id="below")
-        yield Footer(compact=True, show_command_palette=False)
+        yield Keys(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         self.theme = "ansi-dark"
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        # a daemon: an agent that hangs must not keep the terminal from being given back
+        # a daemon: an agent that hangs must not delay the exit
         threading.Thread(target=self._read, name="gpuwatch-top", daemon=True).start()
         self.draw()
 
@@ -144,14 +153,16 @@ class Top(App[None]):
 
     def draw(self) -> None:
         width, height = self.size
-        drawn: Page = page(self.view, self.facts, width, height - 2)
+        two_rows = width < KEYS_WIDTH and self.view.page == "gpus"
+        self.screen.set_class(two_rows, "two-rows")
+        drawn: Page = page(self.view, self.facts, width, height - 2 - two_rows)
         self.query_one("#header", Lines).show([header(self.facts, width)], width)
         self.query_one("#above", Lines).show(drawn.above, width)
         self.query_one("#body", Lines).show(drawn.body, width - 1)
         self.query_one("#below", Lines).show(drawn.below, width)
 
     def _show(self, view: View) -> None:
-        """Show another page, or another choice on it, from its top."""
+        """Show another page or selection, scrolled to its top."""
         if view != self.view:
             self.view = view
             self._again.set()
@@ -174,7 +185,7 @@ class Top(App[None]):
             self.action_scroll(by)
         elif facts is not None and self.view.page == "gpus":
             self._show(replace(self.view, gpu=_within(self.view.gpu + by, len(facts.gpus))))
-        elif facts is not None and (run := chosen(self.view, facts)) is not None:
+        elif facts is not None and (run := selected_run(self.view, facts)) is not None:
             keys = [key_of(each) for each in facts.runs]
             self._show(replace(self.view, run=keys[_within(keys.index(key_of(run)) + by, len(keys))]))
 

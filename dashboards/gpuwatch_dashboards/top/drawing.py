@@ -1,7 +1,7 @@
 """Lines of text: bars, curves and paragraphs of an exact width.
 
-Without colour (NO_COLOR, a pipe, colour-blindness) states differ by glyph: solid is useful work, slanted strokes
-are waiting, signs are trouble. Names, evidence and advice come from other processes: they cannot control the terminal.
+Without colour (NO_COLOR, a pipe, colour blindness) states differ by glyph: solid is useful work, slanted strokes are
+waiting, punctuation is trouble. Names, evidence and advice come from other processes, so control characters are removed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ GLYPHS: dict[str, str] = {
 }  # fmt: skip
 """By state, one cell wide each."""
 BLOCKS = "█▓▒░▞▐"
-"""Glyphs that are drawn in the state's colour; the others are thin, and have it as their background."""
+"""Glyphs drawn in the state's colour; the others are thin, and have it as their background."""
 DIM, BOLD = Style(dim=True), Style(bold=True)
 LABEL = 13
-"""Cells of a line's name, the spaces around it included."""
+"""Cells of a line's name, with the spaces around it."""
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 HEADROOM = 1.15
-"""So that a steady line does not seem to be at its limit."""
+"""So that a constant line does not look as if it were at its limit."""
 _WRAPPER = Console(width=80, color_system=None, force_terminal=False, legacy_windows=False)
-"""Only what Rich needs to wrap text; nothing is printed to it."""
+"""Rich needs a console to wrap text; nothing is printed to it."""
 
 
 def words(text: str, style: Style | str = "") -> Text:
-    """Return text in a style that ends with it. (Text(text, style) would also style whatever is appended later.)"""
+    """Return styled text. (Text(text, style) would also style whatever is appended later.)"""
     return Text().append(text, style)
 
 
 def harmless(text: str) -> str:
-    """Return text of the same length, each character that could act on a terminal (escape, bidi, newline) as "·"."""
+    """Return text with each character that could act on a terminal (escape, bidi, newline) replaced by "·"."""
     if text.isascii() and text.isprintable():
         return text
     return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
@@ -73,10 +73,10 @@ def cell(text: str, width: int, right: bool = False) -> str:
 def table(
     columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[str | Text]], selected: int | None, height: int
 ) -> list[Text]:
-    """Return a head and at most `height` rows, the selected one among them; the head says where more are hidden.
+    """Return a header and at most `height` rows, including the selected one; the header shows which of how many.
 
     Args:
-        columns: Title and width in cells: negative aligns right, 0 leaves it out, None (the last) is unlimited.
+        columns: Title and width in cells: negative aligns right, 0 omits it, None (the last) is unlimited.
     """
     first = max(0, min((selected or 0) - height // 2, len(rows) - height))
     shown = rows[first : first + height]
@@ -85,9 +85,9 @@ def table(
         titles[-1] = f"{first + 1}–{first + len(shown)} of {len(rows)}  {titles[-1]}"
     lines = []
     for number, row in ((None, titles), *enumerate(shown, first)):
-        chosen = number is not None and number == selected
-        style = "dim" if number is None else "bold" if chosen else ""
-        line = words("▸ " if chosen else "  ", style)
+        is_selected = number is not None and number == selected
+        style = "dim" if number is None else "bold" if is_selected else ""
+        line = words("▸ " if is_selected else "  ", style)
         for (_, width), each in zip(columns, row, strict=True):
             if width != 0:
                 text = each if isinstance(each, Text) or width is None else cell(each, abs(width), right=width < 0)
@@ -97,7 +97,7 @@ def table(
 
 
 def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, head: Text | None = None) -> list[Text]:
-    """Return a paragraph in lines of at most `width` cells, indented; `head` takes the first line's indent."""
+    """Return a paragraph in lines of at most `width` cells, indented; `head` replaces the first line's indent."""
     body = words(harmless(" ".join(text.split())), style)
     lines = list(body.wrap(_WRAPPER, max(8, width - indent)))
     for number, line in enumerate(lines):
@@ -110,7 +110,7 @@ def wrapped(text: str, width: int, style: Style | str = "", indent: int = 0, hea
 
 
 def flowed(pieces: Iterable[Text], width: int, indent: int = 1, gap: str = "  ") -> list[Text]:
-    """Return pieces side by side, as many a line as fit; a piece is never broken."""
+    """Return pieces side by side, as many per line as fit; no piece is split."""
     lines: list[Text] = []
     for piece in pieces:
         if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
@@ -122,18 +122,18 @@ def flowed(pieces: Iterable[Text], width: int, indent: int = 1, gap: str = "  ")
 
 
 def rule(title: Text | str, width: int) -> Text:
-    """Return a section's head: its title, and a line to the right edge."""
+    """Return a section's title and a line to the right edge."""
     line = words("── ", DIM).append_text(words(title, BOLD) if isinstance(title, str) else title).append(" ")
     return line.append("─" * max(0, width - line.cell_len), DIM)
 
 
 def figure(before: str, number: str, after: str = "", marked: bool = False) -> Text:
-    """Return a number with what it is; `marked` where it is near its limit."""
+    """Return a number with its name and unit; highlighted if `marked`."""
     return words(before, DIM).append(number, "bold reverse" if marked else "bold").append(after, DIM)
 
 
 def plate(look: Look) -> Style:
-    """Return a style for words: black or white on the colour, readable on light and dark terminals alike."""
+    """Return a style for text: black or white on the colour, readable on light and dark terminals."""
     return Style(color=_ink(look.colour), bgcolor=look.colour, bold=True)
 
 
@@ -156,7 +156,7 @@ def swatch(state: str, count: int = 2) -> Text:
 def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
     """Return whole cells by state whose sum is `width`, by largest remainder, useful states first (palette's order).
 
-    No state is off its exact share by a cell or more; one below half a cell may get none. Empty when no state has time.
+    Each state is less than one cell off its exact share. Empty when no state has time.
     """
     order = {state: number for number, state in enumerate(STATES)}
     whole = sum(max(0.0, seconds) for seconds in states.values())
@@ -171,7 +171,7 @@ def cells(states: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def bar(states: Mapping[str, float], width: int) -> Text:
-    """Return shares of time as one bar of `width` cells; dots where nothing was booked."""
+    """Return shares of time as one bar of `width` cells; dots without any time."""
     line = Text()
     for state, count in cells(states, width).items():
         line.append_text(swatch(state, count))
@@ -179,9 +179,9 @@ def bar(states: Mapping[str, float], width: int) -> Text:
 
 
 def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float = 0.0005) -> list[Text]:
-    """Return one entry a state, the largest first: glyph, name, share of `recent`, and of `whole` in parentheses.
+    """Return an entry for each state, largest first: glyph, name, share of `recent`, and of `whole` in parentheses.
 
-    States below `least` in both are left out.
+    States below `least` in both are omitted.
     """
     now, ever = shares(recent), shares(whole)
     entries = []
@@ -198,10 +198,10 @@ def legend(recent: Mapping[str, float], whole: Mapping[str, float], least: float
 
 
 def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[float | None]:
-    """Return the mean of each of `width` equal stretches of time; None where nothing was sampled.
+    """Return the mean of each of `width` equal intervals; None without samples.
 
-    A column includes its end, not its start. One that is narrower than the samples' spacing takes the value of the next
-    sample: that is the stretch that it was measured over.
+    An interval includes its end, not its start. One that is shorter than the sampling interval takes the value of the
+    next sample, which was measured over it.
     """
     found: list[list[float]] = [[] for _ in range(width)]
     gaps: set[int] = set()
@@ -226,9 +226,9 @@ def buckets(points: Points, width: int, start_s: float, end_s: float) -> list[fl
 
 
 def sparkline(values: Sequence[float | None], maximum: float | None = None, rows: int = 1) -> list[str]:
-    """Return `rows` lines of text, top first, one column a value, in eighths of a cell; `maximum` is the upper end.
+    """Return `rows` lines of text, top first, a column for each value, in eighths of a cell.
 
-    A gap stays a gap; a measured zero is a thin line. Without `maximum` the largest value is the upper end.
+    A gap stays blank; a measured zero is a thin line. `maximum` is the upper end; None: of the data.
     """
     known = [value for value in values if value is not None]
     top = maximum if maximum is not None else HEADROOM * max(known, default=0.0)
@@ -243,10 +243,10 @@ def sparkline(values: Sequence[float | None], maximum: float | None = None, rows
 
 
 def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
-    """Return shares of time over time, `rows` lines, top first: each column one stretch of time, its states stacked.
+    """Return shares of time over time, `rows` lines, top first: a column for each interval, its states stacked.
 
     Args:
-        traces: One a state, its label "state"; a column shows the mean. One in which nothing was sampled is blank.
+        traces: One for each value of the label "state". Intervals without samples are blank.
     """
     columns: list[dict[str, float]] = [{} for _ in range(width)]
     for trace in traces:
@@ -271,7 +271,7 @@ class Curve:
 def curve_lines(
     curves: Sequence[Curve], start_s: float, end_s: float, width: int, rows: int = 1, label: int = LABEL
 ) -> list[Text]:
-    """Return the curves, each `rows` high, its latest value at its end; two side by side where there is room."""
+    """Return the curves, each `rows` high and followed by its latest value; two side by side if they fit."""
     abreast = 2 if width >= 4 * label + 4 else 1
     value = max([7, *(len(curve.last) for curve in curves)])
     columns = (width - 1) // abreast - label - value - 1

@@ -1,4 +1,4 @@
-"""What each page shows at a size, and `--once`. Pure: facts and a view in, lines of text out."""
+"""The pages of top at any size, and `--once`: facts and a view in, lines of text out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from gpuwatch_dashboards.render.charts import drawn_lines
 from gpuwatch_dashboards.render.palette import STATES
 from gpuwatch_dashboards.render.units import display
 from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top import Facts, Reader, Sampled, last
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
-from gpuwatch_dashboards.top.node import gpu_detail, gpu_strip, gpu_table, node_lines
-from gpuwatch_dashboards.top.reading import Facts, Reader, Sampled, last
-from gpuwatch_dashboards.top.runs import (
+from gpuwatch_dashboards.top.sections import (
     all_findings,
     area_lines,
     finding_lines,
+    gpu_detail,
+    gpu_strip,
+    gpu_table,
     ledger_lines,
+    node_lines,
     run_curves,
     run_list,
     step_lines,
@@ -35,29 +38,29 @@ from gpuwatch_dashboards.top.runs import (
 
 PageName = Literal["runs", "gpus", "findings", "panels", "help"]
 TALL = 40
-"""From this height on there is room for curves of several lines and for the shares of time over time."""
+"""From this height on curves have several lines, and the shares of time are drawn over time."""
 SMALL = 30
-"""Below this height the lines that only divide are left out."""
+"""Below this height separator lines are left out."""
 LEAST_AREA, MOST_AREA = 4, 10
 LEAST_WIDTH = 40
 KEYS = (
-    ("↑ ↓  j k", "choose a run; in the list of GPUs a GPU; on pages without a list: scroll"),
-    ("g", "GPUs of the node, one line each, the chosen one's last minutes below; again: back"),
-    ("Enter", "in the list of GPUs: the run that holds the chosen one"),
-    ("f", "findings of all runs and GPUs, in full; again: back"),
-    ("p", "every panel that an agent can answer, with its last minutes; again: back"),
-    ("J K", "scroll what is below the list, where it does not fit"),
+    ("↑ ↓  j k", "select a run, or a GPU on the GPUs page; on pages without a list: scroll"),
+    ("g", "GPUs of the node, and the last minutes of the selected one; again: back"),
+    ("Enter", "on the GPUs page: go to the run that holds the selected GPU"),
+    ("f", "findings of all runs and GPUs; again: back"),
+    ("p", "all panels that an agent can answer; again: back"),
+    ("J K", "scroll the part below the list"),
     ("Esc  r", "back to the runs"),
-    ("PgUp PgDn Home End", "by pages, to an end"),
+    ("PgUp PgDn Home End", "move by pages, or to an end"),
     ("?", "this page"),
     ("q", "quit"),
 )
 _READING = (
-    "A bar is all the time there was, divided by what it went to: its shares add up to 100%.",
-    "In a legend the first number is of the last minute, the one in parentheses of the whole run.",
-    "Curves are of the last 5 minutes; a gap is time in which nothing was sampled. The number is the latest.",
-    "A finding marked └ is a consequence of the one above it: do what that one advises first.",
-    "“1.91× to 2.58× faster” is what the advice is predicted to bring; “up to 2.60× faster” is an upper bound.",
+    "A bar is all of the time, divided by state: its shares add up to 100%.",
+    "In a legend the first number is the share of the last minute, the one in parentheses that of the whole run.",
+    "Curves show the last 5 minutes; a gap is time without samples. The number is the latest value.",
+    "A finding marked └ is a consequence of the one above it: follow that one's advice first.",
+    "“1.91× to 2.58× faster” is the predicted effect of the advice; “up to 2.60× faster” is an upper bound.",
 )
 
 
@@ -65,13 +68,13 @@ _READING = (
 class View:
     page: PageName = "runs"
     run: str | None = None
-    """The key of the chosen run; None: the newest that runs."""
+    """The key of the selected run; None: the newest running one."""
     gpu: int = 0
 
 
 @dataclass(frozen=True)
 class Page:
-    """Lines from top to bottom. The body scrolls; the others are shown whole."""
+    """Lines from top to bottom. Only the body scrolls."""
 
     body: list[Text]
     above: list[Text] = field(default_factory=list)
@@ -79,16 +82,16 @@ class Page:
 
 
 def page(view: View, facts: Facts | SourceError | None, width: int, height: int) -> Page:
-    """Return a page for so many cells; its body is a cell narrower, for the scroll bar.
+    """Return a page for this size in cells; its body is one cell narrower, for the scroll bar.
 
     Args:
-        facts: An error while the source is away, None before its first answer.
+        facts: An error while the source does not answer, None before its first answer.
     """
     whole, width = width, width - 1
     if view.page == "help":
         return Page(help_lines(width))
     if facts is None:
-        return Page([Text(), words("  Waiting for the first numbers …", DIM)])
+        return Page([Text(), words("  Waiting for the first answer …", DIM)])
     if isinstance(facts, SourceError):
         return Page(away(facts, width))
     if view.page == "findings":
@@ -102,7 +105,7 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
         detail = gpu_detail(facts, facts.gpus[selected], width, height) if facts.gpus else []
         room = height - len(node) - 1
         return Page(detail, gpu_table(facts, selected, whole, max(3, min(8, room // 2), room - len(detail))), node)
-    run = chosen(view, facts)
+    run = selected_run(view, facts)
     if run is None:
         gpus = [rule("GPUs", width), *gpu_table(facts, None, width, len(facts.gpus))] if facts.gpus else []
         return Page(no_runs(facts.node.host, width) + gpus, [], node)
@@ -127,11 +130,11 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
 
 
 def panel_lines(series: Sampled, width: int) -> list[Text]:
-    """Return every panel that an agent can answer with its curves, each with its latest value; or why there is none."""
+    """Return every panel that an agent can answer: its curves with their latest values, or why there are none."""
     lines: list[Text] = []
     for panel in live_panels():
         drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
-        if panel.kind == "stat":  # of several series (mounts of /dev/shm, say) the one closest to its limit
+        if panel.kind == "stat":  # of several series (e.g. mounts of /dev/shm) the one closest to its limit
             drawn = sorted(drawn, key=lambda line: -(last(line.points) or 0.0))[:1]
         top = panel.maximum or max(
             (value for line in drawn for _, value in line.points if value is not None), default=0.0
@@ -148,8 +151,8 @@ def panel_lines(series: Sampled, width: int) -> list[Text]:
     return lines
 
 
-def chosen(view: View, facts: Facts) -> Run | None:
-    """Return the run in detail: the chosen one even before its series have been read."""
+def selected_run(view: View, facts: Facts) -> Run | None:
+    """Return the run to show in detail: the selected one, even before its series have been read."""
     keys = {key_of(run): run for run in facts.runs}
     return keys.get(view.run or "") or keys.get(facts.selected or "")
 
@@ -165,25 +168,28 @@ def header(facts: Facts | SourceError | None, width: int) -> Text:
 
 
 def no_runs(host: str, width: int) -> list[Text]:
-    """Return the message before any training was seen: the one line to add."""
+    """Return the message shown before the first run: the line to add."""
     lines = [Text(), *wrapped(f"No training run on {host} yet.", width, BOLD, 2), Text()]
     lines += wrapped("Add one line to your training loop:", width, "", 2)
     lines += [Text(), Text("    import gpuwatch"), Text()]
     lines += [words("    for batch in gpuwatch.watch(loader):", "bold reverse"), Text("        ..."), Text()]
     lines += wrapped("or run the script as it is: gpuwatch run -- python train.py", width, "", 2)
-    return [*lines, *wrapped("The run appears here by itself, with a verdict after its first steps.", width, DIM, 2)]
+    return [
+        *lines,
+        *wrapped("The run appears here automatically, with a verdict after its first steps.", width, DIM, 2),
+    ]
 
 
 def away(error: SourceError, width: int) -> list[Text]:
-    """Return the message while the source does not answer: what, where, what to do."""
+    """Return the message shown while the source does not answer: what, where, what to do."""
     what, remedy = (f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in (error.what, error.remedy))
     lines = [Text(), *wrapped(what, width - 2, "bold reverse", 2), Text()]
     lines += [*wrapped(remedy.replace("`", ""), width - 2, BOLD, 2), Text()]
-    return lines + wrapped("gpuwatch top tries again every second and goes on by itself.", width - 2, DIM, 2)
+    return lines + wrapped("gpuwatch top tries again every second and continues automatically.", width - 2, DIM, 2)
 
 
 def help_lines(width: int) -> list[Text]:
-    """Return all keys, every state with its glyph, and how to read a page."""
+    """Return the keys, the states with their glyphs, and how to read a page."""
     lines = [rule("Keys", width)]
     for keys, text in KEYS:
         lines += wrapped(text, width - 1, "", 22, words(f"  {keys}", BOLD))
@@ -194,7 +200,7 @@ def help_lines(width: int) -> list[Text]:
 
 
 def once(reader: Reader, width: int) -> list[Text]:
-    """Return every run on a line, those that run (else the latest) in detail, GPUs and node. Raises SourceError."""
+    """Return the list of runs, details of the running ones (else of the latest), GPUs and node. Raises SourceError."""
     facts = reader.read()
     runs = list(facts.runs)
     lines = run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
@@ -222,5 +228,5 @@ def print_once(reader: Reader) -> None:
 
 
 def is_interactive() -> bool:
-    """Return whether there is a terminal to draw on and to take keys from."""
+    """Return whether stdin and stdout are a terminal that can be drawn on."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

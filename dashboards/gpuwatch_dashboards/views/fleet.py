@@ -16,8 +16,7 @@ from gpuwatch_dashboards.render.cards import card, figures
 from gpuwatch_dashboards.render.palette import KINDS, STATES
 from gpuwatch_dashboards.render.units import digits, display
 from gpuwatch_dashboards.selection import MAX_POINTS, chosen
-from gpuwatch_dashboards.sources import fleet
-from gpuwatch_dashboards.sources.fleet import LEVELS, LOST_KINDS, RECORDED_S, Holder, Holders
+from gpuwatch_dashboards.sources.prometheus import LEVELS, LOST_KINDS, RECORDED_S, Holder, Holders
 from gpuwatch_dashboards.views.site import (
     Site,
     answered,
@@ -61,7 +60,7 @@ def _fleet(site: Site) -> None:
     end_s, length_s = time.time() // RECORDED_S * RECORDED_S, TIMES_S[times]
     span = Span(end_s - length_s, end_s, min(MAX_POINTS, int(length_s / RECORDED_S)))
     panels = GROUPS["fleet"]
-    kinds = site.once.get(("fleet now",), lambda: fleet.now(prometheus), lambda _: EVERY_S)
+    kinds = site.once.get(("fleet now",), prometheus.gpus_by_kind, lambda _: EVERY_S)
     stats = [panel for panel in panels if panel.kind == "stat"]
     numbers = site.once.get(
         ("fleet numbers", span), lambda: figures(answered(site, stats, Scope(), span)), lambda _: EVERY_S
@@ -90,7 +89,7 @@ def _fleet(site: Site) -> None:
         )
         table = site.once.get(
             ("fleet table", level, span),
-            lambda: _table(fleet.holders(prometheus, level, span, MOST_ROWS), level, words),
+            lambda: _table(prometheus.holders(level, span, MOST_ROWS), level, words),
             lambda _: RECORDED_S,
         )
         st.html(markup.key_of_looks(KINDS.values()) + table)

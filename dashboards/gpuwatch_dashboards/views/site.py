@@ -20,7 +20,8 @@ from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
-from gpuwatch_dashboards.sources import PrometheusSource, Source
+from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 REFRESH_S = 2.0
 CLOSER, CLOSEST_S = 8.0, 0.5

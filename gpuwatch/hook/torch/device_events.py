@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -37,26 +38,42 @@ def torch_events(torch: Any) -> TorchEvents | None:
         return None
 
 
+_made: list[Any] = []
+"""Every event made in this process. None is ever destroyed: see `TorchEvents`."""
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_made))  # nor when the interpreter of a forked child ends
+_unused: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+"""Events of each device that no timeline holds any more."""
+
+
 class TorchEvents:
-    """Events on the device and stream of `torch.accelerator` that were current at first."""
+    """Events on the device and stream of `torch.accelerator` that were current at first.
+
+    Events are pooled and never destroyed. In a forked child, such as a loader's worker, CUDA cannot be called: destroying an event there
+    aborts the process, and the garbage collector may find one there at any time (`std::terminate` from `~CUDAEvent`, torch 2.11).
+    """
 
     def __init__(self, torch: Any, kind: str) -> None:
         self._torch = torch
         self.kind = kind
-        self._free: list[Any] = []
         self._device: int = self._current_device()
+        self._free: list[Any] = []
+        self._mine: list[Any] = []
         self._stream = self._current_stream()
         self.foreign = 0
         """How often another device or stream was seen at work: what is there is not measured, so waits are not verified."""
 
+    def __del__(self) -> None:
+        if hasattr(self, "_mine"):
+            _unused[self.kind, self._device].extend(self._mine)
+
     def can_time(self) -> bool:
         """Return whether this device has events that tell the time. Nothing is recorded for that."""
-        self._free.append(self._new())
+        self._free.append(self._take())
         return True
 
     def record(self, event: Any | None) -> Any:
         if event is None:
-            event = self._free.pop() if self._free else self._new()
+            event = self._free.pop() if self._free else self._take()
         event.record()
         return event
 
@@ -83,6 +100,17 @@ class TorchEvents:
     def saw(self, device: Any) -> None:
         if device.type == self.kind and device.index not in (None, self._device):
             self.foreign += 1
+
+    def _take(self) -> Any:
+        """Return an event that no other timeline holds, a new one where all are held."""
+        unused = _unused[self.kind, self._device]
+        try:
+            event = unused.pop()
+        except IndexError:
+            event = self._new()
+            _made.append(event)
+        self._mine.append(event)
+        return event
 
     def _new(self) -> Any:
         return self._torch.Event(device=self.kind, enable_timing=True)
@@ -136,14 +164,14 @@ class CudaEvents(TorchEvents):
 
     def record(self, event: Any | None) -> Any:
         if event is None:
-            event = self._free.pop() if self._free else self._new()
+            event = self._free.pop() if self._free else self._take()
         self._record(event, self._recorded_on)
         return event
 
     def record_aside(self) -> Any | None:
         if self._device_now() != self._device or self._raw_stream(self._device) == self._stream or self._capturing():
             return None
-        event = self._free.pop() if self._free else self._new()
+        event = self._free.pop() if self._free else self._take()
         self._record(event, self._torch.cuda.current_stream(self._device))
         return event
 

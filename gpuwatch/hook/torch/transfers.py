@@ -152,7 +152,7 @@ class TransferWatch:
                     if device is None:
                         recorder.transfer_ns += clock() - begin
                     else:
-                        device.copy_ends(token)
+                        device.copy_ends(token, clock() - begin)
                         last_ns = clock()
                         recorder.transfer_ns += last_ns - begin
                 elif device is not None and result.is_cpu and not tensor.is_cpu:

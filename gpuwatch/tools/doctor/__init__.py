@@ -1,36 +1,37 @@
-"""What commonly goes wrong around gpuwatch, each with its remedy: `gpuwatch doctor`.
+"""`gpuwatch doctor`: checks for what commonly goes wrong around gpuwatch, each with a remedy.
 
-A check is a function of `Surroundings` that returns an `Outcome`. Adding one is a function and a line in CHECKS.
+A check is a function of `Machine` that returns an `Outcome`. Adding one is a function and a line in CHECKS.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict
+from functools import partial
 
-from gpuwatch.tools.doctor.agent import agent, agent_clock, agent_version, collectors
-from gpuwatch.tools.doctor.clock import clock, ntp
-from gpuwatch.tools.doctor.cpu import cores, pressure
-from gpuwatch.tools.doctor.deadline import Background
-from gpuwatch.tools.doctor.driver import driver
-from gpuwatch.tools.doctor.history import history
-from gpuwatch.tools.doctor.hook_socket import hook_socket
-from gpuwatch.tools.doctor.limits import locked_memory, open_files, shm, tasks
-from gpuwatch.tools.doctor.namespaces import pid_namespace, ptrace
+from gpuwatch.tools.doctor.gpus import driver, torch, visible_gpus
+from gpuwatch.tools.doctor.limits import clock, cores, locked_memory, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor.machine import Machine, in_background
 from gpuwatch.tools.doctor.outcome import Check, Outcome, problem, warning
-from gpuwatch.tools.doctor.ports import agent_port, page_port
-from gpuwatch.tools.doctor.prometheus import alert_rules, prometheus
-from gpuwatch.tools.doctor.settings import environment
-from gpuwatch.tools.doctor.software import agent_extra, dashboard_extra, gpuwatch, hook, pynvml, python
-from gpuwatch.tools.doctor.surroundings import Surroundings
-from gpuwatch.tools.doctor.torch_build import torch
-from gpuwatch.tools.doctor.visible_gpus import visible_gpus
+from gpuwatch.tools.doctor.processes import agent_port, page_port, pid_namespace, ptrace
+from gpuwatch.tools.doctor.services import (
+    agent,
+    agent_clock,
+    agent_version,
+    alert_rules,
+    collectors,
+    history,
+    hook_socket,
+    prometheus,
+)
+from gpuwatch.tools.doctor.software import agent_extra, dashboard_extra, environment, gpuwatch, hook, pynvml, python
 
 DEADLINE_S = 3.0
 
-Look = Callable[[Surroundings], Outcome]
-
-CHECKS: tuple[tuple[str, str, Look], ...] = (
+CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
     ("Software", "python", python),
     ("Software", "gpuwatch", gpuwatch),
     ("Software", "hook", hook),
@@ -41,8 +42,8 @@ CHECKS: tuple[tuple[str, str, Look], ...] = (
     ("GPU", "driver", driver),
     ("GPU", "pynvml", pynvml),
     ("GPU", "visible GPUs", visible_gpus),
-    ("Rights", "pid namespace", pid_namespace),
-    ("Rights", "ptrace", ptrace),
+    ("Permissions", "pid namespace", pid_namespace),
+    ("Permissions", "ptrace", ptrace),
     ("Limits", "/dev/shm", shm),
     ("Limits", "open files", open_files),
     ("Limits", "locked memory", locked_memory),
@@ -62,32 +63,26 @@ CHECKS: tuple[tuple[str, str, Look], ...] = (
     ("Prometheus", "targets", prometheus),
     ("Prometheus", "alert rules", alert_rules),
 )
-"""(group, name, function) in the order in which they are shown; names are unique, and what --json calls a check."""
+"""(group, name, function) in the order in which they are shown; `--json` uses the names, which are unique."""
 
 
 def examine(
-    around: Surroundings, checks: Sequence[tuple[str, str, Look]] = CHECKS, deadline_s: float = DEADLINE_S
+    machine: Machine,
+    checks: Sequence[tuple[str, str, Callable[[Machine], Outcome]]] = CHECKS,
+    deadline_s: float = DEADLINE_S,
 ) -> list[Check]:
-    """Return what every check found, in order. All run at once: one that hangs or crashes is a result, and delays no other."""
-    begun_s = time.perf_counter()
-    running = [(group, name, Background(_bound(look, around))) for group, name, look in checks]
-    return [
-        _check(group, name, call, deadline_s - (time.perf_counter() - begun_s), deadline_s)
-        for group, name, call in running
-    ]
+    """Return the results of all checks, in order. All run at once: one that hangs or crashes is a result, and delays no other."""
+    deadline = time.perf_counter() + deadline_s
+    running = [(group, name, in_background(partial(check, machine))) for group, name, check in checks]
+    return [Check(group, name, **asdict(_outcome(future, deadline, deadline_s))) for group, name, future in running]
 
 
-def _bound(look: Look, around: Surroundings) -> Callable[[], Outcome]:
-    return lambda: look(around)
-
-
-def _check(group: str, name: str, call: Background[Outcome], left_s: float, deadline_s: float) -> Check:
+def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Outcome:
     try:
-        outcome = call.result(left_s)
-    except TimeoutError:
-        outcome = problem(
-            f"no result within {deadline_s:g} s", "something it asks hangs: a driver, a disk, a name server; see dmesg"
+        return future.result(max(0.0, deadline - time.perf_counter()))
+    except FutureTimeout:
+        return problem(
+            f"no result within {deadline_s:g} s", "a driver, a disk or a name server that it reads hangs; see dmesg"
         )
     except Exception as error:
-        outcome = warning(f"the check itself failed: {type(error).__name__}: {error}", "please report this line")
-    return Check(group, name, outcome.status, outcome.found, outcome.remedy)
+        return warning(f"the check itself failed: {type(error).__name__}: {error}", "please report this line")

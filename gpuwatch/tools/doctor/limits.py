@@ -1,4 +1,4 @@
-"""What loader workers run out of: /dev/shm, open files, locked memory, processes."""
+"""What loader workers run out of: /dev/shm, open files, locked memory, processes, cores. And the machine's clocks."""
 
 from __future__ import annotations
 
@@ -7,53 +7,56 @@ from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.errors import NoData
-from gpuwatch.host.cgroup import folders
-from gpuwatch.host.proc import memory_bytes
+from gpuwatch.formatting import size
+from gpuwatch.host import proc
+from gpuwatch.host.cgroup import folders, quota
+from gpuwatch.tools.doctor.machine import Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
-from gpuwatch.tools.doctor.surroundings import Surroundings
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_FEW_FILES, _ENOUGH_FILES = 256, 4096
-_FEW_TASKS, _ENOUGH_TASKS = 256, 4096
+_FEW, _ENOUGH = 256, 4096
+"""Open files, or processes and threads."""
+_OLDEST_S = 1_704_067_200.0
+"""2024-01-01: gpuwatch did not exist before."""
+_SUSPENDED_S = 1.0
+_SYNCHRONISE = "timedatectl set-ntp true, or chrony"
 
 
-def shm(around: Surroundings) -> Outcome:
+def shm(machine: Machine) -> Outcome:
     """The size of this namespace's /dev/shm: batches of loader workers pass through it, and a full one is a bus error."""
-    gib = _recommended_gib(around.procfs)
+    gib = _recommended_gib(machine.procfs)
     line = f"docker run --shm-size={gib}g; compose: shm_size: {gib}gb; Kubernetes: an emptyDir with medium: Memory"
     try:
-        size, used = around.space(around.shm)
+        total, used = machine.space(machine.shm)
     except OSError as error:
-        return problem(f"{around.shm}: {error.strerror}: loader workers cannot start", "mount -t tmpfs shm /dev/shm")
-    found = f"{_bytes(size)}, {_bytes(used)} used"
-    if size and used / size >= THRESHOLDS.shm_used:
-        return problem(f"{found}: nearly full", f"ls -lS {around.shm} shows by what; or more of it: {line}")
-    if size <= 64 * _MIB:
+        return problem(f"{machine.shm}: {error.strerror}: loader workers cannot start", "mount -t tmpfs shm /dev/shm")
+    found = f"{size(total)}, {size(used)} used"
+    if total and used / total >= THRESHOLDS.shm_used:
+        return problem(f"{found}: nearly full", f"ls -lS {machine.shm} lists what fills it; or enlarge it: {line}")
+    if total <= 64 * _MIB:
         return problem(f"{found}: Docker's default, less than two workers' batches", f"{line} (a limit, not reserved)")
-    if size < _GIB:
+    if total < _GIB:
         return warning(f"{found}: little for several workers' batches", f"{line} (a limit, not reserved)")
     return ok(found)
 
 
-def open_files(around: Surroundings) -> Outcome:
-    """The limit of open files: workers pass each tensor as a descriptor, and "Too many open files" is its end."""
-    soft, hard = around.limits(resource.RLIMIT_NOFILE)
-    remedy = "ulimit -n 65536 before training; docker run --ulimit nofile=65536:65536; systemd: LimitNOFILE=65536"
-    found = f"{_limit(soft)} open files (at most {_limit(hard)})"
-    if _below(soft, _FEW_FILES):
-        return problem(found, remedy)
-    if _below(soft, _ENOUGH_FILES):
-        return warning(f"{found}: few for many workers", remedy)
-    return ok(found)
+def open_files(machine: Machine) -> Outcome:
+    """The limit of open files: workers pass each tensor as a file descriptor; beyond it: "Too many open files"."""
+    soft, hard = machine.limits(resource.RLIMIT_NOFILE)
+    return _enough(
+        soft,
+        f"{_limit(soft)} open files (at most {_limit(hard)})",
+        "ulimit -n 65536 before training; docker run --ulimit nofile=65536:65536; systemd: LimitNOFILE=65536",
+    )
 
 
-def locked_memory(around: Surroundings) -> Outcome:
-    """The limit of locked memory: RDMA registers its buffers under it. Memory that CUDA pins does not count."""
-    soft, _ = around.limits(resource.RLIMIT_MEMLOCK)
-    found = "unlimited" if soft == resource.RLIM_INFINITY else _bytes(soft)
-    if not any((around.sysfs / "class/infiniband").glob("*")):
-        return skipped(f"{found}; it matters to RDMA alone, and there is no such adapter")
-    if _below(soft, _GIB):
+def locked_memory(machine: Machine) -> Outcome:
+    """The limit of locked memory, which applies to the buffers of RDMA but not to memory pinned by CUDA."""
+    soft, _ = machine.limits(resource.RLIMIT_MEMLOCK)
+    found = "unlimited" if soft == resource.RLIM_INFINITY else size(soft)
+    if not any((machine.sysfs / "class/infiniband").glob("*")):
+        return skipped(f"{found}; only RDMA needs it, and there is no such adapter")
+    if _finite(soft) < _GIB:
         return warning(
             f"{found}: NCCL cannot register its buffers for RDMA",
             "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
@@ -61,34 +64,91 @@ def locked_memory(around: Surroundings) -> Outcome:
     return ok(found)
 
 
-def tasks(around: Surroundings) -> Outcome:
+def tasks(machine: Machine) -> Outcome:
     """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
-    limits = {"the user's": around.limits(resource.RLIMIT_NPROC)[0]}
-    for folder in folders("pids", around.procfs, around.sysfs):
+    limits = [(_finite(machine.limits(resource.RLIMIT_NPROC)[0]), "the user's")]
+    for folder in folders("pids", machine.procfs, machine.sysfs):
         try:
             text = (folder / "pids.max").read_text().strip()
         except OSError:
             continue
         if text != "max":
-            limits["the cgroup's"] = min(int(text), limits.get("the cgroup's", int(text)))
-    whose, least = min(limits.items(), key=lambda item: _finite(item[1]))
-    if least == resource.RLIM_INFINITY:
+            limits.append((int(text), "the cgroup's"))
+    least, whose = min(limits, key=lambda each: each[0])
+    if least == float("inf"):
         return ok("unlimited processes and threads")
-    found = f"{least} processes and threads ({whose})"
-    remedy = (
-        "docker run --pids-limit 32768" if whose == "the cgroup's" else "ulimit -u 32768; systemd: LimitNPROC=32768"
+    cgroup = "docker run --pids-limit 32768"
+    remedy = cgroup if whose == "the cgroup's" else "ulimit -u 32768; systemd: LimitNPROC=32768"
+    return _enough(int(least), f"{least:.0f} processes and threads ({whose})", remedy)
+
+
+def cores(machine: Machine) -> Outcome:
+    """Cores that may be used against the quota: torch starts a thread per core, and the quota throttles them all."""
+    usable, limit = machine.cores(), quota(machine.procfs, machine.sysfs)
+    if limit is None or limit.cores >= usable:
+        return ok(f"{usable} usable, no quota below them")
+    held = f"; throttled in {limit.throttled / limit.periods:.0%} of {limit.periods} periods" if limit.periods else ""
+    return warning(
+        f"{usable} cores are seen, {limit.cores:g} may be used{held}",
+        f"raise it (docker run --cpus, limits.cpu), or num_workers + OMP_NUM_THREADS of at most {max(1, int(limit.cores))}",
     )
-    if least < _FEW_TASKS:
+
+
+def pressure(machine: Machine) -> Outcome:
+    """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, disk and memory."""
+    missing = []
+    for what in ("cpu", "io", "memory"):
+        try:
+            proc.pressure_s(what, machine.procfs)
+        except (NoData, ValueError):
+            missing.append(what)
+    if missing:
+        return warning(
+            f"no pressure figures for {', '.join(missing)}: causes are less certain",
+            "a kernel of 4.20 or later, booted with psi=1",
+        )
+    return ok("cpu, io and memory")
+
+
+def clock(machine: Machine) -> Outcome:
+    """Time in suspend, which nothing measures: CLOCK_BOOTTIME less CLOCK_MONOTONIC. And whether the date is plausible."""
+    clocks = machine.clocks()
+    suspended_s = clocks.boot_s - clocks.monotonic_s
+    if clocks.wall_s < _OLDEST_S:
+        return problem("the wall clock is years behind", f"set it: {_SYNCHRONISE}")
+    if suspended_s > _SUSPENDED_S:
+        return warning(
+            f"the machine was suspended for {suspended_s:.0f} s since it booted: no run has that time",
+            "systemctl mask sleep.target suspend.target, on a machine that trains",
+        )
+    return ok("monotonic and boot time agree: never suspended")
+
+
+def ntp(machine: Machine) -> Outcome:
+    """Whether the kernel considers its clock synchronised. Source: adjtimex(2)."""
+    synchronised = machine.ntp()
+    if synchronised is None:
+        return skipped("the kernel does not report it (often so in a container)")
+    if not synchronised:
+        return warning(
+            "the clock is not synchronised: series of several nodes will not line up",
+            f"{_SYNCHRONISE}; a virtual machine may follow its host's clock without reporting it",
+        )
+    return ok("synchronised")
+
+
+def _enough(limit: int, found: str, remedy: str) -> Outcome:
+    if _finite(limit) < _FEW:
         return problem(found, remedy)
-    if least < _ENOUGH_TASKS:
+    if _finite(limit) < _ENOUGH:
         return warning(f"{found}: few for many workers", remedy)
     return ok(found)
 
 
 def _recommended_gib(procfs: Path) -> int:
-    """Return half of the memory, as the kernel itself would, and at most 16 GiB."""
+    """Return half of the memory, the kernel's own default, and at most 16 GiB."""
     try:
-        return max(1, min(16, memory_bytes(procfs)["MemTotal"] // (2 << 30)))
+        return max(1, min(16, proc.memory_bytes(procfs)["MemTotal"] // (2 << 30)))
     except (NoData, KeyError, ValueError):
         return 8
 
@@ -97,16 +157,5 @@ def _finite(limit: int) -> float:
     return float("inf") if limit == resource.RLIM_INFINITY else limit
 
 
-def _below(limit: int, least: int) -> bool:
-    return _finite(limit) < least
-
-
 def _limit(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-
-
-def _bytes(count: int) -> str:
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} B"

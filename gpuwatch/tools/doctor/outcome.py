@@ -1,22 +1,36 @@
-"""What a check says, before and after it is given its name."""
+"""The result of a check, and the report of all of them: for a terminal, for a pipe and as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Status = Literal["ok", "warning", "problem", "skipped"]
+_MARKS: dict[Status, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "problem": ("✗", "bold red"),
+    "skipped": ("–", "dim"),
+}
+_ORDER: tuple[Status, ...] = ("problem", "warning", "ok", "skipped")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one look has found. Made by `ok`, `warning`, `problem` and `skipped`."""
+    """The result of a check, made by `ok`, `warning`, `problem` and `skipped`."""
 
     status: Status
     found: str
-    """What is, in one line."""
+    """One line."""
     remedy: str | None = None
-    """What to do about it, in one line; None where there is nothing to do."""
+    """One line; None where there is nothing to do."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ def ok(found: str) -> Outcome:
 
 
 def warning(found: str, remedy: str) -> Outcome:
-    """Return that something works less well than it could, or will not for long."""
+    """Return that something works less well than it could, or may soon fail."""
     return Outcome("warning", found, remedy)
 
 
@@ -46,5 +60,71 @@ def problem(found: str, remedy: str) -> Outcome:
 
 
 def skipped(found: str, remedy: str | None = None) -> Outcome:
-    """Return that there is nothing to check here, and why; `remedy` is what would make it checkable."""
+    """Return that there is nothing to check here, and why; `remedy` would make it checkable."""
     return Outcome("skipped", found, remedy)
+
+
+def as_json(checks: Sequence[Check], version: str, host: str) -> str:
+    """Return the document that docs/guides/doctor.md describes."""
+    counts = Counter(check.status for check in checks)
+    document = {
+        "version": version,
+        "host": host,
+        "counts": {status: counts[status] for status in _ORDER},
+        "checks": [asdict(check) for check in checks],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def as_text(checks: Sequence[Check], title: str) -> str:
+    """Return plain lines for a pipe: one per check, never wrapped, status first; remedies below, indented."""
+    width = max(len(check.name) for check in checks)
+    lines = [title]
+    for group, members in groupby(checks, key=lambda check: check.group):
+        lines += ["", group]
+        for check in members:
+            lines.append(f"{check.status:<8} {check.name:<{width}}  {check.found}")
+            if check.remedy:
+                lines.append(f"{'':<8} {'':<{width}}  -> {check.remedy}")
+    return "\n".join([*lines, "", summary(checks)])
+
+
+def show(checks: Sequence[Check], title: str, console: Console) -> None:
+    """Print for a terminal: marks and colours, long lines wrapped in their column, lines that are ok cut."""
+    from rich.table import Table
+    from rich.text import Text
+
+    width = max(len(check.name) for check in checks)
+    console.print(Text(title, style="bold"))
+    for group, members in groupby(checks, key=lambda check: check.group):
+        console.print()
+        console.print(Text(group, style="bold"))
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=3, justify="right", no_wrap=True)
+        table.add_column(width=width + 1, no_wrap=True)
+        table.add_column()
+        for check in members:
+            mark, style = _MARKS[check.status]
+            quiet = "dim" if check.status == "skipped" else ""
+            cut = check.status == "ok"
+            found = Text(check.found, quiet, no_wrap=cut, overflow="ellipsis" if cut else "fold")
+            table.add_row(Text(mark, style), Text(check.name, quiet), found)
+            if check.remedy:
+                table.add_row("", "", Text(f"→ {check.remedy}", quiet or "cyan"))
+        console.print(table)
+    console.print()
+    worst = next(status for status in _ORDER if any(check.status == status for check in checks))
+    console.print(Text(summary(checks), style=_MARKS[worst][1]))
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """Return e.g. "1 problem (driver), 2 warnings (NTP, cores), 20 ok, 3 skipped"."""
+    parts = []
+    for status in _ORDER:
+        names = [check.name for check in checks if check.status == status]
+        if status in ("problem", "warning"):
+            which = f" ({', '.join(names)})" if names else ""
+            parts.append(f"{len(names) or 'no'} {status}{'' if len(names) == 1 else 's'}{which}")
+        elif names:
+            parts.append(f"{len(names)} {status}")
+    return ", ".join(parts)

@@ -1,30 +1,188 @@
-"""Processes as /proc shows them: who they are, in a few words, and which socket they hold. Never a whole command line."""
+"""Processes in /proc: which of them the agent can read, and who listens on the ports of agent and page.
+
+A process is named by its program alone: a whole command line may hold secrets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
-_IN_THE_WAY = ("0100007F", "0" * 8, "0" * 24 + "01000000", "0" * 32)
+from gpuwatch.tools.doctor.machine import Machine, is_local
+from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+
+_LOOPBACK = ("0100007F", "0" * 8, "0" * 24 + "01000000", "0" * 32)
 """127.0.0.1, 0.0.0.0, ::1 and :: as /proc/net/tcp writes them on a little-endian machine."""
+_NODE_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the kernel's first pid namespace is a constant."""
+_CAP_SYS_PTRACE = 19
+_SAMPLED = 20
+_HOST_PIDS = "pid: host in compose, docker run --pid=host, hostPID: true in Kubernetes"
+_PTRACE = (
+    "cap_add: [SYS_PTRACE, DAC_READ_SEARCH] in compose, docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH; "
+    "or run the agent as root"
+)
+"""Both: /proc/PID/io is mode 0400 as well, which SYS_PTRACE alone does not pass."""
+
+
+def pid_namespace(machine: Machine) -> Outcome:
+    """Whether /proc is the node's: NVML reports the node's pids, which mean nothing in another pid namespace."""
+    try:
+        namespace = str((machine.procfs / "self/ns/pid").readlink())
+    except OSError:
+        return skipped(f"{machine.procfs}/self/ns/pid cannot be read")
+    if namespace == _NODE_PID_NAMESPACE:
+        return ok("/proc is the node's")
+    unknown = sorted(pid for pid in machine.nvml().pids if not (machine.procfs / str(pid)).exists())
+    proof = f"; NVML lists pid {unknown[0]}, which is not in it" if unknown else ""
+    found = f"/proc is a container's ({namespace}){proof}"
+    if any(gpuwatch_part(pid, machine.procfs) in ("agent", "up") for pid in pids(machine.procfs)):
+        return problem(f"{found}: the agent here cannot match GPUs to processes", f"give it the node's: {_HOST_PIDS}")
+    return warning(f"{found}: fine for training, not for an agent", f"for an agent: {_HOST_PIDS}")
+
+
+def ptrace(machine: Machine) -> Outcome:
+    """Whether /proc/PID/io and /proc/PID/root of other users' processes can be read; yama restricts only py-spy."""
+    yama = _yama(machine.procfs)
+    capable = _has_ptrace(machine.procfs)
+    others, refused = 0, 0
+    for pid in pids(machine.procfs):
+        place = machine.procfs / str(pid)
+        try:
+            if place.stat().st_uid == machine.uid or not (place / "io").exists():
+                continue
+        except OSError:
+            continue
+        others += 1
+        refused += not (machine.reads(place / "io") and machine.reads(place / "root"))
+        if others == _SAMPLED:
+            break
+    if refused and capable:
+        return warning(
+            f"SYS_PTRACE is there, but {refused} of {others} processes of other users cannot be read{yama}",
+            "docker run --cap-add DAC_READ_SEARCH, for files that only their owner may read; where that is there, AppArmor or a "
+            "user namespace forbids it: docker run --security-opt apparmor=unconfined",
+        )
+    if refused:
+        return warning(
+            f"I/O and /dev/shm of other users' processes cannot be read (no SYS_PTRACE): an agent would lack them{yama}",
+            _PTRACE,
+        )
+    if others:
+        return ok(f"processes of other users can be read{yama}")
+    if capable:
+        return ok(f"SYS_PTRACE is there; there is no process of another user to try it on{yama}")
+    return skipped(f"no SYS_PTRACE, and no process of another user to read{yama}", _PTRACE)
+
+
+def _has_ptrace(procfs: Path) -> bool:
+    """Source: /proc/self/status CapEff, capabilities(7)."""
+    try:
+        lines = (procfs / "self/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    return any(mask >> _CAP_SYS_PTRACE & 1 for mask in masks)
+
+
+def _yama(procfs: Path) -> str:
+    try:
+        scope = (procfs / "sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return ""
+    return "" if scope == "0" else f"; yama ptrace_scope {scope}: py-spy needs root"
+
+
+def port_of(url: str) -> int:
+    """Return the port of a URL."""
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def agent_port(machine: Machine) -> Outcome:
+    """The port of the agent's /metrics and API: free, gpuwatch's, or taken by another program."""
+    if not is_local(machine.agent_url):
+        return skipped(f"{machine.agent_url} is another machine's")
+    port = port_of(machine.agent_url)
+    try:
+        inode = listening(port, machine.procfs)
+    except OSError:
+        return skipped(f"{port}: {machine.procfs}/net/tcp cannot be read")
+    pid, by = _listener(inode, machine.procfs)
+    status = machine.agent().status
+    if status is not None:  # it may be forwarded into a container, with no listener here
+        return ok(f"{port} is answered by gpuwatch {status.version}{by}")
+    if inode is None:
+        return ok(f"{port} is free")
+    if pid is not None and gpuwatch_part(pid, machine.procfs):
+        return ok(f"{port} is held by gpuwatch{by}")
+    return problem(
+        f"{port} is taken by another program{by}",
+        f"stop that one, or give the agent another port: gpuwatch agent --http 127.0.0.1:{port + 2}",
+    )
+
+
+def page_port(machine: Machine) -> Outcome:
+    """The port of the live page. With a page in a container only the port forwarder shows: any Streamlit behind it counts."""
+    port = machine.page_port
+    try:
+        inode = listening(port, machine.procfs)
+    except OSError:
+        return skipped(f"{port}: {machine.procfs}/net/tcp cannot be read")
+    if inode is None:
+        return ok(f"{port} is free")
+    pid, by = _listener(inode, machine.procfs)
+    if pid is not None and gpuwatch_part(pid, machine.procfs):
+        return ok(f"{port} is held by gpuwatch{by}")
+    if (pid is None or command(pid, machine.procfs) == "docker-proxy") and _is_streamlit(port, machine):
+        return ok(f"{port} is answered by a Streamlit page{by}")
+    return warning(
+        f"{port} is taken by another program{by}",
+        f"stop that one, or give the page another port: gpuwatch up --port {port + 1}",
+    )
+
+
+def _listener(inode: int | None, procfs: Path) -> tuple[int | None, str]:
+    """Return the process that holds a listening socket, and its name for a message; (None, "") without a socket."""
+    if inode is None:
+        return None, ""
+    pid = holder(inode, procfs)
+    if pid is None:
+        return None, " (whose process is not visible: another user's, or another container's)"
+    return pid, f": {command(pid, procfs) or 'a program'}, pid {pid}"
+
+
+def _is_streamlit(port: int, machine: Machine) -> bool:
+    try:
+        answer = machine.fetch(f"http://127.0.0.1:{port}/_stcore/health")
+    except OSError:
+        return False
+    return answer.status == 200 and answer.body.strip() == b"ok"
 
 
 def pids(procfs: Path) -> Iterator[int]:
-    """Yield the processes that there are."""
-    for path in procfs.glob("[0-9]*"):
-        if path.name.isdigit():
-            yield int(path.name)
+    """Yield all processes."""
+    return (int(path.name) for path in procfs.glob("[0-9]*") if path.name.isdigit())
+
+
+def _command_line(pid: int, procfs: Path) -> list[str]:
+    """Return a process's arguments; [""] where there are none or it is gone."""
+    try:
+        return (procfs / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return [""]
 
 
 def command(pid: int, procfs: Path) -> str:
-    """Return a process's program in a few words, its options left out: "python3 -m http.server". "" if it is gone."""
-    try:
-        words = (procfs / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        if not words[0]:
+    """Return a process's program without its options: "python3 -m http.server". "" if it is gone."""
+    words = _command_line(pid, procfs)
+    if not words[0]:
+        try:
             return (procfs / str(pid) / "comm").read_text().strip()
-    except OSError:
-        return ""
+        except OSError:
+            return ""
     program = Path(words[0]).name
     if not program.startswith("python"):
         return program
@@ -34,11 +192,8 @@ def command(pid: int, procfs: Path) -> str:
 
 
 def gpuwatch_part(pid: int, procfs: Path) -> str:
-    """Return "agent", "dashboard", … for a process of gpuwatch's own, "" for any other."""
-    try:
-        words = (procfs / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    """Return "agent", "dashboard", … for a process of gpuwatch, "" for any other."""
+    words = _command_line(pid, procfs)
     if any("gpuwatch_dashboards" in word for word in words):
         return "dashboard"
     if "gpuwatch_agent" in words:  # what `gpuwatch agent` goes on as, see gpuwatch_agent/__main__.py
@@ -62,13 +217,13 @@ def listening(port: int, procfs: Path) -> int | None:
         for line in path.read_text().splitlines()[1:]:
             fields = line.split()
             address, _, hexadecimal = fields[1].rpartition(":")
-            if fields[3] == "0A" and int(hexadecimal, 16) == port and address in _IN_THE_WAY:
+            if fields[3] == "0A" and int(hexadecimal, 16) == port and address in _LOOPBACK:
                 return int(fields[9])
     return None
 
 
 def holder(inode: int, procfs: Path) -> int | None:
-    """Return a process that has the socket open, None where none shows: those of other users need SYS_PTRACE."""
+    """Return a process that has the socket open, None where none is visible: those of other users need SYS_PTRACE."""
     wanted = f"socket:[{inode}]"
     for pid in pids(procfs):
         try:

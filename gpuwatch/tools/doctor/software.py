@@ -1,29 +1,36 @@
-"""Versions: Python, gpuwatch and what its extras require."""
+"""Versions of Python, gpuwatch and what its extras require; the GPUWATCH_* variables."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from gpuwatch.diagnosis.cost import parse_price
+from gpuwatch.errors import ConfigError
+from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
-from gpuwatch.tools.doctor.surroundings import DISTRIBUTION, Surroundings
+from gpuwatch.wire import endpoint
 
 _OLDEST_PYTHON = (3, 10)
 _REQUIREMENT = re.compile(r"^([\w.-]+)\s*(?:>=\s*([\d.]+))?\s*(?:;\s*(.*))?$")
 _PYTHON = re.compile(r"^python_version (>=|<) '([\d.]+)'$")
 
 
-def python(around: Surroundings) -> Outcome:
-    """The interpreter that gpuwatch runs in, and so the environment that all other versions are of."""
-    version, path = around.python
+def python(machine: Machine) -> Outcome:
+    """The interpreter that runs gpuwatch, and with it the environment that all other versions belong to."""
+    version, path = machine.python
     if numbers(version) < _OLDEST_PYTHON:
         return problem(f"{version} ({path})", "gpuwatch needs Python 3.10 or later: make an environment with one")
     return ok(f"{version} ({path})")
 
 
-def gpuwatch(around: Surroundings) -> Outcome:
+def gpuwatch(machine: Machine) -> Outcome:
     """The installed distribution against the package that is imported; PyPI's `gpuwatch` is an unrelated tool."""
-    imported, installed = around.gpuwatch_version, around.version_of(DISTRIBUTION)
-    if other := around.version_of("gpuwatch"):
+    imported, installed = machine.gpuwatch_version, machine.version_of(DISTRIBUTION)
+    if other := machine.version_of("gpuwatch"):
         return problem(
             f"{imported}, and PyPI's unrelated 'gpuwatch' {other}: both own the name",
             f"pip uninstall gpuwatch && pip install --force-reinstall {DISTRIBUTION}",
@@ -38,24 +45,24 @@ def gpuwatch(around: Surroundings) -> Outcome:
     return ok(imported)
 
 
-def hook(around: Surroundings) -> Outcome:
+def hook(machine: Machine) -> Outcome:
     """What the hook in a training process requires: msgspec and pyzmq."""
-    return _installed(around, None)
+    return _installed(machine, None)
 
 
-def agent_extra(around: Surroundings) -> Outcome:
+def agent_extra(machine: Machine) -> Outcome:
     """What `gpuwatch agent` requires."""
-    return _installed(around, "agent")
+    return _installed(machine, "agent")
 
 
-def dashboard_extra(around: Surroundings) -> Outcome:
+def dashboard_extra(machine: Machine) -> Outcome:
     """What `gpuwatch dashboard` requires."""
-    return _installed(around, "dashboard")
+    return _installed(machine, "dashboard")
 
 
-def pynvml(around: Surroundings) -> Outcome:
-    """The deprecated distribution `pynvml` puts its own module in the place of nvidia-ml-py's."""
-    maintained, deprecated = around.version_of("nvidia-ml-py"), around.version_of("pynvml")
+def pynvml(machine: Machine) -> Outcome:
+    """The deprecated distribution `pynvml` replaces nvidia-ml-py's module with its own."""
+    maintained, deprecated = machine.version_of("nvidia-ml-py"), machine.version_of("pynvml")
     if deprecated is not None:
         return warning(
             f"the deprecated distribution 'pynvml' {deprecated} may shadow nvidia-ml-py {maintained or '(not installed)'}",
@@ -63,7 +70,7 @@ def pynvml(around: Surroundings) -> Outcome:
         )
     if maintained is None:
         return skipped("nvidia-ml-py is not installed: GPUs are not seen", "pip install nvidia-ml-py")
-    return ok(f"nvidia-ml-py {maintained}, and no 'pynvml' over it")
+    return ok(f"nvidia-ml-py {maintained}, not shadowed by 'pynvml'")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -84,25 +91,20 @@ def required(requirements: list[str], extra: str | None, python: tuple[int, ...]
         if parts is None:
             continue
         conditions = {part.strip(" ()") for part in (parts[3] or "").replace('"', "'").split(" and ")} - {""}
-        about_python = {each for each in conditions if _PYTHON.match(each)}
-        if conditions - about_python == wanted and all(_holds(each, python) for each in about_python):
+        by_python = {condition: match for condition in conditions if (match := _PYTHON.match(condition))}
+        holds = all((python[:2] >= numbers(match[2])) == (match[1] == ">=") for match in by_python.values())
+        if holds and conditions - by_python.keys() == wanted:
             found.append((parts[1], parts[2] or ""))
     return found
 
 
-def _holds(condition: str, python: tuple[int, ...]) -> bool:
-    parts = _PYTHON.match(condition)
-    assert parts is not None
-    return (python[:2] >= numbers(parts[2])) == (parts[1] == ">=")
-
-
-def _installed(around: Surroundings, extra: str | None) -> Outcome:
-    wanted = required(around.requirements(), extra, numbers(around.python[0]))
+def _installed(machine: Machine, extra: str | None) -> Outcome:
+    wanted = required(machine.requirements(), extra, numbers(machine.python[0]))
     if not wanted:
-        return skipped("what it requires is not known: gpuwatch is not installed", f"pip install {DISTRIBUTION}")
+        return skipped("requirements are unknown: gpuwatch is not installed", f"pip install {DISTRIBUTION}")
     missing, old, present = [], [], []
     for name, least in wanted:
-        version = around.version_of(name)
+        version = machine.version_of(name)
         if version is None:
             missing.append(name)
         elif numbers(version) < numbers(least):
@@ -118,3 +120,85 @@ def _installed(around: Surroundings, extra: str | None) -> Outcome:
     if extra is None or old:
         return problem(found, remedy)
     return warning(found, f"{remedy}   (needed on machines that run gpuwatch {extra})")
+
+
+def is_url(value: str) -> bool:
+    """Return whether a value is an HTTP URL with a host and, if any, a usable port."""
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_port(value: str) -> bool:
+    return value.isdigit() and 0 < int(value) < 65536
+
+
+def is_address(value: str) -> bool:
+    """Return whether a value is HOST:PORT."""
+    host, _, port = value.rpartition(":")
+    return bool(host) and _is_port(port)
+
+
+def _parses(parse: Callable[[str], object], value: str) -> bool:
+    try:
+        parse(value)
+    except ConfigError:
+        return False
+    return True
+
+
+Accepted = tuple[Callable[[str], bool], str]
+"""Whether a value can be used, and what to give instead."""
+_ANY: Accepted = (lambda value: True, "")
+_FLAG: Accepted = (lambda value: value.lower() in ("0", "1", "true", "false", "yes", "no"), "1 or 0")
+_URL: Accepted = (is_url, "http://HOST:PORT")
+_PORT: Accepted = (_is_port, "a port, 1 to 65535")
+_FILE: Accepted = (lambda value: not Path(value).is_dir(), "a file, not a folder")
+
+KNOWN: dict[str, Accepted] = {
+    "GPUWATCH_ENDPOINT": (
+        lambda value: _parses(lambda text: endpoint.checked(text, "it"), value),
+        "ipc:///absolute/path.sock or tcp://127.0.0.1:PORT",
+    ),
+    "GPUWATCH_RUN": _ANY,
+    "GPUWATCH_QUIET": _FLAG,
+    "GPUWATCH_DISABLE": _FLAG,
+    "GPUWATCH_AUTO": _FLAG,
+    "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
+    "GPUWATCH_HISTORY": _FILE,
+    "GPUWATCH_CONFIG": _FILE,
+    "GPUWATCH_AGENT": _URL,
+    "GPUWATCH_AGENT_URL": _URL,
+    "GPUWATCH_PROMETHEUS": _URL,
+    "GPUWATCH_PROMETHEUS_URL": _URL,
+    "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
+    "GPUWATCH_TAG": _ANY,
+    "GPUWATCH_GPU_HOUR": (lambda value: _parses(parse_price, value), "a price and its currency, as in 4.2 EUR"),
+    "GPUWATCH_AGENT_PORT": _PORT,
+    "GPUWATCH_PROMETHEUS_PORT": _PORT,
+    "GPUWATCH_ALERTMANAGER_PORT": _PORT,
+    "GPUWATCH_GRAFANA_PORT": _PORT,
+    "GPUWATCH_DASHBOARD_PORT": _PORT,
+}
+"""Every variable that some part of gpuwatch or its compose file reads."""
+
+
+def environment(machine: Machine) -> Outcome:
+    """GPUWATCH_* variables: names that nothing reads (a typo is otherwise silent), and values that cannot be used."""
+    ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
+    bad, unknown = [], []
+    for name, value in sorted(ours.items()):
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, 1, 0.8)
+            unknown.append(f"nothing reads {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+        elif value and not KNOWN[name][0](value):
+            bad.append(f"{name}={value}: give {KNOWN[name][1]}")
+    if bad:
+        return problem("; ".join(bad + unknown), "correct it, or unset it")
+    if unknown:
+        return warning(
+            "; ".join(unknown), "correct the name, or unset it; docs/guides/doctor.md lists those that are read"
+        )
+    return ok(", ".join(sorted(ours)) if ours else "no GPUWATCH_* variable is set")

@@ -23,7 +23,7 @@ from gpuwatch.tools.reports.words import (
     state_rows,
     when,
 )
-from gpuwatch.tools.stacks.words import rows as stack_rows
+from gpuwatch.tools.stacks.records import rows as stack_rows
 
 STEP_LINES = "Band: 5th to 95th percentile; line: median; dashed: mean wait for data."
 

@@ -1,23 +1,28 @@
-"""A simulated node's /metrics at any time. Within a piece of its story the page is one template and its straight lines.
+"""Simulated nodes' /metrics from one port. Within a piece of a node's story its page is one template whose values are linear in time.
 
 Rendering a page is then arithmetic on some hundred numbers, so that one process serves a thousand nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import sin
+from typing import Any
 
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, RUN_STATES, STALLED, TRANSFER
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.simulation.story import FINDINGS, Job, Node, Piece
 
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 STEP_STATES = (INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT)
 PHASES = {"data_wait": (INPUT_WAIT,), "transfer": (TRANSFER,), "compute": (COMPUTE, HOST_WAIT, COMM_WAIT)}
 BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 GONE_AFTER_S = 900.0
-"""Series of a run go so long after its end, as the agent's do."""
+"""A run's series disappear this long after its end, as with the agent."""
 GPU_BYTES = 141 * 2**30
 GPM = {
     "gpuwatch_gpu_sm_active_ratio": 0.8,
@@ -39,11 +44,22 @@ NODE_RATES = {
     "gpuwatch_messages_received_total": {"": 16.0},
     "gpuwatch_agent_cpu_seconds_total": {"": 0.03},
 }
+NODE_GAUGES = {
+    "gpuwatch_cpu_cores": (192, 0),
+    "gpuwatch_load1": (40, 6),
+    "gpuwatch_procs_running": (30, 0),
+    "gpuwatch_memory_total_bytes": (2 * 2**40, 0),
+    "gpuwatch_memory_available_bytes": (1.5 * 2**40, 2**30),
+    "gpuwatch_history_bytes": (5e8, 0),
+    "gpuwatch_history_failures_total": (0, 0),
+    "gpuwatch_agent_resident_memory_bytes": (1.2e8, 0),
+}
+"""Value and amplitude of its wiggle."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One series: base + pace × (time − the piece's begin) + wiggle × a sine."""
+    """One series: base + pace × (time − the piece's start) + wiggle × a sine."""
 
     metric: str
     labels: Mapping[str, str]
@@ -70,10 +86,10 @@ class Template:
 
 
 class NodePages:
-    """A node's pages over time; times may not go back."""
+    """A node's pages over time; times must not decrease."""
 
     def __init__(self, node: Node, epoch_s: float) -> None:
-        """`epoch_s`: Unix time of the simulation's begin."""
+        """`epoch_s`: Unix time of the simulation's start."""
         self.node = node
         self._epoch_s = epoch_s
         self._pieces = node.pieces()
@@ -85,7 +101,7 @@ class NodePages:
         self._template: Template | None = None
 
     def body(self, time_s: float) -> bytes | None:
-        """Return the page, `time_s` after the simulation's begin; None while the node's agent is down."""
+        """Return the page, `time_s` after the simulation's start; None while the node's agent is down."""
         while time_s >= self._piece.end_s:
             self._close()
         if self.node.agent_is_down(time_s):
@@ -109,24 +125,24 @@ class NodePages:
             self._run_states = dict.fromkeys(RUN_STATES, 0.0)
 
     def _make(self, time_s: float) -> Template:
-        """Return the template from now to the next moment at which something else begins."""
+        """Return the template from now until the next change."""
         piece, lost_s = self._piece, self.node.gpu_lost_s
-        edges = [piece.end_s]
+        gone_s = self._former[0].end_s + GONE_AFTER_S if self._former is not None else None
         lost = lost_s is not None and time_s >= lost_s
-        if lost_s is not None and not lost:
-            edges.append(lost_s)
-        former = self._former
-        if former is not None and time_s >= former[0].end_s + GONE_AFTER_S:
-            former = None
-        elif former is not None:
-            edges.append(former[0].end_s + GONE_AFTER_S)
-        template = Template(piece.begin_s, min(edges))
-        lines = [*self._gpu_lines(lost), *self._run_lines(), *_former_lines(former, self.node), *self._node_lines(lost)]
+        changes = [piece.end_s, *(at_s for at_s in (lost_s, gone_s) if at_s is not None and at_s > time_s)]
+        template = Template(piece.begin_s, min(changes))
+        lines = [*self._gpu_lines(lost), *self._run_lines(), *self._node_lines(lost)]
+        if self._former is not None and gone_s is not None and time_s < gone_s:
+            job, states = self._former
+            for gpu in range(self.node.gpus):
+                lines += _rank_lines(job, self.node, gpu, states, None, 0.0)
         parts, waves = [], []
         for name in BY_NAME:
             mine = [line for line in lines if _family(line.metric) == name]
             if mine:
-                parts.append(f"# HELP {name} {BY_NAME[name].help.replace('%', '%%')}\n# TYPE {name} {_type(name)}\n")
+                metric = BY_NAME[name]
+                kind = "gauge" if metric.kind == "info" else metric.kind
+                parts.append(f"# HELP {name} {metric.help.replace('%', '%%')}\n# TYPE {name} {kind}\n")
             for line in mine:
                 labels = ",".join(f'{key}="{value}"' for key, value in line.labels.items() if value).replace("%", "%%")
                 body = f"{line.metric}{{{labels}}}" if labels else line.metric
@@ -152,24 +168,15 @@ class NodePages:
         for gpu in range(self.node.gpus - lost):
             key = self._key(gpu)
             for state in GPU_STATES:
-                yield Line(
-                    "gpuwatch_gpu_seconds_total",
-                    {**key, "state": state},
-                    self._states[state],
-                    piece.mix.get(state, 0.0),
-                )
+                share = piece.mix.get(state, 0.0)
+                yield Line("gpuwatch_gpu_seconds_total", {**key, "state": state}, self._states[state], share)
             yield Line("gpuwatch_gpu_ledger_watermark_timestamp_seconds", key, self._epoch_s + piece.begin_s, 1.0)
             info = {"model": "NVIDIA H200", "pci_bus_id": f"0000:{gpu:02x}:00.0", "driver_version": "580.0"}
             yield Line("gpuwatch_gpu_info", {**key, **info}, 1)
             rank = str(self.node.first_rank + gpu) if job.run else ""
             held = job.kind != "free"
-            owner = {
-                "run": job.run,
-                "rank": rank,
-                "user": job.user if held else "",
-                "job_id": str(job.number) if held else "",
-            }
-            yield Line("gpuwatch_gpu_owner_info", {**key, **owner}, 1)
+            tenant = {"user": job.user, "job_id": str(job.number)} if held else {}
+            yield Line("gpuwatch_gpu_owner_info", {**key, "run": job.run, "rank": rank, **tenant}, 1)
             yield Line("gpuwatch_gpu_utilization_ratio", key, piece.utilization, 0, 0.03 if piece.utilization else 0)
             yield Line("gpuwatch_gpu_memory_used_bytes", key, 0.8 * GPU_BYTES if held else 5e8)
             yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
@@ -209,21 +216,15 @@ class NodePages:
                 yield Line(metric, labels, rate * since_s, rate)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
-        yield Line("gpuwatch_cpu_cores", {}, 192)
-        yield Line("gpuwatch_load1", {}, 40, 0, 6)
-        yield Line("gpuwatch_procs_running", {}, 30)
-        yield Line("gpuwatch_memory_total_bytes", {}, 2 * 2**40)
-        yield Line("gpuwatch_memory_available_bytes", {}, 1.5 * 2**40, 0, 2**30)
+        for metric, (base, wiggle) in NODE_GAUGES.items():
+            yield Line(metric, {}, base, 0, wiggle)
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
         yield Line("gpuwatch_shm_used_bytes", {"mount": "host"}, 0.2 * 2**40, 0, 2**30)
         for collector in ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process"):
             yield Line("gpuwatch_collector_duration_seconds", {"collector": collector}, 0.002, 0, 0.0005)
             yield Line("gpuwatch_collector_success", {"collector": collector}, 1)
         yield Line("gpuwatch_build_info", {"version": "simulated"}, 1)
-        yield Line("gpuwatch_history_bytes", {}, 5e8)
-        yield Line("gpuwatch_history_failures_total", {}, 0)
         yield Line("gpuwatch_sample_timestamp_seconds", {}, self._epoch_s + self._piece.begin_s, 1.0)
-        yield Line("gpuwatch_agent_resident_memory_bytes", {}, 1.2e8)
 
 
 def _rank_lines(
@@ -276,12 +277,6 @@ def _rank_lines(
             yield Line(f"gpuwatch_run_pressure_{what}_waiting_seconds_total", key, 0.02 * age_s, 0.02 * pace)
 
 
-def _former_lines(former: tuple[Job, dict[str, float]] | None, node: Node) -> Iterator[Line]:
-    if former is not None:
-        for gpu in range(node.gpus):
-            yield from _rank_lines(former[0], node, gpu, former[1], None, 0.0)
-
-
 def _family(metric: str) -> str:
     for suffix in ("_bucket", "_count", "_sum"):
         name = metric.removesuffix(suffix)
@@ -290,6 +285,44 @@ def _family(metric: str) -> str:
     return metric
 
 
-def _type(name: str) -> str:
-    kind = BY_NAME[name].kind
-    return "gauge" if kind == "info" else kind
+class Fleet:
+    """An ASGI application: `/node/N/metrics`, and `/sd` for Prometheus' HTTP service discovery. `now_s` returns Unix time."""
+
+    def __init__(
+        self, nodes: int, gpus: int, seed: int, epoch_s: float, now_s: Callable[[], float], address: str
+    ) -> None:
+        self._epoch_s = epoch_s
+        self._now_s = now_s
+        self._nodes = [NodePages(Node(seed, number, gpus), epoch_s) for number in range(nodes)]
+        labels = [
+            {"__metrics_path__": f"/node/{pages.node.number}/metrics", "instance": f"{pages.node.name}:9478"}
+            for pages in self._nodes
+        ]
+        self._targets = json.dumps([{"targets": [address], "labels": each} for each in labels]).encode()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        status, kind, body = self.answer(scope["path"])
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """Return (status, content type, body) for a path."""
+        parts = path.strip("/").split("/")
+        if parts == ["sd"]:
+            return 200, "application/json", self._targets
+        if len(parts) == 3 and parts[0] == "node" and parts[2] == "metrics" and parts[1].isdigit():
+            number = int(parts[1])
+            if number < len(self._nodes):
+                body = self._nodes[number].body(self._now_s() - self._epoch_s)
+                return (503, TEXT, b"this agent is down\n") if body is None else (200, TEXT, body)
+        return 404, TEXT, f"/sd lists the nodes; /node/0/metrics to /node/{len(self._nodes) - 1}/metrics\n".encode()
+
+
+def serve(fleet: Fleet, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    import uvicorn
+
+    uvicorn.run(
+        fleet, host=host, port=port, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=120
+    )

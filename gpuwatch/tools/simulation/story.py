@@ -1,7 +1,7 @@
-"""What happens on a simulated node: jobs that begin and end, run well or badly, and faults. Pure and deterministic by seed.
+"""What happens on a simulated node: jobs that begin and end, run well or badly, and faults. Deterministic by seed.
 
-A story is a sequence of pieces in which everything goes at a constant pace, so that a counter at any time is the sum of finished
-pieces and a straight line. Times in seconds since the simulation's begin; a story begins up to an hour before it.
+A story is a sequence of pieces with constant rates, so that a counter at any time is the sum of the finished pieces plus a linear
+term. Times in seconds since the simulation's start; a story starts up to an hour before it.
 """
 
 from __future__ import annotations
@@ -10,62 +10,38 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuwatch.ledger.states import (
-    BUSY_UNATTRIBUTED,
-    CHECKPOINT,
-    COMM_WAIT,
-    COMPILE,
-    COMPUTE,
-    EVAL,
-    HELD_IDLE,
-    HOST_WAIT,
-    INPUT_WAIT,
-    STALLED,
-    STARTUP,
-    TRANSFER,
-    UNALLOCATED,
-)
+from gpuwatch.ledger import states as s
 
 GROUP = 4
-"""So many neighbouring nodes share their runs, in every other group: runs of several nodes."""
-
-HEALTHY = {
-    COMPUTE: 0.80,
-    INPUT_WAIT: 0.03,
-    TRANSFER: 0.02,
-    HOST_WAIT: 0.03,
-    COMM_WAIT: 0.06,
-    EVAL: 0.04,
-    CHECKPOINT: 0.02,
+"""In every other group of this many neighbouring nodes, runs span all nodes of the group."""
+_STATES = (s.COMPUTE, s.INPUT_WAIT, s.TRANSFER, s.HOST_WAIT, s.COMM_WAIT, s.EVAL, s.CHECKPOINT)
+_HEALTHY = (0.80, 0.03, 0.02, 0.03, 0.06, 0.04, 0.02)
+MIXES = {
+    kind: dict(zip(_STATES, shares, strict=True))
+    for kind, shares in {
+        "healthy": _HEALTHY,
+        "starved": (0.50, 0.36, 0.04, 0.03, 0.03, 0.03, 0.01),
+        "straggler": (0.62, 0.05, 0.02, 0.03, 0.24, 0.03, 0.01),
+        "hang": _HEALTHY,
+    }.items()
 }
-STARVED = {
-    COMPUTE: 0.50,
-    INPUT_WAIT: 0.36,
-    TRANSFER: 0.04,
-    HOST_WAIT: 0.03,
-    COMM_WAIT: 0.03,
-    EVAL: 0.03,
-    CHECKPOINT: 0.01,
-}
-LATE = {COMPUTE: 0.62, INPUT_WAIT: 0.05, TRANSFER: 0.02, HOST_WAIT: 0.03, COMM_WAIT: 0.24, EVAL: 0.03, CHECKPOINT: 0.01}
-
+"""Share of time by state, for each kind of job with a hook."""
 KINDS = {
     "healthy": 0.55,
     "starved": 0.12,
     "straggler": 0.03,
     "hang": 0.03,
-    "no_hook": 0.10,
+    "no_hook": 0.1,
     "held_idle": 0.07,
-    "free": 0.10,
+    "free": 0.1,
 }
-"""What a job is, by its share of all jobs."""
-MIXES = {"healthy": HEALTHY, "starved": STARVED, "straggler": LATE, "hang": HEALTHY}
+"""Share of all jobs by kind."""
 FINDINGS = {"starved": "input_cpu", "straggler": "straggler", "hang": "stalled"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One tenancy of a node's GPUs."""
+    """A job that holds a node's GPUs."""
 
     number: int
     kind: str
@@ -76,12 +52,12 @@ class Job:
     user: str
     step_s: float
     hang_s: float
-    """When a job of the kind "hang" does so."""
+    """When a job of the kind "hang" hangs."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a job in which everything goes at a constant pace."""
+    """A part of a job with constant rates."""
 
     job: Job
     begin_s: float
@@ -131,16 +107,8 @@ class Node:
             length_s = dice.uniform(300, 1800) if kind == "free" else dice.uniform(1200, 14400)
             run = f"{self._schedule}-{number}" if kind in MIXES else ""
             hang_s = begin_s + length_s * dice.uniform(0.2, 0.7)
-            yield Job(
-                number,
-                kind,
-                begin_s,
-                begin_s + length_s,
-                run,
-                f"user{dice.randrange(40):02d}",
-                dice.uniform(0.05, 1.5),
-                hang_s,
-            )
+            user = f"user{dice.randrange(40):02d}"
+            yield Job(number, kind, begin_s, begin_s + length_s, run, user, dice.uniform(0.05, 1.5), hang_s)
             begin_s, number = begin_s + length_s, number + 1
 
     def pieces(self) -> Iterator[Piece]:
@@ -149,7 +117,7 @@ class Node:
             yield from _pieces(job)
 
     def agent_is_down(self, time_s: float) -> bool:
-        """Return whether its agent does not answer: a few minutes in every six hours, by turns."""
+        """Return whether its agent does not answer: a few minutes in every six hours."""
         hours6, offset = divmod(time_s, 21600)
         dice = random.Random(f"{self.seed}/{self.number}/down/{hours6}")
         begin_s = dice.uniform(0, 21000)
@@ -168,19 +136,21 @@ class Node:
 
 
 def _pieces(job: Job) -> Iterator[Piece]:
-    if job.kind == "free":
-        yield Piece(job, job.begin_s, job.end_s, {UNALLOCATED: 1.0}, 0.0, 70.0)
-    elif job.kind == "held_idle":
-        yield Piece(job, job.begin_s, job.end_s, {HELD_IDLE: 1.0}, 0.0, 95.0)
-    elif job.kind == "no_hook":
-        yield Piece(job, job.begin_s, job.end_s, {BUSY_UNATTRIBUTED: 1.0}, 0.9, 520.0)
+    without_hook = {
+        "free": (s.UNALLOCATED, 0.0, 70.0),
+        "held_idle": (s.HELD_IDLE, 0.0, 95.0),
+        "no_hook": (s.BUSY_UNATTRIBUTED, 0.9, 520.0),
+    }
+    if job.kind in without_hook:
+        state, utilization, power_w = without_hook[job.kind]
+        yield Piece(job, job.begin_s, job.end_s, {state: 1.0}, utilization, power_w)
     else:
         started_s, compiled_s = job.begin_s + 60, job.begin_s + 120
-        yield Piece(job, job.begin_s, started_s, {STARTUP: 1.0}, 0.05, 110.0)
-        yield Piece(job, started_s, compiled_s, {COMPILE: 1.0}, 0.2, 150.0)
+        yield Piece(job, job.begin_s, started_s, {s.STARTUP: 1.0}, 0.05, 110.0)
+        yield Piece(job, started_s, compiled_s, {s.COMPILE: 1.0}, 0.2, 150.0)
         mix = MIXES[job.kind]
-        busy = mix[COMPUTE] + mix[COMM_WAIT] + 0.05
+        busy = mix[s.COMPUTE] + mix[s.COMM_WAIT] + 0.05
         trained_s = job.hang_s if job.kind == "hang" else job.end_s
-        yield Piece(job, compiled_s, trained_s, mix, busy, 150 + 520 * mix[COMPUTE])
+        yield Piece(job, compiled_s, trained_s, mix, busy, 150 + 520 * mix[s.COMPUTE])
         if job.kind == "hang":
-            yield Piece(job, trained_s, job.end_s, {STALLED: 1.0}, 1.0, 140.0)
+            yield Piece(job, trained_s, job.end_s, {s.STALLED: 1.0}, 1.0, 140.0)

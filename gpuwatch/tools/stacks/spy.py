@@ -1,22 +1,43 @@
-"""Run py-spy on a process and its children. It only reads their memory: they are not stopped, and need nothing installed."""
+"""Run py-spy on a process and its children, and reduce what it wrote to the user's line that each process was at.
+
+py-spy only reads their memory: they are not stopped, and need nothing installed.
+
+A user's line is the deepest frame that is neither Python's own nor an installed package's nor gpuwatch's. A forked worker carries its
+parent's stack below its own: what lies below multiprocessing's `_bootstrap` does not belong to the worker.
+Source: https://www.speedscope.app/file-format-schema.json; frames are listed from the outermost on.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+import msgspec
+
+import gpuwatch
 from gpuwatch.errors import GpuwatchError, MissingExtra
-from gpuwatch.tools.stacks.profile import read_profile
-from gpuwatch.tools.stacks.records import ProcessStacks, Stacks
+from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, ProcessStacks, Stacks
 
 _SLACK_S = 30.0
-"""py-spy reads the symbols of every process first, which takes a while on a busy node."""
+"""py-spy first reads the symbols of every process, which takes a while on a busy node."""
+_LINES = 5
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+_STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
+_OWN = f"{PurePosixPath(gpuwatch.__file__).parent}/"
+_PROFILE = re.compile(r'^Process (\d+) Thread \S+ "(.*)"$')
+_FRAMEWORKS = re.compile(
+    r"/(?:site|dist)-packages/"
+    r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
+)
+"""Never a user's own package, even where the user's code is an installed package itself."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +51,25 @@ class Target:
 
 def find_py_spy() -> Path:
     """Return the program. Raises: MissingExtra with the pip line."""
-    beside = Path(sys.executable).with_name("py-spy")
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
-    if found is None:
-        raise MissingExtra("py-spy", "stacks")
-    return Path(found)
+    same_environment = Path(sys.executable).with_name("py-spy")
+    if same_environment.exists():
+        return same_environment
+    if found := shutil.which("py-spy"):
+        return Path(found)
+    raise MissingExtra("py-spy", "stacks")
 
 
 def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
     """Raise GpuwatchError, with the remedy, where a process is gone or its memory may not be read.
 
-    Opening /proc/PID/mem asks for the same right as py-spy does (PTRACE_MODE_ATTACH, ptrace(2)); py-spy itself says only that it
+    Opening /proc/PID/mem needs the same permission as py-spy (PTRACE_MODE_ATTACH, ptrace(2)); py-spy's own error is only that it
     found no Python there.
     """
     try:
         with (procfs / str(pid) / "mem").open("rb"):
             pass
     except FileNotFoundError as error:
-        raise GpuwatchError(f"pid {pid} is gone: stacks are of a run that lives") from error
+        raise GpuwatchError(f"pid {pid} is gone: stacks can be taken only while it runs") from error
     except PermissionError as error:
         raise GpuwatchError(f"the memory of pid {pid} may not be read; {_remedy(procfs)}") from error
     except OSError as error:
@@ -55,10 +77,7 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
 
 
 def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
-    """Look at all targets at once for so long, and return where they stood.
-
-    Raises: GpuwatchError where none of them can be looked at; MissingExtra.
-    """
+    """Sample all targets at once for this long. Raises: GpuwatchError where none of them can be read; MissingExtra."""
     program = find_py_spy()
     for target in targets:
         check_readable(target.pid)
@@ -75,7 +94,7 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
             )
             for target, file in zip(targets, files, strict=True)
         ]
-        said = [_wait(spy, seconds + _SLACK_S) for spy in spies]
+        errors = [_wait(spy, seconds + _SLACK_S) for spy in spies]
         processes: list[ProcessStacks] = []
         graphs: list[str] = []
         for target, file in zip(targets, files, strict=True):
@@ -86,15 +105,14 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
                 _keep(file, target.flame_graph)
                 graphs.append(str(target.flame_graph))
     if not processes:
-        reason = next(
-            (line for text in said for line in text.splitlines() if line.startswith("Error:")), "it found nothing"
-        )
+        lines = "\n".join(errors).splitlines()
+        reason = next((line for line in lines if line.startswith("Error:")), "it found nothing")
         raise GpuwatchError(f"py-spy {reason.removeprefix('Error: ')!r}: is pid {targets[0].pid} a Python program?")
     return Stacks(begun_s, seconds, rate_hz, tuple(processes), tuple(graphs))
 
 
 def _command(program: Path, pid: int, seconds: float, rate_hz: int, file: Path) -> list[str]:
-    # --nonblocking: the training is not stopped for a look. --idle: what waits is what is looked for.
+    # --nonblocking: the training is not stopped. --idle: waiting threads are of interest too.
     return [
         str(program), "record", "--pid", str(pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
         "--format", "speedscope", "--rate", str(rate_hz), "--duration", str(max(1, round(seconds))), "--output", str(file),
@@ -102,7 +120,7 @@ def _command(program: Path, pid: int, seconds: float, rate_hz: int, file: Path) 
 
 
 def _wait(spy: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return what py-spy said; one that does not end is ended."""
+    """Return py-spy's error output; one that does not end is killed."""
     try:
         return spy.communicate(timeout=timeout_s)[1]
     except subprocess.TimeoutExpired:
@@ -122,7 +140,7 @@ def _keep(file: Path, place: Path) -> None:
 
 
 def _remedy(procfs: Path) -> str:
-    """Return what would permit it here."""
+    """Return what would permit it on this machine."""
     try:
         scope = (procfs / "sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
@@ -131,3 +149,120 @@ def _remedy(procfs: Path) -> str:
     if scope == "1":
         ways.append("or, for your own processes, sysctl kernel.yama.ptrace_scope=0")
     return "; ".join(ways)
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+
+class _Shared(msgspec.Struct):
+    frames: list[_Frame]
+
+
+class _Profile(msgspec.Struct):
+    name: str
+    samples: list[list[int]]
+
+
+class _File(msgspec.Struct):
+    shared: _Shared
+    profiles: list[_Profile]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """One sample, cut to the process's own frames."""
+
+    frames: Sequence[_Frame]
+
+    def has(self, function: str, file: str) -> bool:
+        return any(frame.name.endswith(function) and (frame.file or "").endswith(file) for frame in self.frames)
+
+
+def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, ...]:
+    """Return the main threads in a profile: the training process `pid` first, then its workers, then other children.
+
+    Raises: GpuwatchError for anything that is no profile.
+    """
+    try:
+        found = msgspec.json.decode(text, type=_File)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise GpuwatchError(
+            f"py-spy wrote something that is no profile: {error}; is it py-spy 0.4 or later?"
+        ) from error
+    by_pid: dict[int, list[_Stack]] = {}
+    for profile in found.profiles:
+        named = _PROFILE.match(profile.name)
+        if named is None or named[2] != "MainThread":
+            continue
+        frames = found.shared.frames
+        stacks = [_Stack(_own([frames[index] for index in sample])) for sample in profile.samples]
+        by_pid.setdefault(int(named[1]), []).extend(stacks)
+    result: list[ProcessStacks] = []
+    counted: Counter[str] = Counter()
+    order = {TRAINING: 0, WORKER: 1, CHILD: 2}
+    kinds = {each: _kind(each, pid, stacks) for each, stacks in by_pid.items()}
+    for each in sorted(by_pid, key=lambda each: (order[kinds[each]], each)):
+        kind = kinds[each]
+        process = _process(rank, each, kind, counted[kind], by_pid[each])
+        if kind != CHILD or process.lines:  # not multiprocessing's own helpers
+            counted[kind] += 1
+            result.append(process)
+    return tuple(result)
+
+
+def _own(frames: list[_Frame]) -> list[_Frame]:
+    """Return the frames that are the process's own; py-spy's headings of processes and threads have no file."""
+    start = 0
+    for index, frame in enumerate(frames):
+        if not frame.file or (frame.name.endswith("_bootstrap") and frame.file.endswith("/multiprocessing/process.py")):
+            start = index + 1
+    return frames[start:]
+
+
+def _kind(pid: int, training: int, stacks: Sequence[_Stack]) -> str:
+    if pid == training:
+        return TRAINING
+    return WORKER if any(stack.has("_worker_loop", "/worker.py") for stack in stacks) else CHILD
+
+
+def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack]) -> ProcessStacks:
+    deepest = [_deepest(stack, _is_users) for stack in stacks]
+    if not any(deepest):  # an installed package may be the user's own
+        deepest = [_deepest(stack, _may_be_users) for stack in stacks]
+    whole = max(1, len(stacks))
+    users = [frame for frame in deepest if frame is not None]
+    lines = Counter((frame.file or "", frame.line or 0, frame.name) for frame in users)
+    functions = Counter((frame.file or "", frame.name) for frame in users)
+    hottest = sorted(lines, key=lambda at: (-functions[at[0], at[2]], -lines[at], at))
+    others = [stack.frames[-1] for stack, frame in zip(stacks, deepest, strict=True) if frame is None and stack.frames]
+    elsewhere = Counter(f"{PurePosixPath(frame.file or '').name}:{frame.line or 0} {frame.name}" for frame in others)
+    return ProcessStacks(
+        rank=rank,
+        pid=pid,
+        kind=kind,
+        index=index,
+        samples=len(stacks),
+        lines=tuple(
+            HotLine(file, line, name, lines[file, line, name] / whole, functions[file, name] / whole)
+            for file, line, name in hottest[:_LINES]
+        ),
+        elsewhere_ratio=1 - len(users) / whole,
+        elsewhere=elsewhere.most_common(1)[0][0] if elsewhere else "",
+    )
+
+
+def _deepest(stack: _Stack, wanted: Callable[[str], bool]) -> _Frame | None:
+    return next((frame for frame in reversed(stack.frames) if wanted(frame.file or "")), None)
+
+
+def _is_users(file: str) -> bool:
+    return _may_be_users(file) and not _INSTALLED.search(file)
+
+
+def _may_be_users(file: str) -> bool:
+    if not file or file.startswith(_OWN) or _FRAMEWORKS.search(file):
+        return False
+    return bool(_INSTALLED.search(file)) or not _STANDARD.search(file)

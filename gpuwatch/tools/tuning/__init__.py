@@ -1,6 +1,6 @@
 """Find a loader's settings by trying them: `gpuwatch.tune(make_loader, step_s=0.040)`.
 
-The loader runs alone, each setting in a process of its own, within the cores, memory and /dev/shm there are.
+The loader runs alone, each setting in a separate process, within the available cores, memory and /dev/shm.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook.evidence import usable_cores
-from gpuwatch.tools.tuning.host import room
-from gpuwatch.tools.tuning.measure import measure
-from gpuwatch.tools.tuning.result import TuneResult
-from gpuwatch.tools.tuning.rows import Failed, LeftOut, Measured, Row, Setting, Usage
+from gpuwatch.tools.tuning.measure import measure, room
+from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Row, Setting, TuneResult, Usage
 from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Progress, Sweep
 from gpuwatch.tools.tuning.target import target
 
@@ -43,24 +41,24 @@ def tune(
     progress: Callable[[Progress], None] | None = None,
     name: str | None = None,
 ) -> TuneResult:
-    """Return the loader settings that feed a training step, and what each setting tried brought.
+    """Return the loader settings that feed a training step, and the result of each setting tried.
 
     Args:
         make_loader: a function of num_workers, prefetch_factor, pin_memory, persistent_workers (or some of them, num_workers
             among them) that returns an iterable of batches; or a DataLoader, or a function without arguments that returns one.
-        step_s: a training step without any wait for data, in seconds; None: as fast as it gets.
-        budget_s: how long to try, in seconds.
-        max_workers: the most workers to try; None: what cores and CPU use of a fetch allow.
-        ranks: training processes of this node that share it; each gets its share of cores, memory and /dev/shm.
-        progress: called often while trying.
-        name: what messages call the loader.
+        step_s: a training step without any wait for data, in seconds; None: find the fastest setting.
+        budget_s: time budget for all trials, in seconds.
+        max_workers: maximum number of workers to try; None: derived from the cores and the CPU use of a fetch.
+        ranks: training processes that share this node's cores, memory and /dev/shm equally.
+        progress: called about fifty times a second.
+        name: the loader's name in messages.
 
     Raises:
-        ConfigError: make_loader is no such thing, or none of its loaders gives a batch.
+        ConfigError: make_loader is none of these, or none of its loaders gives a batch.
         Interrupted: a KeyboardInterrupt with the `result` so far.
     """
     if step_s is not None and not step_s > 0:
-        raise ConfigError(f"step_s={step_s}: a step takes some time; give it in seconds, e.g. 0.040")
+        raise ConfigError(f"step_s={step_s}: must be positive, in seconds, e.g. 0.040")
     if not budget_s > 0 or ranks < 1 or (max_workers is not None and max_workers < 0):
         raise ConfigError(
             f"budget_s={budget_s}, ranks={ranks}, max_workers={max_workers}: the first two are positive, the last is at least 0"

@@ -1,54 +1,126 @@
-"""Which setting to take, and why: pure functions of what was measured."""
+"""Which settings to try, which to choose, and why: pure functions of the rows so far."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import hypot, sqrt
+from collections.abc import Iterable, Sequence
+from math import floor, hypot, sqrt
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.tools.tuning.bounds import measured
-from gpuwatch.tools.tuning.rows import Failed, LeftOut, Measured, Row, Setting
+from gpuwatch.tools.tuning.result import Failed, LeftOut, Limit, Measured, Room, Row, Setting, cost_s
 
+SHARE = 0.60
+"""Of free memory and of free /dev/shm that a loader may take."""
+_FEWEST_TRIED, _MOST_TRIED = 32, 128
+"""Bounds of the number of workers tried for a fetch that sleeps, whatever the number of cores."""
 SPARE = 0.90
-"""A step is fed when a batch comes within this share of it."""
+"""A step is fed when the time between batches is at most this share of it."""
 ALONE = 0.05
-"""Without workers the step waits for the whole fetch: one of up to this share of the step does no harm."""
+"""Without workers the step waits for the whole fetch, which is harmless up to this share of the step."""
 WORTH = 0.05
-"""A gain smaller than this is none."""
+"""Smaller gains are ignored."""
 _ALONE_FASTER = 0.80
-"""Without workers is taken, where no step is known, only if it is this much faster: a worker also hides its fetch."""
+"""Without a known step, no workers are chosen only if that takes at most this share of the time: a worker also hides its fetch."""
+
+
+def measured(rows: Iterable[Row]) -> list[Measured]:
+    return [row for row in rows if isinstance(row, Measured)]
+
+
+def fetch_s(rows: Iterable[Row]) -> float | None:
+    """Return how long one worker makes a batch, from the trial with the fewest workers."""
+    done = sorted(measured(rows), key=lambda row: row.setting.num_workers)
+    return done[0].batch_s * max(1, done[0].setting.num_workers) if done else None
+
+
+def fetch_cpu_ratio(rows: Iterable[Row]) -> float | None:
+    """Return the share of a fetch that computes, 0–1, from the trial with the fewest workers, at least one if there is such a trial.
+
+    Time in the queue for a core, on a shared machine, is excluded.
+    """
+    for row in sorted(measured(rows), key=lambda row: (row.setting.num_workers == 0, row.setting.num_workers)):
+        used = row.worker_cpu_ratio if row.setting.num_workers else row.main_cpu_ratio
+        if row.cpu_demand_ratio is not None and used is not None:
+            sleeps = 1 - row.cpu_demand_ratio
+            return min(1.0, used / (used + sleeps)) if used + sleeps > 0 else row.cpu_demand_ratio
+    return None
+
+
+def most_workers(rows: Sequence[Row], cores: int, max_workers: int | None) -> tuple[int, Limit, str]:
+    """Return the most workers worth trying, what limits them, and the reason as text.
+
+    A fetch that computes needs a core; one that sleeps (storage, network) leaves its core to others meanwhile.
+    """
+    ceiling = max_workers if max_workers is not None else max(_FEWEST_TRIED, min(_MOST_TRIED, 8 * cores))
+    named = f"--max-workers {ceiling}" if max_workers is not None else f"{ceiling} workers is the most that is tried"
+    ratio = fetch_cpu_ratio(rows)
+    if ratio is None or ratio <= 0:
+        return ceiling, "max_workers", named
+    useful = cores if ratio >= THRESHOLDS.worker_busy else max(cores, floor(cores / ratio + 0.05))
+    if useful >= ceiling:
+        return ceiling, "max_workers", named
+    if ratio >= THRESHOLDS.fetch_on_cpu:
+        return useful, "cpu", f"a fetch computes ({percent(ratio)} of a core), and there are {_cores(cores)}"
+    return useful, "cpu", f"{useful} fetches at {percent(ratio)} of a core keep {_cores(cores)} busy"
+
+
+def forecast_shm_bytes(setting: Setting, rows: Sequence[Row]) -> int | None:
+    """Return the use of /dev/shm when training is slower than the loader: all prefetched batches, and the current one.
+
+    None before any batch was seen. A trial, which consumes batches at once, uses less.
+    """
+    sizes = [row.shared_bytes for row in measured(rows) if row.shared_bytes is not None]
+    return (setting.batches_ahead + 1) * max(sizes) if sizes and setting.num_workers else None
+
+
+def forecast_memory_bytes(setting: Setting, rows: Sequence[Row]) -> int | None:
+    """Return the memory that workers and their batches add; None before any trial.
+
+    Before any trial with workers, a worker is assumed to need what the main process did: at most a copy of the same objects.
+    """
+    done = measured(rows)
+    workers = [row.usage.worker_private_bytes for row in done if row.usage.worker_private_bytes]
+    mains = [row.usage.main_private_bytes for row in done if row.usage.main_private_bytes]
+    if not mains:
+        return None
+    worker = max(workers) if workers else max(mains)
+    return max(mains) + setting.num_workers * worker + (forecast_shm_bytes(setting, done) or 0)
+
+
+def left_out(setting: Setting, rows: Sequence[Row], room: Room, ranks: int) -> LeftOut | None:
+    """Return why a setting must not be tried, None if it may."""
+    each = f", for each of {ranks} ranks" if ranks > 1 else ""
+    shm = forecast_shm_bytes(setting, rows)
+    batches = f" ({setting.num_workers} × {setting.prefetch_factor} + 1 batches{each})"
+    memory = forecast_memory_bytes(setting, rows)
+    limits: tuple[tuple[Limit, int | None, int | None, str], ...] = (
+        ("shm", shm, room.shm_bytes, f"/dev/shm{batches}"),
+        ("memory", memory, room.memory_bytes, f"memory{each}"),
+    )
+    for kind, needed, free, what in limits:
+        if needed is not None and free is not None and needed * ranks > SHARE * free:
+            text = f"would take up to {size(needed)} of {what}; {percent(SHARE)} of the {size(free)} free is {size(SHARE * free)}"
+            return LeftOut(setting, kind, text)
+    return None
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
 
 
 def feeds(row: Measured, step_s: float) -> bool:
     """Return whether training would hardly wait."""
-    if row.setting.num_workers == 0:
-        return row.batch_s <= ALONE * step_s
-    return row.batch_s <= SPARE * step_s
-
-
-def cost_s(row: Measured, step_s: float | None) -> float:
-    """Return the time of a training step with this loader; without a known step, of a batch."""
-    if step_s is None:
-        return row.batch_s
-    return row.batch_s + step_s if row.setting.num_workers == 0 else max(step_s, row.batch_s)
+    return row.batch_s <= (SPARE if row.setting.num_workers else ALONE) * step_s
 
 
 def choose(rows: Sequence[Row], step_s: float | None) -> Measured | None:
-    """Return the smallest setting that feeds the step; without such, or without a step, the smallest within 5% of the best."""
+    """Return the smallest setting that feeds the step; if none does, or without a step, the smallest within 5% of the best."""
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor or 0))
-    if not done:
-        return None
-    if step_s is not None:
-        fed = [row for row in done if feeds(row, step_s)]
-        if fed:
-            return fed[0]
-    good = [row for row in done if good_enough(row, done, step_s)]
-    return good[0] if good else None
+    return next((row for row in done if good_enough(row, done, step_s)), None)
 
 
 def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -> bool:
-    """Return whether a setting feeds the step, or is within 5% of the best where that is what counts."""
+    """Return whether a setting feeds the step; if none does, or without a step, whether it is within 5% of the best."""
     if step_s is not None and any(feeds(other, step_s) for other in done):
         return feeds(row, step_s)
     best = min(cost_s(other, step_s) for other in done)
@@ -59,9 +131,9 @@ def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -
 
 
 def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
-    """Return whether the last two settings, in the order tried, brought less than 5%, with the doubt that their spread leaves.
+    """Return whether the last two settings, in the order tried, gained less than 5% beyond the uncertainty of their medians.
 
-    By the step where it is known. Else no workers are no measure for one worker, which makes batches no faster.
+    By the step where it is known. Else the trial without workers is excluded: one worker makes batches no faster than it.
     """
     alike = [row for row in done if step_s is not None or row.setting.num_workers]
     if len(alike) < 3:
@@ -71,15 +143,15 @@ def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
 
 
 def faster(row: Measured, than: Measured) -> bool:
-    """Return whether a setting is faster by 5%, and by more than the spread of both would make of nothing (95%)."""
+    """Return whether a setting is faster by 5%, and by more than chance explains (95%) given the spread of both."""
     gain = 1 - row.batch_s / than.batch_s
     return gain >= max(WORTH, 2 * hypot(doubt(row), doubt(than)))
 
 
 def doubt(row: Measured) -> float:
-    """Return the standard error of the time between batches, as a share of it; 0.0 where the spread is not known.
+    """Return the relative standard error of the median time between batches; 0.0 where the spread is unknown.
 
-    Of a median: 1.25 standard deviations over the root of the count; a standard deviation is the interquartile range over 1.35.
+    It is 1.25 standard deviations over the root of the count; a standard deviation is the interquartile range over 1.35.
     """
     if row.spread_ratio is None:
         return 0.0
@@ -88,40 +160,33 @@ def doubt(row: Measured) -> float:
 
 
 def limit(rows: Sequence[Row], cores: int) -> str:
-    """Return what keeps the best setting from being faster, in numbers."""
+    """Return what limits the best setting, with numbers."""
     done = measured(rows)
     if not done:
         return "nothing could be measured"
     best = min(done, key=lambda row: row.batch_s)
-    count = f"all {cores} cores are" if cores > 1 else "the one core is"
-    if best.cpu_cores is not None and best.cpu_cores >= THRESHOLDS.cores_exhausted * cores:
-        return f"{count} busy"
-    others = best.others_cores
-    if (
-        best.cpu_cores is not None
-        and others is not None
-        and best.cpu_cores + others >= THRESHOLDS.cores_exhausted * cores
-    ):
-        return f"{count} busy, {others:.1f} of them with other processes"
+    if best.cpu_cores is not None:
+        exhausted = THRESHOLDS.cores_exhausted * cores
+        busy_cores = f"all {cores} cores are busy" if cores > 1 else "the one core is busy"
+        if best.cpu_cores >= exhausted:
+            return busy_cores
+        if best.others_cores is not None and best.cpu_cores + best.others_cores >= exhausted:
+            return f"{busy_cores}, {best.others_cores:.1f} of them with other processes"
     if best.setting.num_workers and best.main_cpu_ratio is not None and best.main_cpu_ratio >= 0.9:
         return f"the main process is busy receiving batches ({percent(min(1.0, best.main_cpu_ratio))} of a core)"
     if not any(row.setting.num_workers > best.setting.num_workers for row in done):
-        untried = [row for row in rows if isinstance(row, LeftOut | Failed)]
-        for row in untried:
-            if row.setting.num_workers > best.setting.num_workers:
-                return (
-                    f"{row.setting} {row.text}"
-                    if isinstance(row, Failed) or row.limit in ("shm", "memory")
-                    else row.text
-                )
+        for row in rows:
+            if isinstance(row, LeftOut | Failed) and row.setting.num_workers > best.setting.num_workers:
+                named = isinstance(row, Failed) or row.limit in ("shm", "memory")
+                return f"{row.setting} {row.text}" if named else row.text
     busy, wanted = best.worker_cpu_ratio, best.cpu_demand_ratio
     if busy is not None and max(busy, wanted or 0.0) < THRESHOLDS.worker_busy:
         read = best.read_bytes_per_s
         reads = f", reading {size(read)}/s from storage" if read is not None and read >= 1024**2 else ""
         return f"workers wait, on the CPU {percent(busy)} of the time{reads}: storage, network or a lock"
     if wanted is not None and wanted >= THRESHOLDS.worker_busy:
-        return f"a fetch computes ({percent(wanted)} of its time it wants a core), and there are {cores} cores"
-    return "no reason was seen"
+        return f"a fetch computes (it demands a core for {percent(wanted)} of its time), and there are {_cores(cores)}"
+    return "no reason was found"
 
 
 def why(
@@ -132,14 +197,14 @@ def why(
     cores: int,
     interrupted: bool = False,
 ) -> str:
-    """Return the verdict: what to take, what it does, and what its neighbours do not."""
+    """Return the verdict: what to choose, what it achieves, and what smaller or larger settings do."""
     the_limit = "interrupted before more was tried" if interrupted else f"the limit: {limit(rows, cores)}"
     every = f"a batch every {duration(chosen.batch_s)}"
     name = f"num_workers={setting.num_workers}"
     others = [row for row in measured(rows) if row.setting.num_workers != setting.num_workers]
     larger = [row for row in others if row.setting.num_workers > setting.num_workers]
     if step_s is None:
-        more = _brought(larger, chosen, limit(rows, cores)) if larger else f"; {the_limit}" if len(rows) > 1 else ""
+        more = _gained(larger, chosen, limit(rows, cores)) if larger else f"; {the_limit}" if len(rows) > 1 else ""
         return f"{name} is the smallest within 5% of the best ({every}, {chosen.batches_per_s:.3g} a second){more}"
     step = duration(step_s)
     if feeds(chosen, step_s):
@@ -158,8 +223,32 @@ def why(
     return f"{nothing} feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); {the_limit}"
 
 
-def _brought(larger: Sequence[Measured], chosen: Measured, reason: str) -> str:
+def _gained(larger: Sequence[Measured], chosen: Measured, reason: str) -> str:
     next_one = min(larger, key=lambda row: row.setting.num_workers)
     gain = 1 - next_one.batch_s / chosen.batch_s
-    brings = "brings nothing more" if gain < WORTH else f"brings {percent(gain)}"
-    return f"; {next_one.setting.num_workers} {brings}: {reason}"
+    gained = "gains nothing more" if gain < WORTH else f"gains {percent(gain)}"
+    return f"; {next_one.setting.num_workers} {gained}: {reason}"
+
+
+def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
+    """Return a sentence for each way in which the measurements may mislead."""
+    found = []
+    done = measured(rows)
+    first, last = done[0].read_bytes_per_s, chosen.read_bytes_per_s
+    if first is not None and last is not None and done[0].batch_bytes:
+        per_batch, later = first * done[0].batch_s, last * chosen.batch_s
+        if per_batch > 0.05 * done[0].batch_bytes and later < 0.5 * per_batch:
+            found.append(
+                f"storage: the first trial read {size(per_batch)} a batch, the chosen one {size(later)}; "
+                "the rest came from the page cache, and a cold pass is slower"
+            )
+    others = max(row.others_cores or 0.0 for row in done)
+    if others > 0.25 * start.cores:
+        found.append(
+            f"the machine was shared: other processes kept up to {others:.1f} cores busy meanwhile, which slows some rows"
+        )
+    if any(not row.steady for row in done):
+        found.append("* a pass is shorter than what workers prefetch: whole passes were timed, their start included")
+    if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > start.cores - 0.5:
+        found.append("the loader alone takes all cores; training needs one of them too")
+    return found

@@ -1,7 +1,7 @@
-"""A trial's process seen from outside: started, watched, ended. Whatever happens in it is a row of the table, never our death.
+"""Run a trial in a child process: start it, watch its memory, end it. Whatever happens in it becomes a row of the table.
 
-It is forked, so that any function can be tried, has a session of its own, so that its workers can be ended with it, is the first that the
-kernel takes when memory runs out, and dies with us.
+The child is forked, so that any function can be tried; has its own session, so that its workers can be ended with it; is the first
+that the kernel kills when memory runs out; and dies with us.
 """
 
 from __future__ import annotations
@@ -24,32 +24,58 @@ from typing import BinaryIO
 from gpuwatch.errors import ConfigError, NoData
 from gpuwatch.formatting import size
 from gpuwatch.hook.worker_deaths import OomKills
-from gpuwatch.host.proc import stat_fields
+from gpuwatch.host.cgroup import memory_room
+from gpuwatch.host.proc import mapped_bytes, memory_bytes, stat_fields
 from gpuwatch.host.shm import shm_bytes
-from gpuwatch.tools.tuning.host import Room, descendants, give_cores, memory_of, room
-from gpuwatch.tools.tuning.rows import Failed, FailureKind, Measured, Setting, Usage
-from gpuwatch.tools.tuning.target import Target
-from gpuwatch.tools.tuning.trial import Plan, run_trial
+from gpuwatch.tools.tuning.result import Failed, FailureKind, Measured, Room, Setting, Usage
+from gpuwatch.tools.tuning.target import Target, place_of
+from gpuwatch.tools.tuning.trial import Plan, descendants, run_trial
 
 _POLL_S = 0.02
 _MEMORY_EVERY_S = 0.25
 _END_WAIT_S = 2.0
 _KEEP_FREE_RATIO, _KEEP_FREE_BYTES = 0.10, 2 * 1024**3
-"""A trial that leaves less than the smaller of the two free, of memory or /dev/shm, is ended, whatever was forecast."""
+"""A trial that leaves less free than the smaller of the two, of memory or /dev/shm, is ended, whatever was forecast."""
 _OUTPUT_KEPT = 4000
 _PR_SET_PDEATHSIG = 1
 
 Watcher = Callable[[], None]
-"""Called some fifty times a second while a trial runs; what it raises ends the trial."""
+"""Called about fifty times a second while a trial runs; an exception from it ends the trial."""
+
+
+def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
+    """Return what is free now, within the memory limit of the container or the job."""
+    try:
+        memory = memory_bytes()
+    except (NoData, ValueError):
+        memory = {}
+    available, total = memory.get("MemAvailable"), memory.get("MemTotal")
+    limit = memory_room()
+    if limit is not None and (available is None or limit.available_bytes < available):
+        available, total = limit.available_bytes, limit.limit_bytes
+    try:
+        shm_size, shm_used = shm_bytes(shm)
+    except NoData:
+        return Room(cores, available, total)
+    return Room(cores, available, total, shm_size - shm_used, shm_size)
+
+
+def _memory_of(pid: int) -> tuple[int, int] | None:
+    """Return (resident, private) bytes of a process; None if it is gone or not ours."""
+    try:
+        sizes = mapped_bytes(pid)
+        return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes.get("Swap", 0)
+    except (NoData, KeyError, ValueError):
+        return None
 
 
 def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: Watcher) -> Measured | Failed:
-    """Return what a trial brought. A KeyboardInterrupt, or what `watcher` raises, passes on once its processes are gone."""
+    """Return the result of a trial. A KeyboardInterrupt, or what `watcher` raises, propagates once the processes are gone."""
     kills = OomKills()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryFile() as output, receiver:
-        process = context.Process(target=_child, args=(target, setting, plan, cores, sender, output), daemon=False)
+        process = context.Process(target=_child, args=(target, setting, plan, cores, sender, output))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, as every DataLoader does
             process.start()
@@ -70,14 +96,14 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: W
 
 
 Answer = Measured | tuple[FailureKind, str, str] | None
-"""A measurement, a failure told (kind, text, detail), or None: it ended without a word."""
+"""A measurement, a failure (kind, text, detail), or None: the process ended without sending either."""
 
 
 def _answer(receiver: Connection, watch: _Watch, plan: Plan, watcher: Watcher, cores: int) -> Answer:
     deadline = time.perf_counter() + plan.limit_s + 1.0  # it ends by itself, between two batches, at plan.limit_s
     while not receiver.poll(_POLL_S):
         watcher()
-        watch.look()
+        watch.sample()
         danger = _danger(room(cores, watch.shm))
         if danger is not None:
             return "host_protected", danger, ""
@@ -87,7 +113,7 @@ def _answer(receiver: Connection, watch: _Watch, plan: Plan, watcher: Watcher, c
         answer: Answer = receiver.recv()
     except EOFError:
         return None
-    watch.look()
+    watch.sample()
     return answer
 
 
@@ -114,17 +140,17 @@ class _Watch:
         self._workers_rss = 0
         self._worker_private = 0
 
-    def look(self) -> None:
+    def sample(self) -> None:
         used = self._shm_used()
         if used is not None and self._shm_peak is not None:
             self._shm_peak = max(self._shm_peak, used)
         now = time.perf_counter()
         if now < self._memory_due:
             return
-        main = memory_of(self._pid)
+        main = _memory_of(self._pid)
         if main is not None:
             self._main = max(self._main[0], main[0]), max(self._main[1], main[1])
-        workers = [found for pid in descendants(self._pid) if (found := memory_of(pid)) is not None]
+        workers = [found for pid in descendants(self._pid) if (found := _memory_of(pid)) is not None]
         self._workers_rss = max(self._workers_rss, sum(resident for resident, _ in workers))
         self._worker_private = max([self._worker_private, *(private for _, private in workers)])
         spent = time.perf_counter() - now
@@ -146,27 +172,30 @@ class _Watch:
 
 
 def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Connection, output: BinaryIO) -> None:
-    """Run a trial and send what it brought."""
+    """Run a trial and send its result."""
     os.setsid()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ["GPUWATCH_DISABLE"] = "1"  # a watched loader would print a verdict about us
-    warnings.simplefilter("ignore")  # that there are more workers than cores is meant
+    os.environ["GPUWATCH_DISABLE"] = "1"  # a watched loader would print a verdict on the trial
+    warnings.simplefilter("ignore")  # DataLoader warns of more workers than cores
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
-    give_cores(cores)
+    with suppress(AttributeError, OSError):
+        mine = sorted(os.sched_getaffinity(0))
+        if cores < len(mine):
+            os.sched_setaffinity(0, mine[:cores])
     try:
         run_trial(target, setting, plan, sender.send)
     except BaseException as error:
-        kind, text = _told(error)
+        kind, text = _failure_of(error)
         sender.send((kind, text, traceback.format_exc()))
 
 
-def _told(error: BaseException) -> tuple[FailureKind, str]:
-    """Return what an exception in a trial means. DataLoader tells of a worker's death in words."""
+def _failure_of(error: BaseException) -> tuple[FailureKind, str]:
+    """Return what an exception in a trial means. DataLoader reports a worker's death only in the message."""
     message = str(error).strip()
     if isinstance(error, ConfigError):
         return "no_loader", message
@@ -176,12 +205,9 @@ def _told(error: BaseException) -> tuple[FailureKind, str]:
         return "killed", "a worker was killed" if message else "out of memory"
     if "killed by signal" in message or "exited unexpectedly" in message:
         return "killed", _line(message)
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "gpuwatch/tools/tuning" not in frame.filename
-    ]
-    # A worker's exception arrives as text: its own place is the last "File" line of its traceback.
+    # A worker's exception arrives as text: its place is the last "File" line of its traceback.
     remote = [line.strip() for line in message.splitlines() if line.strip().startswith('File "')]
-    place = remote[-1] if remote else f'File "{frames[-1].filename}", line {frames[-1].lineno}' if frames else ""
+    place = remote[-1] if remote else place_of(error)
     last = message.splitlines()[-1] if remote else f"{type(error).__name__}: {_line(message)}"
     return "error", f"{last} ({place})" if place else last
 
@@ -194,11 +220,9 @@ def _failure(setting: Setting, answer: Answer, exit_code: int | None, printed: s
     if isinstance(answer, tuple):
         kind, text, detail = answer
     elif exit_code is not None and exit_code < 0:
-        kind, text, detail = (
-            _by_signal(-exit_code),
-            f"the loader's process was killed by {_signal_name(-exit_code)}",
-            "",
-        )
+        name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+        kind = "bus_error" if name == "SIGBUS" else "killed"
+        text, detail = f"the loader's process was killed by {name}", ""
     else:
         kind, text, detail = "error", f"the loader's process ended with status {exit_code}", ""
     if kind == "killed" and killed_for_memory:
@@ -206,17 +230,6 @@ def _failure(setting: Setting, answer: Answer, exit_code: int | None, printed: s
     if kind == "killed" and "us error" in printed:
         kind, text = "bus_error", "a worker was killed by a bus error: /dev/shm was full"
     return Failed(setting, kind, text, "\n".join(part for part in (detail, printed) if part))
-
-
-def _by_signal(number: int) -> FailureKind:
-    return "bus_error" if number == signal.SIGBUS else "killed"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _end(process: multiprocessing.process.BaseProcess, at_once: bool) -> None:
@@ -229,7 +242,7 @@ def _end(process: multiprocessing.process.BaseProcess, at_once: bool) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.is_alive():
-        process.kill()  # it may not have come as far as its own session
+        process.kill()  # it may not have reached setsid yet
     process.join()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # workers that lived on

@@ -1,16 +1,16 @@
-"""A tuning result: what was tried and what to take; as text for people and as JSON for scripts."""
+"""What was tried and what to choose, as records, as a table and as JSON. Times in seconds, sizes in bytes, ratios 0–1; None: not measured."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.tools.tuning.choose import cost_s
-from gpuwatch.tools.tuning.rows import Failed, LeftOut, Measured, Row, Setting
 
+FailureKind = Literal["error", "no_loader", "out_of_memory", "bus_error", "killed", "timeout", "host_protected"]
+Limit = Literal["cpu", "memory", "shm", "max_workers", "budget", "failures"]
 WIDTH, LEAST_WIDTH = 80, 40
 _NARROW_HEAD = f"{'workers':>7} {'prefetch':>8} {'batch every':>11} {'step':>7}"
 """Where the other columns have no room."""
@@ -18,8 +18,132 @@ _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batc
 
 
 @dataclass(frozen=True)
+class Room:
+    """What is free on this machine, within the limits of the container or the job."""
+
+    cores: int
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of a loader; the fields are keyword arguments of a DataLoader."""
+
+    num_workers: int
+    prefetch_factor: int | None = None
+    """Batches each worker makes ahead; None without workers, as DataLoader requires."""
+    pin_memory: bool = False
+    persistent_workers: bool = False
+
+    def keywords(self) -> dict[str, int | bool | None]:
+        """Return it as the keyword arguments of a DataLoader."""
+        return asdict(self)
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches are made before any is requested."""
+        return self.num_workers * (self.prefetch_factor or 0)
+
+    def __str__(self) -> str:
+        words = [f"num_workers={self.num_workers}"]
+        if self.prefetch_factor is not None:
+            words.append(f"prefetch_factor={self.prefetch_factor}")
+        words += [name for name, on in (("pin_memory", self.pin_memory), ("persistent", self.persistent_workers)) if on]
+        return " ".join(words)
+
+
+SETTINGS = tuple(Setting.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Peak use of the machine by a trial."""
+
+    main_rss_bytes: int | None = None
+    workers_rss_bytes: int | None = None
+    """Of all workers together; pages that they share count once for each."""
+    main_private_bytes: int | None = None
+    worker_private_bytes: int | None = None
+    """Of the largest worker, without what it shares: the cost of one more worker."""
+    shm_bytes: int | None = None
+    """Growth of /dev/shm as the trial saw it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A trial that ran."""
+
+    setting: Setting
+    make_s: float
+    """Duration of the call of make_loader."""
+    first_batch_s: float
+    """From `iter()` to the first batch: the workers' start and one fetch."""
+    batch_s: float
+    """Median time between batches once the prefetched ones are used up; a cycle of all workers counts as one."""
+    spread_ratio: float | None
+    """Half of the interquartile range over the median; None with fewer than four cycles."""
+    batches: int
+    """How many counted."""
+    steady: bool = True
+    """False: a pass is shorter than what is prefetched, and whole passes were timed, start-up included."""
+    batch_bytes: int | None = None
+    """Tensors and arrays of the largest batch."""
+    shared_bytes: int | None = None
+    """Those of them that workers pass through /dev/shm: torch tensors."""
+    cpu_cores: float | None = None
+    """Cores that main process and workers kept busy."""
+    others_cores: float | None = None
+    """Cores that all other processes of the node kept busy meanwhile."""
+    main_cpu_ratio: float | None = None
+    """CPU use of the main process, 1.0 = one core."""
+    worker_cpu_ratio: float | None = None
+    """CPU use of a worker, 1.0 = one core, on average."""
+    cpu_demand_ratio: float | None = None
+    """Share of time in which the fetching process (a worker, or the main process) ran or waited for a core, 0–1. On a shared machine
+    a fetch that computes gets less CPU than it demands."""
+    read_bytes_per_s: float | None = None
+    """Read from storage (not from the page cache)."""
+    second_first_batch_s: float | None = None
+    """First batch of a second pass, where one was measured."""
+    copy_s: float | None = None
+    """To copy a batch to the GPU, median; None without CUDA."""
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def batches_per_s(self) -> float:
+        return 1 / self.batch_s if self.batch_s > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A trial that ended without a measurement."""
+
+    setting: Setting
+    kind: FailureKind
+    text: str
+    """What happened, in one line."""
+    detail: str = ""
+    """The traceback or the last output."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A setting that was not tried because a forecast exceeded a limit."""
+
+    setting: Setting
+    limit: Limit
+    text: str
+
+
+Row = Measured | Failed | LeftOut
+
+
+@dataclass(frozen=True)
 class TuneResult:
-    """What was tried, what to take and why. `str()` is the table with the verdict."""
+    """What was tried, what to choose and why. `str()` is the table with the verdict."""
 
     rows: tuple[Row, ...]
     chosen: Setting | None
@@ -48,22 +172,18 @@ class TuneResult:
         return table(self)
 
 
-def table(result: TuneResult, width: int = WIDTH) -> str:
-    """Return the table, the verdict under it, and what to write; lines of at most `width` characters, 40 or more."""
-    width = max(LEAST_WIDTH, width)
-    head = _NARROW_HEAD if _is_narrow(width) else _HEAD
-    lines = [head if result.step_s is not None else head[:-8]]
-    for row in result.rows:
-        lines += _row(row, result, width)
-    lines.append("")
-    lines += _paragraph(result.why, width)
-    for note in result.notes:
-        lines += _paragraph(f"- {note}", width, "  ")
-    lines += _paragraph(f"stopped after {duration(result.elapsed_s)}: {result.stopped}", width)
-    if result.chosen is not None:
-        words = ", ".join(f"{key}={value}" for key, value in result.keywords().items())
-        lines += ["", *_paragraph(f"DataLoader(…, {words})", width, "    ")]
-    return "\n".join(lines)
+def cost_s(row: Measured, step_s: float | None) -> float:
+    """Return the time of a training step with this loader; without a known step, of a batch."""
+    if step_s is None:
+        return row.batch_s
+    return row.batch_s + step_s if row.setting.num_workers == 0 else max(step_s, row.batch_s)
+
+
+def as_json(result: TuneResult) -> dict[str, Any]:
+    """Return the result as plain values. Times in seconds, sizes in bytes, ratios 0–1; null: not measured."""
+    kinds = {Measured: "measured", Failed: "failed", LeftOut: "left_out"}
+    rows = [{"result": kinds[type(row)], **asdict(row)} for row in result.rows]
+    return {**asdict(result), "rows": rows}
 
 
 def line(row: Row) -> str:
@@ -73,43 +193,34 @@ def line(row: Row) -> str:
     return f"{row.setting}: {'failed' if isinstance(row, Failed) else 'left out'}: {row.text}"
 
 
-def as_json(result: TuneResult) -> dict[str, Any]:
-    """Return the result as plain values. Times in seconds, sizes in bytes, ratios 0–1; null: not measured."""
-    return {
-        "chosen": result.chosen.keywords() if result.chosen else None,
-        "feeds": result.feeds,
-        "why": result.why,
-        "step_s": result.step_s,
-        "cores": result.cores,
-        "stopped": result.stopped,
-        "notes": list(result.notes),
-        "elapsed_s": result.elapsed_s,
-        "facts": dict(result.facts),
-        "rows": [
-            {"result": _kind(row), **asdict(row), **({"kind": row.kind} if isinstance(row, Failed) else {})}
-            for row in result.rows
-        ],
-    }
-
-
-def _kind(row: Row) -> str:
-    return "measured" if isinstance(row, Measured) else "failed" if isinstance(row, Failed) else "left_out"
+def table(result: TuneResult, width: int = WIDTH) -> str:
+    """Return the table, the verdict, and the keywords to use; lines of at most `width` characters, 40 or more."""
+    width = max(LEAST_WIDTH, width)
+    head = _NARROW_HEAD if _is_narrow(width) else _HEAD
+    lines = [head if result.step_s is not None else head[:-8]]
+    for row in result.rows:
+        lines += _row(row, result, width)
+    lines += ["", *_paragraph(result.why, width)]
+    for note in result.notes:
+        lines += _paragraph(f"- {note}", width, "  ")
+    lines += _paragraph(f"stopped after {duration(result.elapsed_s)}: {result.stopped}", width)
+    if result.chosen is not None:
+        words = ", ".join(f"{key}={value}" for key, value in result.keywords().items())
+        lines += ["", *_paragraph(f"DataLoader(…, {words})", width, "    ")]
+    return "\n".join(lines)
 
 
 def _row(row: Row, result: TuneResult, width: int) -> list[str]:
-    mark = "*" if row.setting == result.chosen else " "
     start = f"{row.setting.num_workers:>7} {row.setting.prefetch_factor or '-':>8} "
     if isinstance(row, LeftOut | Failed):
         text = f"{'left out' if isinstance(row, LeftOut) else 'FAILED'}: {row.text}"
-        first, *rest = textwrap.wrap(text, width - len(start) - 1)
-        return [f"{start} {first}", *(" " * (len(start) + 1) + part for part in rest)]
-    spread = f"±{percent(row.spread_ratio)}" if row.spread_ratio is not None else ""
-    unsteady = "" if row.steady else "*"
-    memory = (row.usage.main_rss_bytes or 0) + row.setting.num_workers * (row.usage.worker_private_bytes or 0)
-    time = duration(row.batch_s) + unsteady
+        return textwrap.wrap(text, width, initial_indent=f"{start} ", subsequent_indent=" " * (len(start) + 1))
+    time = duration(row.batch_s) + ("" if row.steady else "*")
     if _is_narrow(width):
         cells = [f"{time:>11}"]
     else:
+        spread = f"±{percent(row.spread_ratio)}" if row.spread_ratio is not None else ""
+        memory = (row.usage.main_rss_bytes or 0) + row.setting.num_workers * (row.usage.worker_private_bytes or 0)
         cells = [
             f"{duration(row.first_batch_s):>7}",
             f"{time:>9} {spread:>5}",
@@ -119,23 +230,22 @@ def _row(row: Row, result: TuneResult, width: int) -> list[str]:
         ]
     if result.step_s is not None:
         cells.append(f"{duration(cost_s(row, result.step_s)):>7}")
-    tail = _options(row.setting, row)
-    text = start + " ".join(cells)
-    if mark == "*":
-        text = text + " <-"
+    if row.setting == result.chosen:
+        cells.append("<-")
     indent = " " * (4 if _is_narrow(width) else len(start))
-    return [text, *textwrap.wrap(tail, width, initial_indent=indent, subsequent_indent=indent)]
+    options = textwrap.wrap(_options(row), width, initial_indent=indent, subsequent_indent=indent)
+    return [start + " ".join(cells), *options]
 
 
 def _is_narrow(width: int) -> bool:
     return width < len(_HEAD) + len(" <-")
 
 
-def _options(setting: Setting, row: Measured) -> str:
+def _options(row: Measured) -> str:
     words = []
-    if setting.pin_memory:
-        words.append(f"pin_memory: copies take {duration(row.copy_s)}" if row.copy_s is not None else "pin_memory")
-    if setting.persistent_workers:
+    if row.setting.pin_memory:
+        words.append("pin_memory" + (f": copies take {duration(row.copy_s)}" if row.copy_s is not None else ""))
+    if row.setting.persistent_workers:
         again = row.second_first_batch_s
         words.append("persistent_workers" + (f": later passes start in {duration(again)}" if again is not None else ""))
     return ", ".join(words)

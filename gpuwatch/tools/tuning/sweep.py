@@ -1,4 +1,4 @@
-"""The order of trials: workers 0, 1, 2, 4, 8 …, then between, then the other options. Measuring is injected."""
+"""The order of trials: workers 0, 1, 2, 4, 8 …, then in between, then the other options. Measuring is injected."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ from dataclasses import dataclass, replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration
-from gpuwatch.tools.tuning.bounds import fetch_s, left_out, measured, most_workers
-from gpuwatch.tools.tuning.choose import SPARE, WORTH, choose, faster, feeds, good_enough, saturated, why
-from gpuwatch.tools.tuning.host import Room
-from gpuwatch.tools.tuning.notes import warnings
-from gpuwatch.tools.tuning.result import TuneResult
-from gpuwatch.tools.tuning.rows import Failed, LeftOut, Measured, Row, Setting
-from gpuwatch.tools.tuning.target import SETTINGS
+from gpuwatch.tools.tuning.choose import (
+    SPARE,
+    WORTH,
+    choose,
+    faster,
+    feeds,
+    fetch_s,
+    good_enough,
+    left_out,
+    measured,
+    most_workers,
+    saturated,
+    warnings,
+    why,
+)
+from gpuwatch.tools.tuning.result import SETTINGS, Failed, LeftOut, Measured, Room, Row, Setting, TuneResult
 from gpuwatch.tools.tuning.trial import Plan
 
 PREFETCH = 2
-"""DataLoader's default, and the setting the workers are swept with."""
+"""DataLoader's default, used while the number of workers varies."""
 _REFINEMENTS = 4
 _LARGER_MAY_RUN = ("error", "timeout")
-"""A failure without workers that need not be one with them."""
+"""Failures without workers that may not occur with workers."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for."""
+    """The request."""
 
     step_s: float | None
-    """A training step without any wait; None: as fast as it gets."""
+    """A training step without any wait; None: find the fastest setting."""
     budget_s: float = 60.0
     max_workers: int | None = None
     ranks: int = 1
@@ -44,7 +53,7 @@ _INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a sweep stands."""
+    """The state of a sweep."""
 
     elapsed_s: float
     budget_s: float
@@ -64,7 +73,7 @@ Measure = Callable[[Setting, Plan, Callable[[], None]], Measured | Failed]
 
 
 class Sweep:
-    """One run through the settings."""
+    """One pass through the settings."""
 
     def __init__(
         self,
@@ -86,7 +95,7 @@ class Sweep:
         self._stopped = ""
 
     def run(self) -> TuneResult:
-        """Return what was found. Raises: ConfigError where no setting runs; Interrupted on Ctrl-C."""
+        """Return the result. Raises: ConfigError where no setting runs; Interrupted on Ctrl-C."""
         try:
             self._ladder()
             self._refine()
@@ -108,7 +117,7 @@ class Sweep:
         return self._result(setting)
 
     def _try(self, setting: Setting, second_pass: bool = False) -> Row:
-        """Try a setting unless a forecast, or the budget, is against it."""
+        """Try a setting unless a forecast, or the budget, forbids it."""
         for known in self._rows:
             if known.setting == setting and isinstance(known, LeftOut):
                 return known
@@ -137,7 +146,7 @@ class Sweep:
         return row
 
     def _needs_s(self, setting: Setting) -> float:
-        """Return how long a trial takes at least: a start, what is made ahead, three cycles."""
+        """Return the least duration of a trial: start, prefetched batches, three cycles."""
         done = measured(self._rows)
         start = done[-1].make_s + done[-1].first_batch_s if done else 0.0
         return 0.3 + start + (fetch_s(self._rows) or 0.0) * ((setting.prefetch_factor or 0) + 3)
@@ -163,7 +172,7 @@ class Sweep:
         return row
 
     def _over(self, row: Row) -> bool:
-        """Return whether larger settings are not to be tried, and note why."""
+        """Return whether to stop before larger settings, and record why."""
         failures = sum(isinstance(other, Failed) for other in self._rows)
         if isinstance(row, LeftOut):
             self._stopped = f"{row.setting} {row.text}" if row.limit in ("shm", "memory") else row.text
@@ -174,13 +183,13 @@ class Sweep:
         elif self._goal.step_s is not None and feeds(row, self._goal.step_s):
             self._stopped = f"{row.setting} feeds the step"
         elif saturated(measured(self._rows), self._goal.step_s):
-            self._stopped = "two more settings brought less than 5%"
+            self._stopped = "two more settings gained less than 5%"
         else:
             return False
         return True
 
     def _refine(self) -> None:
-        """Find the smallest number of workers that does, between the last that does not and the first that does."""
+        """Find the smallest number of workers that is enough, between the last that is not and the first that is."""
         step_s = self._goal.step_s
         for _ in range(_REFINEMENTS):
             done = measured(self._rows)
@@ -199,7 +208,7 @@ class Sweep:
                 return
 
     def _options(self, best: Measured | None) -> Setting | None:
-        """Vary the other options at the chosen number of workers; return the setting to take."""
+        """Vary the other options at the chosen number of workers; return the setting to choose."""
         if best is None:
             return None
         setting = best.setting
@@ -212,20 +221,20 @@ class Sweep:
                 setting = row.setting
                 self._notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
             elif isinstance(row, Measured) and row.copy_s is not None:
-                self._notes.append(f"pin_memory brings nothing: a copy to the GPU takes {duration(row.copy_s)}")
+                self._notes.append(f"pin_memory gains nothing: a copy to the GPU takes {duration(row.copy_s)}")
         if setting.num_workers and "persistent_workers" in takes:
             row = self._try(replace(setting, persistent_workers=True), second_pass=True)
             if isinstance(row, Measured) and row.second_first_batch_s is not None:
-                again, anew = row.second_first_batch_s, row.first_batch_s
-                if again < 0.8 * anew and anew - again >= 0.01:
+                again, first = row.second_first_batch_s, row.first_batch_s
+                if again < 0.8 * first and first - again >= 0.01:
                     setting = row.setting
                     self._notes.append(
-                        f"persistent_workers: the first batch of a later pass after {duration(again)} instead of {duration(anew)}"
+                        f"persistent_workers: the first batch of a later pass after {duration(again)} instead of {duration(first)}"
                     )
         return setting
 
     def _prefetch(self, best: Measured) -> Setting:
-        """Return the setting with more made ahead where that brings 5%."""
+        """Return the setting with a larger prefetch_factor where that gains 5%."""
         current = best
         while (current.setting.prefetch_factor or PREFETCH) < 8:
             row = self._try(replace(current.setting, prefetch_factor=2 * (current.setting.prefetch_factor or PREFETCH)))

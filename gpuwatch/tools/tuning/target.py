@@ -1,12 +1,12 @@
-"""What the user wants tuned: a name on the command line, a function or a DataLoader, made into a way to start a loader.
+"""The loader to tune: a name on the command line, a function or a DataLoader, turned into a way to start it with a setting.
 
-torch is not imported: what a DataLoader is, is known once the user's code has imported it.
+torch is not imported here: a DataLoader exists only once the user's code has imported it.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.tuning.rows import Setting
+from gpuwatch.tools.tuning.result import SETTINGS, Setting
 
-SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 _WRITE = "def make_loader(num_workers, prefetch_factor, pin_memory, persistent_workers): return DataLoader(…)"
 
 
@@ -27,7 +26,7 @@ class Target:
 
     name: str
     make: Callable[[Setting], Any]
-    """Runs the user's code: call it in a trial's process only."""
+    """Runs the user's code: call it only in a trial's process."""
     varies: frozenset[str]
     """Which of SETTINGS it takes."""
 
@@ -46,52 +45,36 @@ def load(name: str) -> Any:
         directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    module = _imported(name, module_name, directory)
-    found: Any = module
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            known = [
-                key
-                for key, value in vars(module).items()
-                if callable(value) and getattr(value, "__module__", None) == module.__name__
-            ]
-            has = f"it defines {', '.join(sorted(known)[:8])}" if known else "it defines no function"
-            raise ConfigError(f"{name}: {module_name} has no '{part}'; {has}") from None
-    return found
-
-
-def _imported(name: str, module_name: str, directory: str) -> Any:
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        top = module_name.partition(".")[0]
-        if error.name in (module_name, top):
-            raise ConfigError(f"{name}: no module '{module_name}' in {directory} or on PYTHONPATH") from None
-        raise ConfigError(f"{name}: importing {module_name} failed: {error}; {_place(error)}") from error
+        return pkgutil.resolve_name(f"{module_name}:{attribute}")
     except SystemExit as error:
         raise ConfigError(
             f"{name}: {module_name} ends the program when it is imported (exit {error.code}); "
             'put what it runs as a script under `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        raise ConfigError(
-            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}; {_place(error)}"
-        ) from error
+        if module := sys.modules.get(module_name):
+            own = {key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name}
+            known = ", ".join(sorted(own)[:8]) or "no function"
+            raise ConfigError(f"{name}: {module_name} has no '{attribute}'; it defines {known}") from None
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+            raise ConfigError(f"{name}: no module '{module_name}' in {directory} or on PYTHONPATH") from None
+        what = f"{type(error).__name__}: {error}; {place_of(error)}"
+        raise ConfigError(f"{name}: importing {module_name} failed: {what}") from error
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
+    """Return file:line of the innermost frame that is neither ours nor importlib's; "" where there is none."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen importlib")
+        if not frame.filename.startswith(("<frozen importlib", f"{Path(__file__).parent}/"))
     ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place known"
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def target(of: Any, name: str | None = None) -> Target:
-    """Return how to start what the user gave. Raises: ConfigError where that is no loader and makes none."""
+    """Return how to start what the user gave. Raises: ConfigError where it is no loader and makes none."""
     name = name or getattr(of, "__qualname__", None) or type(of).__name__
     if _is_data_loader(of):
         _check_rebuildable(of, name)
@@ -101,39 +84,30 @@ def target(of: Any, name: str | None = None) -> Target:
             f"{name} is of type {type(of).__name__}, neither a function that makes a loader nor a DataLoader; {_WRITE}"
         )
     try:
-        parameters = inspect.signature(of).parameters.values()
+        parameters = list(inspect.signature(of).parameters.values())
     except (TypeError, ValueError):
-        parameters = {}.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        takes = frozenset(SETTINGS)
-    else:
-        takes = frozenset(
-            parameter.name
-            for parameter in parameters
-            if parameter.name in SETTINGS and parameter.kind is not parameter.POSITIONAL_ONLY
-        )
+        parameters = []
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+    takes = frozenset(SETTINGS if any(each.kind is each.VAR_KEYWORD for each in parameters) else named & {*SETTINGS})
     missing = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        and parameter.name not in takes
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in variadic and each.name not in takes
     ]
     if missing:
         raise ConfigError(f"{name} needs {', '.join(missing)}, which gpuwatch cannot give it: add defaults; {_WRITE}")
     if takes:
         if "num_workers" not in takes:
             raise ConfigError(f"{name} takes {', '.join(sorted(takes))} but no num_workers; {_WRITE}")
-        return Target(name, lambda setting: _called(of, setting, takes), takes)
+        return Target(
+            name, lambda setting: of(**{key: value for key, value in setting.keywords().items() if key in takes}), takes
+        )
     return Target(name, lambda setting: rebuilt(of(), setting, name), frozenset(SETTINGS))
 
 
-def _called(make: Callable[..., Any], setting: Setting, takes: frozenset[str]) -> Any:
-    return make(**{key: value for key, value in setting.keywords().items() if key in takes})
-
-
 def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
-    """Return a DataLoader over the same data, started as `setting` says. Raises: ConfigError where that cannot be done."""
+    """Return a DataLoader over the same data with another setting. Raises: ConfigError where that cannot be done."""
     _check_rebuildable(loader, name)
     keywords: dict[str, Any] = {
         **setting.keywords(),
@@ -162,8 +136,7 @@ def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
 def _check_rebuildable(loader: Any, name: str) -> None:
     if not _is_data_loader(loader):
         raise ConfigError(
-            f"{name} takes no settings and returns a {type(loader).__name__}, which is no DataLoader: there is nothing to vary; "
-            f"{_WRITE}"
+            f"{name} takes no settings and returns a {type(loader).__name__}, which is no DataLoader: nothing can be varied; {_WRITE}"
         )
     if type(loader) is not _torch_data().DataLoader:
         raise ConfigError(

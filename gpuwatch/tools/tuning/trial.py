@@ -1,23 +1,32 @@
-"""One trial, in a process of its own: make the loader, iterate it, time its batches. Results go back as plain values."""
+"""One trial, in its own process: make the loader, iterate it, and compute the time between batches.
+
+Two traps. The first `workers × prefetch` batches are made before they are requested. And workers that started together deliver
+together: with four workers three batches come at once and then none for a whole fetch, so that the median of single gaps is near 0.
+What counts is the time for a cycle of `workers` batches, divided by `workers`.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import batches
-from gpuwatch.host.proc import by_pid, cpu_times_s, process_cpu_s, run_queue_s
-from gpuwatch.tools.tuning.host import descendants, read_bytes
-from gpuwatch.tools.tuning.rows import Measured, Setting
-from gpuwatch.tools.tuning.steady import Pace, cycles_s, pace, precise, warm_up, whole_passes
+from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, process_cpu_s, run_queue_s
+from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
+_ENOUGH_CYCLES, _PRECISE_CYCLES = 4, 16
+"""For a spread; to end a trial early."""
 _FEWEST_CYCLES = 3
 _MOST_PASSES = 1000
 _COPIES = 20
@@ -32,11 +41,83 @@ class Plan:
     measure_s: float
     """Of steady running."""
     limit_s: float
-    """Of all; it is then killed."""
+    """Of everything; it is then killed."""
     second_pass: bool = False
     """Start a second pass, to time its first batch."""
     seed: int = 0
-    """Another one for each trial: the same order again would find its files in the page cache."""
+    """Another one for each trial: in the same order its files would be in the page cache."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time between batches."""
+
+    batch_s: float
+    spread_ratio: float | None
+    batches: int
+
+
+def warm_up(workers: int, ahead: int) -> int:
+    """Return how many batches at the start of a pass do not count: the first, and all that were prefetched."""
+    return max(1, ahead, workers)
+
+
+def cycles_s(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> list[float]:
+    """Return the time between batches in each cycle of all workers.
+
+    Args:
+        passes: for each pass over the loader the arrival times of its batches, oldest first.
+    """
+    length = max(1, workers)
+    start = warm_up(workers, ahead) - 1
+    return [(later - earlier) / length for arrivals in passes for earlier, later in pairwise(arrivals[start::length])]
+
+
+def pace(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> Pace | None:
+    """Return the steady pace; None where no cycle follows the prefetched batches."""
+    cycles = cycles_s(passes, workers, ahead)
+    if not cycles:
+        return None
+    middle = median(cycles)
+    spread = None
+    if len(cycles) >= _ENOUGH_CYCLES and middle > 0:
+        lower, _, upper = quantiles(cycles, n=4, method="inclusive")
+        spread = (upper - lower) / 2 / middle
+    return Pace(middle, spread, len(cycles) * max(1, workers))
+
+
+def whole_passes(durations_s: Sequence[float], counts: Sequence[int]) -> Pace | None:
+    """Return the pace of whole passes, start-up included: for passes shorter than what is prefetched."""
+    each = [duration / count for duration, count in zip(durations_s, counts, strict=True) if count]
+    return Pace(median(each), None, sum(counts)) if each else None
+
+
+def precise(cycles: Sequence[float]) -> bool:
+    """Return whether the median is known to about 1%: the interquartile range over the root of the count."""
+    if len(cycles) < _PRECISE_CYCLES:
+        return False
+    lower, middle, upper = quantiles(cycles, n=4, method="inclusive")
+    return middle > 0 and (upper - lower) / middle / len(cycles) ** 0.5 < 0.01
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of a process's children and theirs. Source: /proc/PID/task/TID/children."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        with suppress(OSError):
+            for task in Path(f"/proc/{todo.pop()}/task").iterdir():
+                with suppress(OSError):
+                    children = [int(child) for child in (task / "children").read_text().split()]
+                    found += children
+                    todo += children
+    return found
+
+
+def _read_bytes(pids: Iterable[int]) -> int | None:
+    """Return the bytes that these processes have read from storage; None where that is unknown."""
+    found = by_pid(lambda pid, procfs: io_bytes(pid, procfs)[0], pids)
+    return sum(found.values()) if found else None
 
 
 @dataclass
@@ -48,19 +129,22 @@ class _Counters:
     workers: list[int] = field(default_factory=lambda: descendants(os.getpid()))
 
     def __post_init__(self) -> None:
+        pids = [os.getpid(), *self.workers]
         self.worker_s = by_pid(process_cpu_s, self.workers)
-        self.read = read_bytes([os.getpid(), *self.workers])
-        self.wait_s = by_pid(run_queue_s, [os.getpid(), *self.workers])
+        self.read = _read_bytes(pids)
+        self.wait_s = by_pid(run_queue_s, pids)
         self.node_busy_s = cpu_times_s()[0]
 
 
-def run_trial(target: Target, setting: Setting, plan: Plan, tell: Callable[[Measured], None]) -> None:
-    """Tell what the loader does under a setting, before its workers are ended.
+def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Measured], None]) -> None:
+    """Send the measurement of a loader under a setting, before its workers are ended.
 
     Raises whatever the user's code raises; ConfigError for no iterable.
     """
     deadline = time.perf_counter() + plan.limit_s
-    _seed(plan.seed)
+    random.seed(plan.seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(plan.seed)
     begun = time.perf_counter()
     loader = target.make(setting)
     make_s = time.perf_counter() - begun
@@ -68,8 +152,8 @@ def run_trial(target: Target, setting: Setting, plan: Plan, tell: Callable[[Meas
     run.iterate(loader, target.name)
     copy_s = _copy_s(run.last_batch)
     second = _second_first_batch_s(loader, run) if plan.second_pass else None
-    found = run.pace()
-    tell(
+    steady, found = run.pace()
+    send(
         Measured(
             setting=setting,
             make_s=make_s,
@@ -77,7 +161,7 @@ def run_trial(target: Target, setting: Setting, plan: Plan, tell: Callable[[Meas
             batch_s=found.batch_s,
             spread_ratio=found.spread_ratio,
             batches=found.batches,
-            steady=run.is_steady(),
+            steady=steady,
             batch_bytes=run.batch_bytes,
             shared_bytes=run.shared_bytes,
             second_first_batch_s=second,
@@ -134,17 +218,17 @@ class _Run:
             arrivals.append(time.perf_counter())
             if len(self.passes) == 1 and len(arrivals) == 1:
                 self.first_batch_s = arrivals[0] - started
-            if len(arrivals) <= 8 or len(arrivals) % 16 == 0:  # looking costs microseconds, but not none
-                self._look(batch)
+            if len(arrivals) <= 8 or len(arrivals) % 16 == 0:  # it costs microseconds
+                self._measure_size(batch)
             if self._since is None and len(arrivals) == uncounted:
                 self._since = _Counters()
             if self._enough(arrivals, uncounted):
                 self.last_batch = batch
                 return True
-            del batch  # its memory is free before the next is asked for
+            del batch  # frees its memory before the next is requested
         return False
 
-    def _look(self, batch: Any) -> None:
+    def _measure_size(self, batch: Any) -> None:
         found = list(batches.tensors(batch))
         if found:
             shared = sum(int(tensor.nbytes) for tensor in found if hasattr(tensor, "untyped_storage"))
@@ -152,34 +236,31 @@ class _Run:
             self.shared_bytes = max(self.shared_bytes or 0, shared)
 
     def _enough(self, arrivals: list[float], uncounted: int) -> bool:
-        now = arrivals[-1]
-        if now >= self.deadline:
+        if arrivals[-1] >= self.deadline:
             return True
-        if len(arrivals) <= uncounted or (len(arrivals) - uncounted) % max(1, self.setting.num_workers):
+        length = max(1, self.setting.num_workers)
+        if len(arrivals) <= uncounted or (len(arrivals) - uncounted) % length:
             return False
         cycles = cycles_s(self.passes, self.setting.num_workers, self.setting.batches_ahead)
         if len(cycles) < _FEWEST_CYCLES:
             return False
-        counted_s = sum(cycles) * max(1, self.setting.num_workers)
+        counted_s = sum(cycles) * length
         return counted_s >= self.plan.measure_s or (counted_s >= _SHORT_RUN_S * self.plan.measure_s and precise(cycles))
 
     def _long_enough(self, begun: float) -> bool:
         now = time.perf_counter()
         return now >= self.deadline or (now - begun >= self.plan.measure_s and len(self.passes) >= _FEWEST_CYCLES)
 
-    def is_steady(self) -> bool:
-        return pace(self.passes, self.setting.num_workers, self.setting.batches_ahead) is not None
-
-    def pace(self) -> Pace:
-        found = pace(self.passes, self.setting.num_workers, self.setting.batches_ahead) or whole_passes(
-            self.durations_s, [len(arrivals) for arrivals in self.passes]
-        )
+    def pace(self) -> tuple[bool, Pace]:
+        """Return whether the pace is steady, and the pace: else of whole passes."""
+        steady = pace(self.passes, self.setting.num_workers, self.setting.batches_ahead)
+        found = steady or whole_passes(self.durations_s, [len(arrivals) for arrivals in self.passes])
         if found is None:
             raise ConfigError("the loader gave no batch")
-        return found
+        return steady is not None, found
 
     def use(self) -> dict[str, Any]:
-        """Return CPU and reads over the counted time; None where a pass was too short to see them."""
+        """Return CPU and reads over the counted time, as far as it was long enough to measure them."""
         since, until = self._since, self._until
         elapsed = until.at_s - since.at_s if since and until else 0.0
         if since is None or until is None or elapsed < 0.05:
@@ -197,9 +278,7 @@ class _Run:
             "others_cores": max(0.0, (until.node_busy_s - since.node_busy_s) / elapsed - main - sum(workers)),
             "main_cpu_ratio": main,
             "worker_cpu_ratio": sum(workers) / len(workers) if workers else None,
-            "cpu_demand_ratio": min(
-                1.0, (sum(workers) if workers else main) / len(fetching) + sum(waited) / elapsed / len(fetching)
-            ),
+            "cpu_demand_ratio": min(1.0, ((sum(workers) if workers else main) + sum(waited) / elapsed) / len(fetching)),
             "read_bytes_per_s": read,
         }
 
@@ -207,14 +286,14 @@ class _Run:
 def _second_first_batch_s(loader: Any, run: _Run) -> float | None:
     """Return the time from a second `iter()` to its first batch.
 
-    The first pass was left early, and persistent workers finish what they were asked for before they begin anew; a pass that ends by
-    itself leaves nothing over. So they are given the time for it.
+    The first pass was left early, and persistent workers finish their prefetched batches before they start the next pass, as they
+    do not have to after a complete pass. So the time for that is waited out first.
     """
-    left_over = max(run.setting.batches_ahead, run.setting.num_workers) * run.pace().batch_s
-    if time.perf_counter() + 2 * left_over + 2 * run.first_batch_s >= run.deadline:
+    remaining_s = max(run.setting.batches_ahead, run.setting.num_workers) * run.pace()[1].batch_s
+    if time.perf_counter() + 2 * remaining_s + 2 * run.first_batch_s >= run.deadline:
         return None
-    time.sleep(1.2 * left_over)
-    run.last_batch = run.iterator = None  # without persistent workers, the old ones end here
+    time.sleep(1.2 * remaining_s)
+    run.last_batch = run.iterator = None  # ends the old workers, unless they are persistent
     begun = time.perf_counter()
     next(iter(loader))
     return time.perf_counter() - begun
@@ -227,18 +306,9 @@ def _copy_s(batch: Any) -> float | None:
         return None
     taken = []
     for _ in range(_COPIES):
-        torch.cuda.synchronize()  # nobody trains here: the copy alone is timed
+        torch.cuda.synchronize()  # no training runs in this process: only the copy is timed
         begun = time.perf_counter()
         batches.move(batch, "cuda")
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - begun)
     return median(taken[_COPIES // 4 :])
-
-
-def _seed(seed: int) -> None:
-    import random
-
-    random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)

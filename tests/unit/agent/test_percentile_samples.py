@@ -1,4 +1,4 @@
-"""The percentiles of the last minute's steps as series: there while steps are taken, absent otherwise."""
+"""Step time percentiles and MFU of the last minute as series: present while steps are taken, absent otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from gpuwatch.api import Recent, Run
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.exporter import percentile_samples
+from gpuwatch_agent.exporter import recent_samples
 
 METRIC = "gpuwatch_step_percentile_seconds"
 
@@ -19,12 +19,18 @@ def view(**more: Any) -> Run:
 
 
 def test_a_running_run_has_both() -> None:
-    assert list(percentile_samples(view())) == [
+    assert list(recent_samples(view())) == [
         Sample(METRIC, 0.1, ("r", "3", "p50")),
         Sample(METRIC, 0.4, ("r", "3", "p95")),
     ]
 
 
+def test_mfu_is_a_series_where_operations_and_peak_are_declared() -> None:
+    declared = view(recent=Recent(mfu_ratio=0.41))
+    assert list(recent_samples(declared)) == [Sample("gpuwatch_run_mfu_ratio", 0.41, ("r", "3"))]
+    assert list(recent_samples(view(recent=Recent()))) == []
+
+
 def test_without_a_step_in_the_last_minute_and_after_the_end_there_is_none() -> None:
-    assert list(percentile_samples(view(recent=None))) == []
-    assert list(percentile_samples(view(status="ended"))) == []
+    assert list(recent_samples(view(recent=None))) == []
+    assert list(recent_samples(view(status="ended"))) == []

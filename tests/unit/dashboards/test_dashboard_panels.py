@@ -16,8 +16,7 @@ from gpuwatch.metrics import BY_NAME
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of
-from gpuwatch_dashboards.query.evaluate import Match, Query
-from gpuwatch_dashboards.query.promql import filled, of_a_run, render
+from gpuwatch_dashboards.query import Match, Query, filled, render
 from gpuwatch_dashboards.render.palette import PHASES, STATES
 
 
@@ -41,7 +40,7 @@ def test_panel_asks_for_what_the_catalogue_has(panel: Panel) -> None:
         assert curve.promql or unit_of(curve.query) == panel.unit
         if curve.query.over:
             assert set(curve.query.over.by) <= set(curve.query.by)
-            assert of_a_run(curve.query.metric) == of_a_run(curve.query.over.metric)
+            assert curve.query.of_a_run == curve.query.over.of_a_run
 
 
 def test_keys_are_unique_and_most_panels_have_a_live_reading() -> None:

@@ -6,9 +6,7 @@ import pytest
 
 from gpuwatch.api import Points, Series
 from gpuwatch_dashboards.model import Scope
-from gpuwatch_dashboards.query.evaluate import Match, Query, evaluate, grown
-from gpuwatch_dashboards.query.line import Line
-from gpuwatch_dashboards.query.promql import render
+from gpuwatch_dashboards.query import Line, Match, Query, evaluate, grown, render
 
 LEDGER = "gpuwatch_run_seconds_total"
 

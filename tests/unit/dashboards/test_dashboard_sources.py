@@ -15,7 +15,8 @@ from gpuwatch.errors import SourceError
 from gpuwatch.http import Reply
 from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 NOW = 1_790_000_100.0
 RUN: dict[str, Any] = {
@@ -167,6 +168,7 @@ VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
     "histogram_quantile(0.5,": [(WHO, 0.1)],
     "histogram_quantile(0.95,": [(WHO, float("nan"))],
     "gpuwatch_last_step_timestamp_seconds": [(WHO, NOW - 42)],
+    "gpuwatch_run_mfu_ratio": [(WHO, 0.41)],
     "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
 }  # fmt: skip
 
@@ -189,6 +191,7 @@ def test_prometheus_runs() -> None:
     assert run.instance == "node-17:9478"
     assert run.started_s == NOW - 100
     assert run.recent is not None and (run.recent.step_s_p50, run.recent.step_s_p95) == (0.1, None)
+    assert run.recent.mfu_ratio == 0.41 and run.recent.samples_per_s is None
     assert run.verdict is not None
     assert run.verdict.state == "input" and run.verdict.ratio == pytest.approx(0.62)
     assert "62%" in run.verdict.sentence

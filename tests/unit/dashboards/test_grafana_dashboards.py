@@ -21,8 +21,8 @@ from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.grafana import files
-from gpuwatch_dashboards.grafana.files import runbook_url
+from gpuwatch_dashboards import grafana
+from gpuwatch_dashboards.grafana import runbook_url
 from gpuwatch_dashboards.panels import BY_KEY, PANELS
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def expressions(name: str) -> Iterator[str]:
 
 def test_committed_dashboards_are_fresh() -> None:
     pytest.importorskip("grafana_foundation_sdk")
-    from gpuwatch_dashboards.grafana.dashboards import DASHBOARDS, text_of
+    from gpuwatch_dashboards.grafana.build import DASHBOARDS, text_of
 
     folder = ROOT / "dashboards/grafana"
     assert {path.name for path in folder.glob("*.json")} == set(DASHBOARDS) == {f"{name}.json" for name in NAMES}
@@ -116,7 +116,7 @@ def test_panels_fill_the_grid_and_none_lies_on_another(name: str) -> None:
 
 def test_a_line_of_panels_is_shared_out_to_the_last_column() -> None:
     pytest.importorskip("grafana_foundation_sdk")
-    from gpuwatch_dashboards.grafana.dashboards import lines, widths
+    from gpuwatch_dashboards.grafana.build import lines, widths
 
     chart, wide, number = BY_KEY["cpu"], BY_KEY["ledger"], BY_KEY["seen"]
     assert widths([number] * 5) == [5, 5, 5, 5, 4]
@@ -138,7 +138,7 @@ def test_every_panel_is_on_a_dashboard_with_its_question() -> None:
 
 def test_a_site_s_own_threshold_is_in_its_dashboards() -> None:
     def steps(config: Config | None) -> list[float | None]:
-        [shm] = [p for p in files.load(config)["gpuwatch-node.json"]["panels"] if p["title"] == "/dev/shm used"]
+        [shm] = [p for p in grafana.load(config)["gpuwatch-node.json"]["panels"] if p["title"] == "/dev/shm used"]
         return [step["value"] for step in shm["fieldConfig"]["defaults"]["thresholds"]["steps"]]
 
     assert steps(None) == [None, THRESHOLDS.shm_used]
@@ -180,8 +180,8 @@ def test_every_link_to_a_runbook_leads_to_a_file_of_the_docs() -> None:
         assert (ROOT / runbook_url(page)).is_file(), page
     links = [url for name in NAMES for url in re.findall(r'"url": "(docs/[^"]+)"', json.dumps(load(name)))]
     assert {runbook_url(page) for page in pages} | {"docs/runbooks/${__value.text}.md"} == set(links)
-    [fleet] = [d for d in files.load(runbooks="https://wiki/run/").values() if d["uid"] == "gpuwatch-fleet"]
-    assert "https://wiki/run/GpuStarved.md" in files.text(fleet) and "docs/runbooks" not in files.text(fleet)
+    [fleet] = [d for d in grafana.load(runbooks="https://wiki/run/").values() if d["uid"] == "gpuwatch-fleet"]
+    assert "https://wiki/run/GpuStarved.md" in grafana.text(fleet) and "docs/runbooks" not in grafana.text(fleet)
 
 
 def test_tables_show_each_of_their_columns_by_its_title() -> None:
@@ -201,14 +201,15 @@ def test_tables_show_each_of_their_columns_by_its_title() -> None:
 
 def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
-    fitted = {name: files.text(dashboard) for name, dashboard in files.load(config).items()}
+    fitted = {name: grafana.text(dashboard) for name, dashboard in grafana.load(config).items()}
     text = fitted["gpuwatch-fleet.json"]
     assert not re.search("(rate|increase|share)5m", text) and "user_kind:gpuwatch_gpu_cost:increase10m" in text
     assert "node_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text
     assert 'up{job=\\"agents\\"' in text
     assert (
-        files.text(files.load()["gpuwatch-fleet.json"]) == (ROOT / "dashboards/grafana/gpuwatch-fleet.json").read_text()
+        grafana.text(grafana.load()["gpuwatch-fleet.json"])
+        == (ROOT / "dashboards/grafana/gpuwatch-fleet.json").read_text()
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from gpuwatch_dashboards.grafana.files import DATASOURCE
+from gpuwatch_dashboards.grafana import DATASOURCE
 
 ROOT = Path(__file__).parents[3]
 

@@ -20,11 +20,12 @@ from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
-from gpuwatch_dashboards.query.evaluate import Query
+from gpuwatch_dashboards.query import Query
 from gpuwatch_dashboards.render import cards
-from gpuwatch_dashboards.sources import AgentSource, PrometheusSource
+from gpuwatch_dashboards.sources.agent import AgentSource
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.top import Reader
 from gpuwatch_dashboards.top.pages import panel_lines
-from gpuwatch_dashboards.top.reading import Reader
 from gpuwatch_dashboards.views import fleet, live
 from gpuwatch_dashboards.views.site import Site
 from tests.integration.dashboard_fake import FakeAgent, a_run
@@ -119,7 +120,7 @@ def html(page: Any, site: Site, more: bool = False) -> str:
 
 def in_grafana(group: str) -> list[dict[str, Any]]:
     pytest.importorskip("grafana_foundation_sdk")
-    from gpuwatch_dashboards.grafana.dashboards import DASHBOARDS
+    from gpuwatch_dashboards.grafana.build import DASHBOARDS
 
     drawn = DASHBOARDS[f"gpuwatch-{DASHBOARD[group]}.json"]()["panels"]
     return [panel for panel in drawn if panel["title"] == "Added panel"]
@@ -194,7 +195,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
         return "border-bottom" in cards.figures([(panel, used)])
 
     def in_the_dashboard() -> float:
-        from gpuwatch_dashboards.grafana.dashboards import node_dashboard
+        from gpuwatch_dashboards.grafana.build import node_dashboard
 
         [drawn] = [p for p in node_dashboard()["panels"] if p["title"] == panel.title]
         return float(drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"])

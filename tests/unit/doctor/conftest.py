@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.doctor.nvml import NvmlFacts
-from gpuwatch.tools.doctor.surroundings import Clocks, Surroundings
-from gpuwatch.tools.doctor.web import AgentView
+from gpuwatch.tools.doctor.machine import AgentView, Clocks, Machine, NvmlFacts
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
 
@@ -41,7 +39,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, proc: Path) -> Callable[..., Surroundings]:
+def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
     """Make a healthy machine: two GPUs, a CUDA torch, no agent, no Prometheus named; keyword arguments change it."""
     for name in ("sys/fs/cgroup/job", "dev", "run", "state", "torch"):
         (tmp_path / name).mkdir(parents=True)
@@ -49,7 +47,7 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Surroundings]:
         "__version__ = '2.5.1+cu124'\ncuda: Optional[str] = '12.4'\nhip = None\n"
     )
 
-    def make(**changes: Any) -> Surroundings:
+    def make(**changes: Any) -> Machine:
         versions: Mapping[str, str] = changes.pop("versions", VERSIONS)
         agent: AgentView = changes.pop(
             "view", AgentView("http://127.0.0.1:9478", "refused", error="Connection refused")
@@ -61,7 +59,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Surroundings]:
         fields: dict[str, Any] = {
             "environ": {},
             "uid": 0,
-            "groups": frozenset({0}),
             "agent_url": "http://127.0.0.1:9478",
             "agent_wanted": False,
             "page_port": 8501,
@@ -88,6 +85,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Surroundings]:
             "reads": lambda path: True,
             "writes": lambda path: True,
         }
-        return Surroundings(**{**fields, **changes})
+        return Machine(**{**fields, **changes})
 
     return make

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwatch.http import Reply
-from gpuwatch.tools.doctor.nvml import NvmlFacts
+from gpuwatch.tools.doctor.machine import NvmlFacts
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"

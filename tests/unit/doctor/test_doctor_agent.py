@@ -13,14 +13,12 @@ import pytest
 
 from gpuwatch.api import Status
 from gpuwatch.http import Reply
-from gpuwatch.tools.doctor.agent import agent, agent_clock, agent_version, collectors
-from gpuwatch.tools.doctor.hook_socket import hook_socket
-from gpuwatch.tools.doctor.surroundings import Surroundings
-from gpuwatch.tools.doctor.web import AgentView, ask_agent
+from gpuwatch.tools.doctor.machine import AgentView, Machine, ask_agent
+from gpuwatch.tools.doctor.services import agent, agent_clock, agent_version, collectors, hook_socket
 from gpuwatch.wire import endpoint
 from tests.unit.doctor.machines import STATUS, answers
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 URL = "http://127.0.0.1:9478"
 
 
@@ -45,17 +43,17 @@ def listener(place: Path) -> Iterator[Path]:
         yield place / "hook.sock"
 
 
-def test_agent(machine: Machine) -> None:
+def test_agent(machine: MakeMachine) -> None:
     assert agent(machine(view=alive())).found == f"{URL} is ready, gpuwatch 0.1.0 on node-17"
     assert agent(machine()).status == "skipped"
     assert agent(machine(agent_wanted=True)).status == "problem"
-    hung = agent(machine(view=AgentView(URL, "silent", error="timed out")))
+    hung = agent(machine(view=AgentView(URL, "unreachable", error="timed out")))
     assert hung.status == "problem" and "timed out" in hung.found
     stale = AgentView(URL, "answers", STATUS, ready=False, not_ready="the last sample is 9 s old")
     assert agent(machine(view=stale)).found == f"{URL} is not ready: the last sample is 9 s old"
 
 
-def test_collectors(machine: Machine) -> None:
+def test_collectors(machine: MakeMachine) -> None:
     assert collectors(machine(view=alive())).found == "1 of 2 work; nothing to measure here: gpu"
     assert collectors(machine()).status == "skipped"
     failing = [{"name": "shm", "success": False, "message": "EACCES"}]
@@ -63,7 +61,7 @@ def test_collectors(machine: Machine) -> None:
     assert (outcome.status, outcome.found) == ("problem", "shm: EACCES")
 
 
-def test_agent_version(machine: Machine) -> None:
+def test_agent_version(machine: MakeMachine) -> None:
     assert agent_version(machine(view=alive())).status == "ok"
     assert agent_version(machine()).status == "skipped"
     outcome = agent_version(machine(view=alive(version="0.2.0")))
@@ -73,7 +71,7 @@ def test_agent_version(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("theirs", "status"), [(1000.5, "ok"), (1002.4, "ok"), (1002.6, "warning"), (990.0, "warning")]
 )
-def test_agent_clock_allows_for_the_round_trip(machine: Machine, theirs: float, status: str) -> None:
+def test_agent_clock_allows_for_the_round_trip(machine: MakeMachine, theirs: float, status: str) -> None:
     times = iter((1000.0, 1001.0))
     pages = {f"{URL}/api/v1/status": {**STATUS, "time_s": theirs}, f"{URL}/readyz": "ok"}
     view = ask_agent(URL, answers(pages), lambda: next(times))
@@ -85,7 +83,7 @@ def test_agent_clock_allows_for_the_round_trip(machine: Machine, theirs: float, 
     ("page", "state"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "refused"),
-        (TimeoutError("timed out"), "silent"),
+        (TimeoutError("timed out"), "unreachable"),
         (Reply(200, b"<html>"), "foreign"),
         (Reply(404, b"{}"), "foreign"),
         ({"version": 3}, "foreign"),
@@ -96,41 +94,42 @@ def test_who_answers_at_the_agents_address(page: Any, state: str) -> None:
     assert (view.state, view.status) == (state, None) and view.error
 
 
-def test_no_socket_is_no_problem(machine: Machine, tmp_path: Path) -> None:
+def test_no_socket_is_no_problem(machine: MakeMachine, tmp_path: Path) -> None:
     outcome = hook_socket(machine())
     assert outcome.status == "skipped" and str(tmp_path / "run") in outcome.found
 
 
-def test_a_socket_that_is_listened_to(machine: Machine, listener: Path) -> None:
+def test_a_socket_that_is_listened_to(machine: MakeMachine, listener: Path) -> None:
     uid = listener.stat().st_uid
     outcome = hook_socket(machine(socket_directories=(listener.parent,), uid=uid))
     assert outcome.status == "ok" and f"{listener} (" in outcome.found
 
 
-def test_a_socket_that_a_dead_agent_left(machine: Machine, place: Path) -> None:
+def test_a_socket_that_a_dead_agent_left(machine: MakeMachine, place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "hook.sock"))
-    around = machine(socket_directories=(place,), uid=os.getuid())
-    assert hook_socket(around).status == "warning" and "a dead agent left it" in hook_socket(around).found
+    host = machine(socket_directories=(place,), uid=os.getuid())
+    assert hook_socket(host).status == "warning" and "a dead agent left it" in hook_socket(host).found
     declared = machine(environ={"GPUWATCH_ENDPOINT": f"ipc://{place}/hook.sock"}, uid=os.getuid())
     assert hook_socket(declared).status == "problem"
 
 
-def test_a_socket_that_this_user_may_not_use(machine: Machine, listener: Path) -> None:
+def test_a_socket_that_this_user_may_not_use(machine: MakeMachine, listener: Path) -> None:
     owner = listener.stat().st_uid
-    foreign = machine(socket_directories=(listener.parent,), uid=owner + 4242 if owner else 4242)
-    if owner == 0:  # root's: the group decides
-        listener.chmod(0o660)
-        refused = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({4242}))
-        assert hook_socket(refused).status == "problem" and "usermod -aG gpuwatch" in str(hook_socket(refused).remedy)
-        member = machine(socket_directories=(listener.parent,), uid=4242, groups=frozenset({listener.stat().st_gid}))
+    refused = hook_socket(
+        machine(socket_directories=(listener.parent,), uid=owner, writes=lambda path: path != listener)
+    )
+    assert refused.status == "problem" and "usermod -aG gpuwatch" in str(refused.remedy)
+    if owner == 0:  # root's: the permission decides, whoever it is
+        member = machine(socket_directories=(listener.parent,), uid=4242)
         assert hook_socket(member).status == "ok"
     else:
+        foreign = machine(socket_directories=(listener.parent,), uid=owner + 4242)
         assert hook_socket(foreign).status == "warning" and "another user's" in hook_socket(foreign).found
 
 
 def test_the_first_socket_that_works_is_taken_and_a_plain_file_is_not_one(
-    machine: Machine, listener: Path, tmp_path: Path
+    machine: MakeMachine, listener: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "run/hook.sock").write_text("")
     uid = listener.stat().st_uid
@@ -140,19 +139,19 @@ def test_the_first_socket_that_works_is_taken_and_a_plain_file_is_not_one(
     assert alone.status == "problem" and "is not a socket" in alone.found
 
 
-def test_a_folder_that_cannot_be_looked_into_is_a_problem(machine: Machine, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_looked_into_is_a_problem(machine: MakeMachine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = hook_socket(machine(socket_directories=(tmp_path / "file",)))  # stat fails with ENOTDIR, not ENOENT
     assert outcome.status == "problem" and "Not a directory" in outcome.found
 
 
 def test_the_doctor_finds_what_the_hook_finds(
-    machine: Machine, listener: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: MakeMachine, listener: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "SYSTEM_DIRECTORY", listener.parent)
     assert endpoint.find({}) == f"ipc://{listener}"
-    around = machine(socket_directories=endpoint.directories({}), uid=os.getuid())
-    assert hook_socket(around).status == "ok"
+    host = machine(socket_directories=endpoint.directories({}), uid=os.getuid())
+    assert hook_socket(host).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +161,6 @@ def test_the_doctor_finds_what_the_hook_finds(
         ("ipc:///none/hook.sock", "there is no /none/hook.sock"),
     ],
 )
-def test_a_declared_endpoint_that_cannot_be_reached(machine: Machine, declared: str, words: str) -> None:
+def test_a_declared_endpoint_that_cannot_be_reached(machine: MakeMachine, declared: str, words: str) -> None:
     outcome = hook_socket(machine(environ={"GPUWATCH_ENDPOINT": declared}))
     assert outcome.status == "problem" and words in outcome.found

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.tools.doctor import CHECKS, examine, report
-from gpuwatch.tools.doctor.deadline import Once
+from gpuwatch.tools.doctor import CHECKS, examine
+from gpuwatch.tools.doctor import outcome as report
+from gpuwatch.tools.doctor.machine import Machine, in_background
 from gpuwatch.tools.doctor.outcome import Check, Outcome, ok
-from gpuwatch.tools.doctor.settings import KNOWN
-from gpuwatch.tools.doctor.surroundings import Surroundings
+from gpuwatch.tools.doctor.software import KNOWN
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs/guides/doctor.md"
 SAMPLE = [
@@ -28,7 +28,7 @@ SAMPLE = [
 ]
 
 
-def test_nothing_is_wrong_with_a_healthy_machine(machine: Machine) -> None:
+def test_nothing_is_wrong_with_a_healthy_machine(machine: MakeMachine) -> None:
     checks = examine(machine())
     assert [check for check in checks if check.status in ("problem", "warning")] == []
     assert [(check.group, check.name) for check in checks] == [(group, name) for group, name, _ in CHECKS]
@@ -44,7 +44,7 @@ def test_nothing_is_wrong_with_a_healthy_machine(machine: Machine) -> None:
     }
 
 
-def test_what_is_wrong_has_a_remedy(machine: Machine, tmp_path: Path) -> None:
+def test_what_is_wrong_has_a_remedy(machine: MakeMachine, tmp_path: Path) -> None:
     bare = machine(procfs=tmp_path / "none", sysfs=tmp_path / "none", versions={}, disk=(0, 0), limit=(16, 16))
     checks = examine(bare)
     wrong = [check for check in checks if check.status in ("problem", "warning")]
@@ -53,19 +53,19 @@ def test_what_is_wrong_has_a_remedy(machine: Machine, tmp_path: Path) -> None:
     assert all("\n" not in check.found for check in checks)
 
 
-def test_a_check_that_crashes_is_a_result_and_stops_no_other(machine: Machine) -> None:
-    def crashes(around: Surroundings) -> Outcome:
+def test_a_check_that_crashes_is_a_result_and_stops_no_other(machine: MakeMachine) -> None:
+    def crashes(host: Machine) -> Outcome:
         raise KeyError("cpu")
 
-    checks = examine(machine(), [("a", "crashes", crashes), ("a", "works", lambda around: ok("fine"))])
+    checks = examine(machine(), [("a", "crashes", crashes), ("a", "works", lambda host: ok("fine"))])
     assert [(check.name, check.status) for check in checks] == [("crashes", "warning"), ("works", "ok")]
     assert "KeyError: 'cpu'" in checks[0].found
 
 
-def test_checks_that_hang_are_given_up_on_together(machine: Machine) -> None:
+def test_checks_that_hang_are_given_up_on_together(machine: MakeMachine) -> None:
     end = threading.Event()
 
-    def hangs(around: Surroundings) -> Outcome:
+    def hangs(host: Machine) -> Outcome:
         end.wait(30)
         return ok("at last")
 
@@ -79,10 +79,14 @@ def test_checks_that_hang_are_given_up_on_together(machine: Machine) -> None:
     assert time.monotonic() - begun_s < 5 * 0.3
 
 
-def test_a_reading_that_checks_share_is_taken_once() -> None:
+def test_what_checks_share_is_read_once_and_a_failure_reaches_each_of_them() -> None:
     counted = iter(range(10))
-    read = Once(lambda: next(counted))
+    read = in_background(lambda: next(counted)).result
     assert [read(), read(), next(counted)] == [0, 0, 1]
+    fails = in_background(lambda: {}["cpu"]).result
+    for _ in range(2):
+        with pytest.raises(KeyError, match="cpu"):
+            fails()
 
 
 def test_names_are_unique_and_groups_hold_together() -> None:
@@ -165,7 +169,7 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 
 @pytest.mark.parametrize(("group", "name", "look"), CHECKS, ids=[name for _, name, _ in CHECKS])
 def test_no_check_crashes_where_there_is_nothing_at_all(
-    machine: Machine, tmp_path: Path, group: str, name: str, look: Callable[[Surroundings], Outcome]
+    machine: MakeMachine, tmp_path: Path, group: str, name: str, look: Callable[[Machine], Outcome]
 ) -> None:
     nothing = tmp_path / "none"
     bare = machine(

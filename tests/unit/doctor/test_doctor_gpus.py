@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.doctor.driver import driver
-from gpuwatch.tools.doctor.namespaces import pid_namespace, ptrace
-from gpuwatch.tools.doctor.nvml import NvmlFacts
-from gpuwatch.tools.doctor.surroundings import Surroundings
-from gpuwatch.tools.doctor.visible_gpus import visible, visible_gpus
+from gpuwatch.tools.doctor.gpus import driver, visible, visible_gpus
+from gpuwatch.tools.doctor.machine import Machine, NvmlFacts
+from gpuwatch.tools.doctor.processes import pid_namespace, ptrace
 from tests.unit.doctor.machines import two_gpus, write
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-cc33"]
 
 
-def test_no_driver_is_expected_where_there_is_no_device(machine: Machine) -> None:
+def test_no_driver_is_expected_where_there_is_no_device(machine: MakeMachine) -> None:
     for state in ("no library", "not loaded", "no module"):
         assert driver(machine(facts=NvmlFacts(state))).status == "skipped"  # type: ignore[arg-type]
 
@@ -34,39 +32,39 @@ def test_no_driver_is_expected_where_there_is_no_device(machine: Machine) -> Non
     ],
 )
 def test_a_device_without_a_driver_is_a_problem(
-    machine: Machine, tmp_path: Path, state: Any, files: dict[str, str], found: str, remedy: str
+    machine: MakeMachine, tmp_path: Path, state: Any, files: dict[str, str], found: str, remedy: str
 ) -> None:
-    around = machine(facts=NvmlFacts(state))
+    host = machine(facts=NvmlFacts(state))
     write(tmp_path, {**files, "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n"})
-    outcome = driver(around)
+    outcome = driver(host)
     assert outcome.status == "problem"
     assert found in outcome.found and outcome.remedy and remedy in outcome.remedy
 
 
-def test_other_pci_devices_promise_no_gpu(machine: Machine, tmp_path: Path) -> None:
-    around = machine(facts=NvmlFacts("no library"))
+def test_other_pci_devices_promise_no_gpu(machine: MakeMachine, tmp_path: Path) -> None:
+    host = machine(facts=NvmlFacts("no library"))
     for name, vendor, kind in (("a", "0x10de", "0x040300"), ("b", "0x8086", "0x030000")):
         write(tmp_path / "sys/bus/pci/devices" / name, {"vendor": vendor, "class": kind})
-    assert driver(around).status == "skipped"
+    assert driver(host).status == "skipped"
 
 
 @pytest.mark.parametrize(
     ("facts", "status", "words"),
     [
         (two_gpus(), "ok", "550.54.15, CUDA 12.4: 2 × NVIDIA H100 80GB HBM3"),
-        (two_gpus(silent=("GPU 1: GPU is lost",)), "problem", "lost: GPU 1: GPU is lost"),
+        (two_gpus(lost=("GPU 1: GPU is lost",)), "problem", "lost: GPU 1: GPU is lost"),
         (two_gpus(gpus=()), "warning", "lists no GPU"),
         (NvmlFacts("mismatch", "Driver/library version mismatch"), "problem", "different versions"),
         (NvmlFacts("hangs", "no answer within 2 s"), "problem", "NVML hangs"),
         (NvmlFacts("fails", "Unknown Error"), "problem", "NVML does not start: Unknown Error"),
     ],
 )
-def test_driver(machine: Machine, facts: NvmlFacts, status: str, words: str) -> None:
+def test_driver(machine: MakeMachine, facts: NvmlFacts, status: str, words: str) -> None:
     outcome = driver(machine(facts=facts))
     assert outcome.status == status and words in outcome.found
 
 
-def test_a_container_that_was_given_no_gpu_is_told_how_to_get_one(machine: Machine) -> None:
+def test_a_container_without_a_gpu_has_a_remedy(machine: MakeMachine) -> None:
     outcome = driver(machine(facts=two_gpus(gpus=()), environ={"NVIDIA_VISIBLE_DEVICES": "void"}))
     assert outcome.status == "warning" and outcome.remedy and "--gpus all" in outcome.remedy
 
@@ -95,7 +93,7 @@ def test_cuda_visible_devices_is_read_as_cuda_does(value: str, seen: int, wrong:
     assert (wrong in why) if wrong else why == ""
 
 
-def test_visible_gpus(machine: Machine) -> None:
+def test_visible_gpus(machine: MakeMachine) -> None:
     assert visible_gpus(machine()).found == "all 2 (CUDA_VISIBLE_DEVICES is not set)"
     assert visible_gpus(machine(environ={"CUDA_VISIBLE_DEVICES": "1"})).status == "ok"
     assert visible_gpus(machine(environ={"CUDA_VISIBLE_DEVICES": ""})).status == "problem"
@@ -110,13 +108,13 @@ def container(proc: Path) -> None:
     (proc / "self/ns/pid").symlink_to("pid:[4026532999]")
 
 
-def test_pid_namespace_of_the_node(machine: Machine, proc: Path) -> None:
+def test_pid_namespace_of_the_node(machine: MakeMachine, proc: Path) -> None:
     assert pid_namespace(machine(facts=two_gpus(pids=frozenset({99})))).status == "ok"
     (proc / "self/ns/pid").unlink()
     assert pid_namespace(machine()).status == "skipped"
 
 
-def test_pid_namespace_of_a_container_is_a_problem_for_an_agent_alone(machine: Machine, proc: Path) -> None:
+def test_pid_namespace_of_a_container_is_a_problem_for_an_agent_alone(machine: MakeMachine, proc: Path) -> None:
     container(proc)
     training = pid_namespace(machine(facts=two_gpus(pids=frozenset({1, 4711}))))
     assert training.status == "warning" and "NVML lists pid 4711, which is not in it" in training.found
@@ -125,7 +123,7 @@ def test_pid_namespace_of_a_container_is_a_problem_for_an_agent_alone(machine: M
     assert agent.status == "problem" and agent.remedy and "pid: host" in agent.remedy
 
 
-def test_ptrace(machine: Machine, proc: Path) -> None:
+def test_ptrace(machine: MakeMachine, proc: Path) -> None:
     def refuses(path: Path) -> bool:
         return False
 

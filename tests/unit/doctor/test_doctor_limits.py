@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.host.cgroup import Quota, quota
-from gpuwatch.tools.doctor.clock import clock, ntp
-from gpuwatch.tools.doctor.cpu import cores, pressure
-from gpuwatch.tools.doctor.limits import locked_memory, open_files, shm, tasks
-from gpuwatch.tools.doctor.surroundings import Clocks, Surroundings
+from gpuwatch.tools.doctor.limits import clock, cores, locked_memory, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor.machine import Clocks, Machine
 from tests.unit.doctor.machines import GIB, UNLIMITED, write
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 MIB = 1 << 20
 
 
@@ -28,19 +26,19 @@ MIB = 1 << 20
         (32 * GIB, 31 * GIB, "problem", "nearly full"),
     ],
 )
-def test_shm(machine: Machine, size: int, used: int, status: str, words: str) -> None:
+def test_shm(machine: MakeMachine, size: int, used: int, status: str, words: str) -> None:
     outcome = shm(machine(disk=(size, used)))
     assert outcome.status == status and words in outcome.found
     if status != "ok":  # half of the 64 GiB of memory, at most 16
         assert outcome.remedy and "docker run --shm-size=16g" in outcome.remedy
 
 
-def test_shm_recommended_is_half_of_a_small_memory(machine: Machine, proc: Path) -> None:
+def test_shm_recommended_is_half_of_a_small_memory(machine: MakeMachine, proc: Path) -> None:
     write(proc, {"meminfo": "MemTotal: 8388608 kB\n"})
     assert "--shm-size=4g" in str(shm(machine(disk=(64 * MIB, 0))).remedy)
 
 
-def test_shm_that_is_not_mounted(machine: Machine) -> None:
+def test_shm_that_is_not_mounted(machine: MakeMachine) -> None:
     def absent(path: Path) -> tuple[int, int]:
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -50,7 +48,7 @@ def test_shm_that_is_not_mounted(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("soft", "status"), [(128, "problem"), (1024, "warning"), (4095, "warning"), (4096, "ok"), (UNLIMITED, "ok")]
 )
-def test_open_files(machine: Machine, soft: int, status: str) -> None:
+def test_open_files(machine: MakeMachine, soft: int, status: str) -> None:
     outcome = open_files(machine(limit=(soft, 1 << 20)))
     assert outcome.status == status
     assert (outcome.remedy is None) == (status == "ok")
@@ -59,7 +57,7 @@ def test_open_files(machine: Machine, soft: int, status: str) -> None:
     )
 
 
-def test_locked_memory_matters_with_rdma_alone(machine: Machine, tmp_path: Path) -> None:
+def test_locked_memory_matters_with_rdma_alone(machine: MakeMachine, tmp_path: Path) -> None:
     assert locked_memory(machine(limit=(65536, 65536))).status == "skipped"
     write(tmp_path / "sys/class/infiniband/mlx5_0", {"node_type": "1: CA\n"})
     little = locked_memory(machine(limit=(65536, 65536)))
@@ -78,17 +76,17 @@ def test_locked_memory_matters_with_rdma_alone(machine: Machine, tmp_path: Path)
         (1024, "20000", "warning", "1024 processes and threads (the user's)"),
     ],
 )
-def test_tasks(machine: Machine, tmp_path: Path, soft: int, cgroup: str | None, status: str, words: str) -> None:
-    around = machine(limit=(soft, UNLIMITED))
+def test_tasks(machine: MakeMachine, tmp_path: Path, soft: int, cgroup: str | None, status: str, words: str) -> None:
+    host = machine(limit=(soft, UNLIMITED))
     if cgroup:
         write(tmp_path / "sys/fs/cgroup", {"job/pids.max": "max\n", "pids.max": f"{cgroup}\n"})
-    outcome = tasks(around)
+    outcome = tasks(host)
     assert outcome.status == status and words in outcome.found
 
 
-def test_the_tightest_quota_above_counts_with_its_own_throttling(machine: Machine, tmp_path: Path) -> None:
-    around = machine()
-    assert quota(around.procfs, around.sysfs) is None
+def test_the_tightest_quota_above_counts_with_its_own_throttling(machine: MakeMachine, tmp_path: Path) -> None:
+    host = machine()
+    assert quota(host.procfs, host.sysfs) is None
     write(
         tmp_path / "sys/fs/cgroup",
         {
@@ -97,60 +95,60 @@ def test_the_tightest_quota_above_counts_with_its_own_throttling(machine: Machin
             "cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 62\n",
         },
     )
-    assert quota(around.procfs, around.sysfs) == Quota(2.5, 200, 62)
-    outcome = cores(around)
+    assert quota(host.procfs, host.sysfs) == Quota(2.5, 200, 62)
+    outcome = cores(host)
     assert outcome.status == "warning"
     assert outcome.found == "8 cores are seen, 2.5 may be used; throttled in 31% of 200 periods"
     assert outcome.remedy and outcome.remedy.endswith("at most 2")
     assert cores(machine(cores=lambda: 2)).status == "ok"
 
 
-def test_of_two_quotas_the_smaller_one_counts(machine: Machine, tmp_path: Path) -> None:
-    around = machine()
+def test_of_two_quotas_the_smaller_one_counts(machine: MakeMachine, tmp_path: Path) -> None:
+    host = machine()
     for inner, outer in ((2, 6), (6, 2)):
         files = {"job/cpu.max": f"{inner}00000 100000\n", "cpu.max": f"{outer}00000 100000\n"}
         write(tmp_path / "sys/fs/cgroup", files)
-        assert quota(around.procfs, around.sysfs) == Quota(2.0, 0, 0)
+        assert quota(host.procfs, host.sysfs) == Quota(2.0, 0, 0)
 
 
-def test_a_quota_of_cgroup_version_1(machine: Machine, proc: Path, tmp_path: Path) -> None:
-    around = machine()
+def test_a_quota_of_cgroup_version_1(machine: MakeMachine, proc: Path, tmp_path: Path) -> None:
+    host = machine()
     write(proc, {"self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/x\n0::/\n"})
     write(  # a container: the path is the node's, the mount its own
         tmp_path / "sys/fs/cgroup/cpu",
         {"cpu.cfs_quota_us": "400000\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": "nr_periods 0\nnr_throttled 0\n"},
     )
-    assert quota(around.procfs, around.sysfs) == Quota(4.0, 0, 0)
-    assert cores(around).found == "8 cores are seen, 4 may be used"
+    assert quota(host.procfs, host.sysfs) == Quota(4.0, 0, 0)
+    assert cores(host).found == "8 cores are seen, 4 may be used"
     write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "-1\n"})
-    assert quota(around.procfs, around.sysfs) is None
+    assert quota(host.procfs, host.sysfs) is None
 
 
-def test_each_controller_of_version_1_has_a_place_of_its_own(machine: Machine, proc: Path, tmp_path: Path) -> None:
-    around = machine()
+def test_each_controller_of_version_1_has_a_place_of_its_own(machine: MakeMachine, proc: Path, tmp_path: Path) -> None:
+    host = machine()
     write(proc, {"self/cgroup": "5:cpu,cpuacct:/right\n4:memory:/wrong\n"})
     for name, quota_us in (("right", 300000), ("wrong", 100000)):
         write(
             tmp_path / "sys/fs/cgroup/cpu" / name,
             {"cpu.cfs_quota_us": f"{quota_us}\n", "cpu.cfs_period_us": "100000\n"},
         )
-    assert quota(around.procfs, around.sysfs) == Quota(3.0, 0, 0)
+    assert quota(host.procfs, host.sysfs) == Quota(3.0, 0, 0)
 
 
-def test_pressure(machine: Machine, proc: Path) -> None:
+def test_pressure(machine: MakeMachine, proc: Path) -> None:
     assert pressure(machine()).status == "ok"
     (proc / "pressure/io").unlink()
     outcome = pressure(machine())
     assert outcome.status == "warning" and "for io:" in outcome.found and "psi=1" in str(outcome.remedy)
 
 
-def test_clock(machine: Machine) -> None:
+def test_clock(machine: MakeMachine) -> None:
     assert clock(machine()).status == "ok"
     slept = clock(machine(clocks=lambda: Clocks(1_790_000_000.0, 5000.0, 8600.0)))
     assert slept.status == "warning" and "suspended for 3600 s" in slept.found
     assert clock(machine(clocks=lambda: Clocks(86400.0, 5.0, 5.0))).status == "problem"
 
 
-@pytest.mark.parametrize(("told", "status"), [(True, "ok"), (False, "warning"), (None, "skipped")])
-def test_ntp(machine: Machine, told: bool | None, status: str) -> None:
-    assert ntp(machine(ntp=lambda: told)).status == status
+@pytest.mark.parametrize(("reported", "status"), [(True, "ok"), (False, "warning"), (None, "skipped")])
+def test_ntp(machine: MakeMachine, reported: bool | None, status: str) -> None:
+    assert ntp(machine(ntp=lambda: reported)).status == status

@@ -11,15 +11,12 @@ import pytest
 
 from gpuwatch.api import Status
 from gpuwatch.http import Reply
-from gpuwatch.tools.doctor.history import history
-from gpuwatch.tools.doctor.ports import agent_port, page_port
-from gpuwatch.tools.doctor.processes import command, gpuwatch_part, holder, listening
-from gpuwatch.tools.doctor.prometheus import alert_rules, prometheus
-from gpuwatch.tools.doctor.surroundings import Surroundings
-from gpuwatch.tools.doctor.web import AgentView
+from gpuwatch.tools.doctor.machine import AgentView, Machine
+from gpuwatch.tools.doctor.processes import agent_port, command, gpuwatch_part, holder, listening, page_port
+from gpuwatch.tools.doctor.services import alert_rules, history, prometheus
 from tests.unit.doctor.machines import GIB, STATUS, write
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 URL = "http://127.0.0.1:9478"
 PROMETHEUS = "http://prometheus:9090"
 
@@ -71,7 +68,7 @@ def test_a_program_is_named_without_its_options(proc: Path) -> None:
     assert [gpuwatch_part(pid, proc) for pid in (2, 3, 5, 6)] == ["", "", "agent", "dashboard"]
 
 
-def test_agent_port(machine: Machine, proc: Path) -> None:
+def test_agent_port(machine: MakeMachine, proc: Path) -> None:
     assert agent_port(machine()).found == "9478 is free"
     assert agent_port(machine(agent_url="http://node-17:9478")).status == "skipped"
     listen(proc, 9478)
@@ -82,10 +79,10 @@ def test_agent_port(machine: Machine, proc: Path) -> None:
     write(proc, {"77/cmdline": "python3\0-m\0gpuwatch\0agent\0"})
     assert agent_port(machine()).found.startswith("9478 is held by gpuwatch")
     (proc / "77/fd/3").unlink()
-    assert "does not show" in agent_port(machine()).found
+    assert "is not visible" in agent_port(machine()).found
 
 
-def test_page_port(machine: Machine, proc: Path) -> None:
+def test_page_port(machine: MakeMachine, proc: Path) -> None:
     assert page_port(machine()).found == "8501 is free"
     listen(proc, 8501)
     taken = page_port(machine())
@@ -98,7 +95,7 @@ def test_page_port(machine: Machine, proc: Path) -> None:
     assert page_port(machine()).found.startswith("8501 is held by gpuwatch")
 
 
-def test_history_of_the_agent_that_would_be_started(machine: Machine, tmp_path: Path) -> None:
+def test_history_of_the_agent_that_would_be_started(machine: MakeMachine, tmp_path: Path) -> None:
     assert history(machine()).found == f"{tmp_path}/state/gpuwatch/history.db, 63 GiB free"
     assert history(machine(history=None)).status == "skipped"
     assert history(machine(disk=(64 * GIB, 63 * GIB))).status == "warning"
@@ -113,10 +110,10 @@ def test_history_of_the_agent_that_would_be_started(machine: Machine, tmp_path: 
     assert unseen.status == "problem" and unseen.found.endswith("File name too long")
 
 
-def test_history_of_the_agent_that_answers(machine: Machine, tmp_path: Path) -> None:
+def test_history_of_the_agent_that_answers(machine: MakeMachine, tmp_path: Path) -> None:
     kept = {"path": str(tmp_path / "h.db"), "failures": 0}
-    around = machine(view=alive(history=kept), writes=lambda path: False)
-    assert history(around).found.startswith(f"{tmp_path}/h.db")
+    host = machine(view=alive(history=kept), writes=lambda path: False)
+    assert history(host).found.startswith(f"{tmp_path}/h.db")
     unseen = {"path": str(tmp_path / ("x" * 300) / "h.db"), "failures": 0}
     assert history(machine(view=alive(history=unseen))).status == "skipped"
     failing = history(machine(view=alive(history={**kept, "failures": 3})))
@@ -140,7 +137,7 @@ def target(job: str = "gpuwatch", health: str = "up", error: str = "") -> dict[s
         ),
     ],
 )
-def test_prometheus_targets(machine: Machine, targets: list[Any], status: str, words: str) -> None:
+def test_prometheus_targets(machine: MakeMachine, targets: list[Any], status: str, words: str) -> None:
     pages = {f"{PROMETHEUS}/api/v1/targets?state=active": {"data": {"activeTargets": targets}}}
     outcome = prometheus(machine(prometheus_url=PROMETHEUS, pages=pages))
     assert outcome.status == status and words in outcome.found
@@ -155,11 +152,11 @@ def test_prometheus_targets(machine: Machine, targets: list[Any], status: str, w
         ({"data": None}, "no Prometheus API there"),
     ],
 )
-def test_what_is_no_prometheus(machine: Machine, page: Any, words: str) -> None:
+def test_what_is_no_prometheus(machine: MakeMachine, page: Any, words: str) -> None:
     pages = {f"{PROMETHEUS}/api/v1/targets?state=active": page, f"{PROMETHEUS}/api/v1/rules?type=alert": page}
-    around = machine(prometheus_url=PROMETHEUS, pages=pages)
+    host = machine(prometheus_url=PROMETHEUS, pages=pages)
     for look in (prometheus, alert_rules):
-        outcome = look(around)
+        outcome = look(host)
         assert outcome.status == "problem" and words in outcome.found
 
 
@@ -171,11 +168,11 @@ def test_what_is_no_prometheus(machine: Machine, page: Any, words: str) -> None:
         ([{"name": "GpuStarved", "health": "err", "lastError": "many-to-many"}], "problem", "GpuStarved: many-to-many"),
     ],
 )
-def test_alert_rules(machine: Machine, rules: list[Any], status: str, words: str) -> None:
+def test_alert_rules(machine: MakeMachine, rules: list[Any], status: str, words: str) -> None:
     pages = {f"{PROMETHEUS}/api/v1/rules?type=alert": {"data": {"groups": [{"rules": rules}]}}}
     outcome = alert_rules(machine(prometheus_url=PROMETHEUS, pages=pages))
     assert outcome.status == status and words in outcome.found
 
 
-def test_no_prometheus_was_named(machine: Machine) -> None:
+def test_no_prometheus_was_named(machine: MakeMachine) -> None:
     assert (prometheus(machine()).status, alert_rules(machine()).status) == ("skipped", "skipped")

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.doctor.settings import environment
+from gpuwatch.tools.doctor.gpus import read_build, torch
+from gpuwatch.tools.doctor.machine import Machine
 from gpuwatch.tools.doctor.software import (
     agent_extra,
     dashboard_extra,
+    environment,
     gpuwatch,
     hook,
     numbers,
@@ -19,14 +21,12 @@ from gpuwatch.tools.doctor.software import (
     python,
     required,
 )
-from gpuwatch.tools.doctor.surroundings import Surroundings
-from gpuwatch.tools.doctor.torch_build import read_build, torch
 from tests.unit.doctor.machines import REQUIREMENTS, VERSIONS, two_gpus
 
-Machine = Callable[..., Surroundings]
+MakeMachine = Callable[..., Machine]
 
 
-def test_python(machine: Machine) -> None:
+def test_python(machine: MakeMachine) -> None:
     assert python(machine()).found == "3.11.7 (/usr/bin/python3)"
     assert python(machine(python=("3.9.18", "/usr/bin/python3"))).status == "problem"
     assert python(machine(python=("3.10.0", "/usr/bin/python3"))).status == "ok"
@@ -41,7 +41,7 @@ def test_python(machine: Machine) -> None:
         ({"gpuwatch-training": "0.1.0", "gpuwatch": "1.3"}, "problem", "unrelated 'gpuwatch' 1.3"),
     ],
 )
-def test_gpuwatch(machine: Machine, versions: dict[str, str], status: str, words: str) -> None:
+def test_gpuwatch(machine: MakeMachine, versions: dict[str, str], status: str, words: str) -> None:
     outcome = gpuwatch(machine(versions=versions))
     assert outcome.status == status and words in outcome.found
 
@@ -57,7 +57,7 @@ def test_requirements_of_an_extra_are_read_from_the_metadata() -> None:
     assert numbers("2.5.1+cu124") == (2, 5, 1) and numbers("rc") == ()
 
 
-def test_extras(machine: Machine) -> None:
+def test_extras(machine: MakeMachine) -> None:
     assert hook(machine()).found == "msgspec 0.18.6, pyzmq 26.0"
     assert agent_extra(machine()).found == "nvidia-ml-py 13.0, psutil 5.10"
     assert hook(machine(requirements=lambda: [])).status == "skipped"
@@ -73,7 +73,7 @@ def test_extras(machine: Machine) -> None:
     assert (old.status, old.found) == ("problem", "too old: streamlit 1.9.0 (needs 1.50)")
 
 
-def test_the_deprecated_pynvml_is_told_from_the_maintained_one(machine: Machine) -> None:
+def test_the_deprecated_pynvml_is_distinguished_from_the_maintained_one(machine: MakeMachine) -> None:
     assert pynvml(machine()).status == "ok"
     shadowed = pynvml(machine(versions={**VERSIONS, "pynvml": "11.5.3"}))
     assert shadowed.status == "warning" and "'pynvml' 11.5.3" in shadowed.found
@@ -94,16 +94,18 @@ def test_the_deprecated_pynvml_is_told_from_the_maintained_one(machine: Machine)
         ("cuda = None\nhip: Optional[str] = '6.2.41133'", {}, "ok", "ROCm 6.2.41133"),
     ],
 )
-def test_torch(machine: Machine, tmp_path: Path, build: str, facts: dict[str, Any], status: str, words: str) -> None:
-    around = machine(facts=two_gpus(**facts))
+def test_torch(
+    machine: MakeMachine, tmp_path: Path, build: str, facts: dict[str, Any], status: str, words: str
+) -> None:
+    host = machine(facts=two_gpus(**facts))
     (tmp_path / "torch/version.py").write_text(f"__version__ = '2.5.1'\n{build}\n")
-    outcome = torch(around)
+    outcome = torch(host)
     assert outcome.status == status and words in outcome.found
     if status == "problem":
         assert outcome.remedy and outcome.remedy.endswith("https://download.pytorch.org/whl/cu124")
 
 
-def test_torch_that_is_not_installed_is_skipped(machine: Machine) -> None:
+def test_torch_that_is_not_installed_is_skipped(machine: MakeMachine) -> None:
     assert torch(machine(folder_of=lambda package: None)).status == "skipped"
 
 
@@ -134,6 +136,6 @@ def test_the_build_is_read_as_torch_itself_says_it() -> None:
         ({"GPUWATCH_DISABLE": "of", "GPUWATCH_RNU": "a"}, "problem", "nothing reads GPUWATCH_RNU"),
     ],
 )
-def test_settings(machine: Machine, environ: dict[str, str], status: str, words: str) -> None:
+def test_settings(machine: MakeMachine, environ: dict[str, str], status: str, words: str) -> None:
     outcome = environment(machine(environ=environ))
     assert outcome.status == status and words in outcome.found

@@ -10,8 +10,7 @@ import pytest
 
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.simulation.page import NodePages
-from gpuwatch.tools.simulation.server import Fleet
+from gpuwatch.tools.simulation.page import Fleet, NodePages
 from gpuwatch.tools.simulation.story import GROUP, MIXES, Node
 
 EPOCH_S = 1_790_000_000.0

@@ -10,7 +10,7 @@ import pytest
 
 import gpuwatch
 from gpuwatch.errors import GpuwatchError
-from gpuwatch.tools.stacks.profile import read_profile
+from gpuwatch.tools.stacks.spy import read_profile
 
 HEAD = ("process 100", "", 0)
 MAIN = ("main", "/home/alice/train.py", 20)
@@ -55,7 +55,7 @@ def test_the_deepest_line_of_the_users_code_counts_and_a_fork_is_not_charged_wit
         (101, "QueueFeederThread", [[HEAD, DECODE]] * 10),
     )
     training, first, second = read_profile(text, 100, rank=3)
-    assert (training.kind, training.pid, training.rank, training.looks) == ("training", 100, 3, 4)
+    assert (training.kind, training.pid, training.rank, training.samples) == ("training", 100, 3, 4)
     assert [(line.line, line.ratio) for line in training.lines] == [(20, 1.0)]
     assert (first.kind, first.pid, first.index) == ("worker", 101, 0)
     assert [(line.function, line.line, line.ratio, line.function_ratio) for line in first.lines] == [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.diagnosis.rules import FALLBACK_RULES, RULES
 from gpuwatch.tools.stacks.causes import LOOK_AT
-from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
-from gpuwatch.tools.stacks.words import evidence, lines
+from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks, evidence, lines
 
 MAIN = HotLine("/home/alice/train.py", 20, "main", 0.98, 0.98)
 

@@ -8,9 +8,9 @@ from gpuwatch.api import Finding, Gpu, Points, Recent, Run, Series
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.model import Node
+from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page
-from gpuwatch_dashboards.top.reading import Facts, Sampled
 
 NOW = 1_000_300.0
 FINDING = Finding(
@@ -46,7 +46,7 @@ def node_traces(**more: list[Series]) -> dict[str, list[Series]]:
         "cpu busy, of all cores": trace(0.31), "cpu idle, waiting for I/O": trace(0.05),
         "pressure CPU": trace(0.08), "pressure I/O": trace(0.03), "pressure memory": trace(0.0),
         "shm used ({mount})": trace(32 * mib, mount="/dev/shm"), "shm size ({mount})": trace(64 * mib, mount="/dev/shm"),
-        "memory available": trace(192 * gib), "memory in all": trace(256 * gib),
+        "memory available": trace(192 * gib), "memory total": trace(256 * gib),
         "network received": trace(41 * mib), "network sent": trace(2 * mib),
         "disk read": trace(180 * mib), "disk written": trace(6 * mib), **more,
     }  # fmt: skip

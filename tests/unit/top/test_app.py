@@ -13,8 +13,8 @@ from msgspec import structs
 from textual.pilot import Pilot
 
 from gpuwatch.errors import SourceError
+from gpuwatch_dashboards.top import Facts
 from gpuwatch_dashboards.top.app import Lines, Top
-from gpuwatch_dashboards.top.reading import Facts
 from tests.unit.top.screens import facts, run
 
 AWAY = SourceError(
@@ -158,7 +158,7 @@ def test_g_f_and_help_open_a_page_and_close_it() -> None:
     shown = {
         "g": "state now",
         "f": "── name-b ─",
-        "p": "── Ranks that run",
+        "p": "── Running ranks",
         "question_mark": "How to read it",
         "h": "Keys",
     }
@@ -195,6 +195,19 @@ def test_gpus_are_chosen_apart_from_runs_and_enter_goes_to_the_gpu_s_run() -> No
         assert "▸ name-c" in top.text and "⏎" not in top.text
 
     drive(node(), steps)
+
+
+def test_every_key_is_shown_on_the_gpus_page_of_a_narrow_terminal_too() -> None:
+    async def steps(top: Driven) -> None:
+        await top.press("g")
+        keys = ("⏎ its run", "g GPUs", "f findings", "p panels", "? help", "q quit")
+        await top.wait_for(lambda: all(key in top.text for key in keys))
+        assert "CPU 31%" in top.text and [len(line) for line in top.lines] == [40] * 24
+        await top.press("g")
+        await top.wait_for(lambda: top.lines[-1].startswith("g GPUs f findings p panels ? help q quit"))
+        assert "CPU 31%" in top.lines[-4] + top.lines[-3] + top.lines[-2]
+
+    drive(node(), steps, (40, 24))
 
 
 def test_findings_scroll_to_their_end_and_start_from_the_top_again() -> None:
@@ -275,9 +288,6 @@ def test_only_lines_that_changed_are_drawn_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_textual_is_imported_by_the_live_screen_alone() -> None:
-    program = (
-        "import sys, gpuwatch.cli, gpuwatch_dashboards.top.pages, gpuwatch_dashboards.top.reading\n"
-        "print('textual' in sys.modules)"
-    )
+    program = "import sys, gpuwatch.cli, gpuwatch_dashboards.top.pages\nprint('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -16,10 +16,10 @@ from gpuwatch.api import Collector, Finding, Gpu, Recent
 from gpuwatch.diagnosis.cost import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import live_panels
+from gpuwatch_dashboards.top import Facts
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import KEYS, PageName, View, once
-from gpuwatch_dashboards.top.reading import Facts
-from gpuwatch_dashboards.top.runs import finding_lines
+from gpuwatch_dashboards.top.sections import finding_lines
 from tests.unit.top.screens import FINDING, NOW, facts, node_traces, run, screen, trace
 
 AWAY = SourceError(

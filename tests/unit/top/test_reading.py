@@ -10,8 +10,8 @@ import pytest
 from gpuwatch.api import Gpu, Run, Series
 from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.query.evaluate import Query
-from gpuwatch_dashboards.top.reading import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, in_order
+from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, in_order
 from tests.unit.top.screens import NOW, RUN_TRACES, facts, run, trace
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuwatch.tools.tuning.host import Room
-from gpuwatch.tools.tuning.result import TuneResult
-from gpuwatch.tools.tuning.rows import Failed, Measured, Setting, Usage
+from gpuwatch.tools.tuning.result import Failed, Measured, Room, Setting, TuneResult, Usage
 from gpuwatch.tools.tuning.sweep import Goal, Sweep
 from gpuwatch.tools.tuning.trial import Plan
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpuwatch.tools.tuning.steady import pace, precise, warm_up, whole_passes
+from gpuwatch.tools.tuning.trial import pace, precise, warm_up, whole_passes
 
 
 def arrivals(workers: int, ahead: int, fetch_s: float, count: int, start_s: float = 0.5) -> list[float]:

@@ -9,11 +9,8 @@ from math import ceil
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.tuning.bounds import fetch_cpu_ratio, most_workers
-from gpuwatch.tools.tuning.choose import doubt, faster
-from gpuwatch.tools.tuning.host import Room
-from gpuwatch.tools.tuning.result import TuneResult
-from gpuwatch.tools.tuning.rows import Failed, FailureKind, LeftOut, Measured, Setting
+from gpuwatch.tools.tuning.choose import doubt, faster, fetch_cpu_ratio, most_workers
+from gpuwatch.tools.tuning.result import Failed, FailureKind, LeftOut, Measured, Room, Setting, TuneResult
 from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Sweep
 from gpuwatch.tools.tuning.trial import Plan
 from tests.unit.tuning.machines import GIB, MIB, Machine
@@ -113,7 +110,7 @@ def test_without_a_step_the_smallest_within_five_percent_of_the_best_is_taken() 
     result = machine.sweep(goal(None))
     assert result.chosen is not None and result.chosen.num_workers == 6
     assert result.feeds is None
-    assert "8 brings nothing more" in result.why
+    assert "8 gains nothing more" in result.why
 
 
 def test_nothing_is_tried_that_could_fill_dev_shm() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.tuning.rows import Setting
+from gpuwatch.tools.tuning.result import Setting
 from gpuwatch.tools.tuning.target import load, target
 
 

@@ -1,4 +1,4 @@
-"""Runs: the list, one run in detail, and findings."""
+"""The parts of top's pages: the list of runs, one run, findings, GPUs and the node, each as lines of text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from rich.style import Style
 from rich.text import Text
 
-from gpuwatch.api import Finding, Recent, Run
+from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.cost import money
-from gpuwatch.formatting import duration, percent
-from gpuwatch_dashboards.render.palette import PHASES, SEVERITIES, VERDICTS
-from gpuwatch_dashboards.render.units import digits, display
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.formatting import duration, percent, size
+from gpuwatch_dashboards.render.palette import BLUE, GREEN, ORANGE, PHASES, SEVERITIES, VERDICTS
+from gpuwatch_dashboards.render.units import digits, display, scale_for
 from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.top import Facts, Sampled, last
 from gpuwatch_dashboards.top.drawing import (
     BOLD,
     DIM,
@@ -28,15 +30,16 @@ from gpuwatch_dashboards.top.drawing import (
     legend,
     plate,
     rule,
+    state_name,
+    swatch,
     table,
     words,
     wrapped,
 )
-from gpuwatch_dashboards.top.reading import Facts, Sampled, last
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
-NO_VERDICT = "no verdict yet: the first steps are being measured"
+NO_VERDICT = "no verdict yet: measuring the first steps"
 _INDENT = 8
 
 
@@ -45,7 +48,7 @@ def title_of(run: Run) -> str:
 
 
 def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -> list[Text]:
-    """Return a head and at most `rows` runs, the selected one among them."""
+    """Return a header and at most `rows` runs, including the selected one."""
     if width < 56:
         name, status, speed, p50, bars = 14, 1, 0, 7, 0
     elif width < 76:
@@ -80,7 +83,7 @@ def verdict_style(run: Run) -> Style:
 
 
 def verdict_lines(run: Run, width: int) -> list[Text]:
-    """Return which run it is, and what is wrong in one sentence."""
+    """Return the run's name and facts, and its verdict."""
     facts = [f"rank {run.rank} of {run.world_size}"] if run.world_size > 1 else []
     facts += ["@".join(part for part in (run.user, run.host) if part)] if run.user or run.host else []
     if run.loader and run.loader.num_workers is not None:
@@ -95,7 +98,7 @@ def verdict_lines(run: Run, width: int) -> list[Text]:
 
 
 def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
-    """Return the bars of the last minute and of the whole run, and the legend of states with at least this share."""
+    """Return the bars of the last minute and the whole run, and a legend of states with a share of at least `least`."""
     recent = run.recent.states if run.recent else {}
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
@@ -104,7 +107,7 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
 
 
 def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
-    """Return the time of a step, the speed, MFU and the cost, and what the mean step of the last minute was made of."""
+    """Return step time, throughput, MFU and cost, and the phases of the last minute's mean step."""
     recent = run.recent or Recent()
     pieces: list[Text] = []
     for name, seconds in (("step p50 ", recent.step_s_p50), ("p95 ", recent.step_s_p95)):
@@ -139,7 +142,7 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
 
 
 def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
-    """Return the shares of time over the last minutes, one column a stretch of time."""
+    """Return the shares of time over the last minutes, a column for each interval."""
     drawn = area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
     minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
     labels = ["100%", *[""] * (rows - 2), minutes]
@@ -149,7 +152,7 @@ def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
 
 
 def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int, full: bool = True) -> list[Text]:
-    """Return each root cause with what to do and why, and its consequences under it; by title only unless `full`."""
+    """Return each root cause with advice and evidence, and its consequences under it; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
         return [words(f" {text}", DIM)]
@@ -197,11 +200,152 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
 
 
 def all_findings(facts: Facts, width: int) -> list[Text]:
-    """Return the findings of every run and GPU, the selected run's first."""
+    """Return the findings of all runs and GPUs, those of the selected run first."""
     lines: list[Text] = []
     for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.selected):
         if run.findings:
             lines += [rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
     if facts.node.findings:
         lines += [rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
-    return lines or [words(" Nothing found: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
+    return lines or [words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
+
+
+TALL, TALL_ROWS = 28, 3
+"""From this height on curves have several lines."""
+NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not know which GPUs the node has."
+
+
+def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list[Text]:
+    """Return a header and at most `rows` GPUs, including the `selected` row."""
+    if not facts.gpus:
+        return [words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
+    if width < 76:
+        name, state, memory, power, bars = (0, 10, 10, 5, 6) if width >= 56 else (0, 10, 10, 0, 0)
+    elif width < 120:
+        name, state, memory, power, bars = 0, 16, 11, 5, 14
+    else:
+        name, state, memory, power, bars = 22, 22, 11, 6, 22 if width < 140 else 32
+    columns: list[tuple[str, int | None]] = [("GPU", 3), ("model", name), ("", 1), ("state now", state), ("util", -4)]
+    columns += [("memory", -memory), ("power", -power), ("last minute", bars), ("owner", None)]
+    lines: list[Sequence[str | Text]] = []
+    for gpu in facts.gpus:
+        sign, now = (swatch(gpu.state, 1), state_name(gpu.state)) if gpu.state else (Text(" "), "–")
+        watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
+        drawn, held = bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "no process"
+        lines.append((gpu.gpu, gpu.name, sign, now, utilization(gpu), memory_of(gpu), watts, drawn, held))
+    return table(columns, lines, selected, rows)
+
+
+def utilization(gpu: Gpu) -> str:
+    return f"{gpu.utilization_ratio:.0%}" if gpu.utilization_ratio is not None else "–"
+
+
+def memory_of(gpu: Gpu) -> str:
+    """Return e.g. "61/141 GiB"."""
+    if gpu.memory_used_bytes is None:
+        return "–"
+    used = f"{gpu.memory_used_bytes / 2**30:.0f}"
+    return f"{used}/{gpu.memory_total_bytes / 2**30:.0f} GiB" if gpu.memory_total_bytes else f"{used} GiB"
+
+
+def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
+    """Return the name of the run and the processes that hold the GPU, as far as they are known."""
+    run = next((run for run in runs if run.run == gpu.run), None)
+    name = title_of(run) if run is not None else gpu.run if gpu.run == "shared" else None
+    return " · ".join(part for part in (name, gpu.owner) if part)
+
+
+def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
+    """Return one GPU: a bar of its last minute, its findings and curves."""
+    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
+    shares = facts.series.gpu_shares(gpu)
+    lines = [rule(title, width), Text(" ").append_text(bar(shares, width - 2)), *flowed(legend(shares, {}), width)]
+    found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]
+    lines += finding_lines(found, facts.time_s, True, width) if found else []
+    return lines + _gpu_curves(facts.series, gpu, width, TALL_ROWS if height >= TALL else 1)
+
+
+def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
+    """Return one GPU's curves; empty without samples."""
+    names = ("gpu_utilization GPU {gpu}", "gpu_memory GPU {gpu}", "gpu_power GPU {gpu}", "gpu_temperature GPU {gpu}")
+    points = [series.points(name, gpu=gpu.gpu, UUID=gpu.uuid) for name in names]
+    if not any(points):
+        return []
+    lasts = [last(each) for each in points]
+    curves = [
+        Curve("utilisation", points[0], display(lasts[0], "ratio"), BLUE),
+        Curve("memory", points[1], display(lasts[1], "ratio"), GREEN),
+        Curve("power", points[2], display(lasts[2], "watts"), ORANGE, None),
+        Curve("temperature", points[3], "–" if lasts[3] is None else f"{lasts[3]:.0f} °C", "default", 100.0),
+    ]
+    return curve_lines(curves, series.start_s, series.end_s, width, rows)
+
+
+def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
+    """Return the state and utilisation of as many GPUs as fit on one line."""
+    pieces = [words("GPU", DIM)]
+    for gpu in gpus:
+        pieces.append(words(f"{gpu.gpu} ", DIM).append_text(swatch(gpu.state or "unknown", 1)))
+        pieces[-1].append(f" {utilization(gpu)}", BOLD)
+    lines = flowed(pieces, width)
+    if len(lines) > 1:
+        lines = flowed(pieces, width - 8)
+        lines[0].append("  g: all", DIM)
+    return lines[:1]
+
+
+def node_lines(facts: Facts, width: int) -> list[Text]:
+    """Return CPU, pressure, /dev/shm, memory, network and disk now; without what was not measured.
+
+    Failures come first, then what training runs out of: a small screen shows only two lines.
+    """
+    series, pieces = facts.series, []
+    failed = [collector.name for collector in facts.node.collectors if collector.success is False]
+    if failed:
+        pieces.append(figure("fails: ", ", ".join(failed), marked=True))
+    if facts.node.history_failures:
+        pieces.append(figure("history: ", f"{facts.node.history_failures} commits failed", marked=True))
+    busy, iowait = series.last("cpu busy, of all cores"), series.last("cpu idle, waiting for I/O")
+    if busy is not None:
+        pieces.append(figure("CPU ", f"{busy:.0%}", marked=busy >= THRESHOLDS.cores_exhausted))
+        if (iowait or 0.0) >= 0.01:
+            pieces[-1].append_text(figure(" iowait ", f"{iowait:.0%}"))
+    pressure = [
+        (name, series.last(f"pressure {legend}"))
+        for name, legend in (("CPU", "CPU"), ("I/O", "I/O"), ("mem", "memory"))
+    ]
+    known = [figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
+    pieces += [Text().join([words("pressure", DIM), *known])] if known else []
+    used, whole = (last(points) for points in series.shm_bytes())
+    if used is not None:
+        pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
+    available, total = series.last("memory available"), series.last("memory total")
+    if available is not None and total:
+        pieces.append(_share("mem ", total - available, total, THRESHOLDS.memory_used))
+    for name, ways in (
+        ("network", (("net ↓", "received"), (" ↑", "sent"))),
+        ("disk", (("disk read ", "read"), (" write ", "written"))),
+    ):
+        rates = [(sign, rate) for sign, way in ways if (rate := series.last(f"{name} {way}")) is not None]
+        if rates:
+            scale = scale_for("bytes/s", max(rate for _, rate in rates))
+            pieces.append(Text().join(figure(sign, _three_digits(rate * scale.factor)) for sign, rate in rates))
+            pieces[-1].append(scale.suffix, DIM)
+    return flowed(pieces, width) if pieces else [words(" node: no samples yet", DIM)]
+
+
+def _share(name: str, used_bytes: float, whole_bytes: float | None, high_ratio: float) -> Text:
+    """Return e.g. "shm 25/64 MiB", highlighted from `high_ratio` on."""
+    if not whole_bytes:
+        return figure(name, size(used_bytes))
+    scale, marked = scale_for("bytes", whole_bytes), used_bytes / whole_bytes >= high_ratio
+    if 0 < used_bytes * scale.factor < 0.1:
+        return figure(name, f"{size(used_bytes)}/{size(whole_bytes)}", marked=marked)
+    numbers = "/".join(_three_digits(each * scale.factor) for each in (used_bytes, whole_bytes))
+    return figure(name, f"{numbers}{scale.suffix}", marked=marked)
+
+
+def _three_digits(value: float) -> str:
+    if value < 0.005:
+        return "0"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

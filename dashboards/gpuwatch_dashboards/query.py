@@ -1,0 +1,224 @@
+"""A panel's query: evaluated here over an agent's samples, and rendered as PromQL for Prometheus and Grafana."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuwatch.api import Points, Series
+from gpuwatch.metrics import BY_NAME
+from gpuwatch_dashboards.model import Growth, Scope, Span
+
+GAP_FACTOR = 3.0
+"""Samples further apart than this multiple of the median interval have a gap between them, where nothing is drawn."""
+INSTANCE = "instance"
+"""Prometheus's label of a node's agent. Kept for metrics without a run label, so that nodes are never summed."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A condition on a label, as in PromQL; a regular expression matches the whole value."""
+
+    label: str
+    op: Literal["=", "!=", "=~", "!~"]
+    value: str
+
+    def __call__(self, labels: Mapping[str, str]) -> bool:
+        actual = labels.get(self.label, "")
+        equal = re.fullmatch(self.value, actual) is not None if "~" in self.op else actual == self.value
+        return equal != self.op.startswith("!")
+
+    def __str__(self) -> str:
+        return f'{self.label}{self.op}"{quoted(self.value)}"'
+
+
+@dataclass(frozen=True)
+class Query:
+    """A metric summed by labels: the rate per second of a counter, the value of a gauge; optionally a quotient."""
+
+    metric: str
+    by: tuple[str, ...] = ()
+    where: tuple[Match, ...] = ()
+    over: Query | None = None
+    """The divisor; its `by` is a subset of this one's. A share is a query over itself with fewer labels."""
+    greatest: bool = False
+    """Take the maximum of several series instead of their sum."""
+
+    @property
+    def is_rate(self) -> bool:
+        return BY_NAME[self.metric].kind == "counter"
+
+    @property
+    def of_a_run(self) -> bool:
+        return "run" in BY_NAME[self.metric].labels
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of all metrics that it reads."""
+        return (self.metric, *(self.over.metrics if self.over else ()))
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Values at times, both [n], oldest first, without None. Arrays, because an hour of eight GPUs is redrawn every second."""
+
+    times_s: Floats
+    values: Floats
+
+    @staticmethod
+    def of(points: Points) -> Line:
+        """Return the points whose value is known."""
+        table = np.array(points, dtype=np.float64).reshape(-1, 2)  # None becomes nan
+        known = table[~np.isnan(table[:, 1])]
+        return Line(known[:, 0], known[:, 1])
+
+    def rates(self) -> Line:
+        """Return the rate per second of a counter at the end of each interval between samples.
+
+        A counter that decreased was reset: it grew by its new value. An interval over a gap has no rate.
+        """
+        elapsed_s = np.diff(self.times_s)
+        grown = np.diff(self.values)
+        grown = np.where(grown < 0.0, self.values[1:], grown)
+        counts = (elapsed_s > 0.0) & (elapsed_s <= _longest_s(elapsed_s))
+        return Line(self.times_s[1:][counts], grown[counts] / elapsed_s[counts])
+
+    def merged(self, other: Line, both: np.ufunc) -> Line:
+        """Return `both` (np.add, np.maximum) of the values; where only one is known, that one."""
+        if np.array_equal(self.times_s, other.times_s):
+            return Line(self.times_s, both(self.values, other.values))
+        known = dict(zip(self.times_s.tolist(), self.values.tolist(), strict=True))
+        for time_s, value in zip(other.times_s.tolist(), other.values.tolist(), strict=True):
+            known[time_s] = float(both(known[time_s], value)) if time_s in known else value
+        return Line.of(tuple(sorted(known.items())))
+
+    def over(self, divisor: Line) -> Line:
+        """Return the quotient where both are known and the divisor is above 0."""
+        times_s, own, others = np.intersect1d(self.times_s, divisor.times_s, return_indices=True)
+        values, divisors = self.values[own], divisor.values[others]
+        counts = divisors > 0.0
+        return Line(times_s[counts], values[counts] / divisors[counts])
+
+    def points(self, longest_s: float | None = None) -> Points:
+        """Return the points, with a None in each gap: an interval over `longest_s`, or by GAP_FACTOR if that is None."""
+        elapsed_s = np.diff(self.times_s)
+        gaps = np.nonzero(elapsed_s > (_longest_s(elapsed_s) if longest_s is None else longest_s))[0]
+        known: list[tuple[float, float | None]] = list(zip(self.times_s.tolist(), self.values.tolist(), strict=True))
+        for before in reversed(gaps.tolist()):
+            known.insert(before + 1, ((known[before][0] + known[before + 1][0]) / 2, None))
+        return tuple(known)
+
+
+def _longest_s(elapsed_s: Floats) -> float:
+    return GAP_FACTOR * float(np.median(elapsed_s)) if len(elapsed_s) else float("inf")
+
+
+def evaluate(query: Query, raw: Mapping[str, Sequence[Series]]) -> list[Series]:
+    """Return a query's lines over raw samples by metric name (counters as counted). Missing metrics give no lines.
+
+    There is no value where the divisor is 0 (no step ended in an interval); the line continues with the next value.
+    """
+    groups = _grouped(query, raw)
+    if query.over:
+        divisors = _grouped(query.over, raw)
+        kept = [query.by.index(label) for label in query.over.by]
+        groups = {
+            key: line.over(divisors.get(tuple(key[at] for at in kept), Line.of(()))) for key, line in groups.items()
+        }
+    return [
+        Series(dict(zip(query.by, key, strict=True)), line.points())
+        for key, line in groups.items()
+        if line.times_s.size
+    ]
+
+
+def _grouped(query: Query, raw: Mapping[str, Sequence[Series]]) -> dict[tuple[str, ...], Line]:
+    groups: dict[tuple[str, ...], Line] = {}
+    for series in raw.get(query.metric, ()):
+        if all(match(series.labels) for match in query.where):
+            line = Line.of(series.points)
+            line = line.rates() if query.is_rate else line
+            key = tuple(series.labels.get(label, "") for label in query.by)
+            groups[key] = groups[key].merged(line, np.maximum if query.greatest else np.add) if key in groups else line
+    return groups
+
+
+def grown(query: Query, samples: Sequence[Sequence[Series]]) -> list[Growth]:
+    """Return a counter's growth by the query's labels; `samples` are consecutive parts of the same series.
+
+    A counter that decreased was reset: it grew by its new value. A series that appears in a later part began at 0.
+    """
+    series: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for number, part in enumerate(samples):
+        for trace in part:
+            if all(match(trace.labels) for match in query.where):
+                known = series.setdefault(tuple(sorted(trace.labels.items())), [0.0] if number else [])
+                known.extend(value for _, value in trace.points if value is not None)
+    sums: dict[tuple[str, ...], float] = {}
+    for labels, values in series.items():
+        key = tuple(dict(labels).get(label, "") for label in query.by)
+        growth = sum(after - before if after >= before else after for before, after in pairwise(values))
+        sums[key] = sums.get(key, 0.0) + growth
+    return [Growth(dict(zip(query.by, key, strict=True)), value) for key, value in sums.items()]
+
+
+def render(query: Query, scope: Scope, window: str, function: str = "rate") -> str:
+    """Return the query as one PromQL expression.
+
+    Args:
+        window: The range of `function`, e.g. "1m" or "$__rate_interval".
+        function: Applied to counters: rate, or increase.
+    """
+    text = _aggregated(query, scope, window, function)
+    if query.over is None:
+        return text
+    divisor = _aggregated(query.over, scope, window, function)
+    return f"{text} / on ({', '.join(_by(query.over))}) group_left () ({divisor} > 0)"
+
+
+def _aggregated(query: Query, scope: Scope, window: str, function: str) -> str:
+    matchers = ", ".join(map(str, (*_of_scope(query.metric, scope), *query.where)))
+    values = f"{query.metric}{{{matchers}}}"
+    values = f"{function}({values}[{window}])" if query.is_rate else values
+    by = f" by ({', '.join(_by(query))}) " if _by(query) else ""
+    return f"{'max' if query.greatest else 'sum'}{by}({values})"
+
+
+def _by(query: Query) -> tuple[str, ...]:
+    return query.by if query.of_a_run else (INSTANCE, *query.by)
+
+
+def _of_scope(metric: str, scope: Scope) -> list[Match]:
+    """Return the conditions that restrict a metric to the scope. Rank, instance and GPU are regular expressions."""
+    labels = BY_NAME[metric].labels
+    found = []
+    if "run" in labels and scope.run is not None:
+        found.append(Match("run", "=", scope.run))
+    if "rank" in labels and scope.rank is not None:
+        found.append(Match("rank", "=~", scope.rank))
+    if "run" not in labels and scope.instance is not None:
+        found.append(Match(INSTANCE, "=~", scope.instance))
+    if "gpu" in labels and scope.gpu is not None:
+        found.append(Match("gpu", "=~", scope.gpu))
+    return found
+
+
+def filled(promql: str, scope: Scope, span: Span, window: str) -> str:
+    """Return PromQL with Grafana's variables replaced by the scope's values, or by `.*` where the scope has none."""
+    texts = {name: quoted(getattr(scope, name) or ".*") for name in ("run", "rank", "instance", "gpu")}
+    texts |= {"__rate_interval": window, "__range": f"{max(1.0, span.end_s - span.start_s):.0f}s"}
+    # pages have no selection of user and job, and do not know the name of the scrape job
+    found = re.sub(r"\$(\w+)", lambda name: texts.get(name[1], ".*"), promql)
+    return found.replace('job="gpuwatch"', 'job=~".*gpuwatch.*"')
+
+
+def quoted(value: str) -> str:
+    """Return a text as it is written between PromQL's double quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,201 @@
+"""A site's runs and GPUs as Prometheus has them: the agents' answers, rebuilt from the metrics that they export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from gpuwatch.api import Finding, Gpu, Recent, Run
+from gpuwatch.diagnosis.diagnose import in_order
+from gpuwatch.diagnosis.finding import Verdict
+from gpuwatch.diagnosis.verdict import give_verdict
+from gpuwatch.diagnosis.window import StepColumns, Window
+from gpuwatch_dashboards.query import INSTANCE, Match
+
+Vector = list[tuple[dict[str, str], float]]
+"""An instant query's answer: (labels, value) of each series."""
+Instant = Callable[[str], Vector]
+"""Answers an expression."""
+Key = tuple[str, str]
+"""(run, rank) or (gpu, UUID)."""
+LOOKBACK = "6h"
+"""Runs that were active within this time are listed."""
+MOST_RUNS = 100
+GAUGES = {
+    "utilization_ratio": "gpuwatch_gpu_utilization_ratio",
+    "memory_used_bytes": "gpuwatch_gpu_memory_used_bytes",
+    "memory_total_bytes": "gpuwatch_gpu_memory_total_bytes",
+    "power_watts": "gpuwatch_gpu_power_watts",
+}
+
+
+class ScrapedRun(Run, frozen=True):
+    """A run as its node's agent exported it."""
+
+    instance: str | None = None
+
+
+def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: float, now_s: float) -> list[Run]:
+    """Return the most recently active runs of a node (None: of the site), at most MOST_RUNS, and `run` among them."""
+    own = "" if node is None else f"{{{Match(INSTANCE, '=', node)}}}"
+    active = instant(f"topk({MOST_RUNS}, last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{own}[{LOOKBACK}]))")
+    names = {labels["run"] for labels, _ in active} | ({run} if run else set())
+    if not names:
+        return []
+    where = f"{{{Match('run', '=~', '|'.join(re.escape(name) for name in sorted(names)))}}}"
+    past, window = f"{where}[{LOOKBACK}]", f"{where}[{window_s:g}s]"
+
+    def values(expr: str) -> dict[Key, float]:
+        return {_run_key(labels): value for labels, value in instant(expr) if abs(value) < float("inf")}
+
+    def seconds_by(label: str, expr: str) -> dict[Key, dict[str, float]]:
+        found: dict[Key, dict[str, float]] = {}
+        for labels, seconds in instant(expr):
+            if seconds > 0.0:
+                found.setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
+        return found
+
+    infos = instant(f"last_over_time(gpuwatch_run_info{past})")
+    up = values(f"gpuwatch_run_up{where}")
+    steps = values(f"last_over_time(gpuwatch_steps_total{past})")
+    watermarks = values(f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{past})")
+    states = seconds_by("state", f"last_over_time(gpuwatch_run_seconds_total{past})")
+    recent_states = seconds_by("state", f"increase(gpuwatch_run_seconds_total{window})")
+    phases = seconds_by("phase", f"increase(gpuwatch_step_phase_seconds_total{window})")
+    last_steps = values(f"gpuwatch_last_step_timestamp_seconds{where}")
+    steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
+    samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
+    buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket{window}))"
+    p50 = values(f"histogram_quantile(0.5, {buckets})")
+    p95 = values(f"histogram_quantile(0.95, {buckets})")
+    mfu = values(f"gpuwatch_run_mfu_ratio{where}")
+    findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
+    runs: dict[Key, Run] = {}
+    for labels, _ in infos:
+        key, world_size = _run_key(labels), labels.get("world_size", "")
+        recent = Recent(
+            duration_s=window_s,
+            states=recent_states.get(key, {}),
+            step_s_p50=p50.get(key),
+            step_s_p95=p95.get(key),
+            steps_per_s=steps_per_s.get(key),
+            samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
+            mfu_ratio=mfu.get(key),
+        )
+        found, whole = findings.get(key[0], ()), states.get(key, {})
+        idle_s = now_s - last_steps[key] if key in last_steps else None
+        watermark_s = watermarks.get(key, now_s)
+        runs[key] = ScrapedRun(
+            run=key[0],
+            rank=int(key[1]) if key[1].isdigit() else 0,
+            name=labels.get("name") or key[0],
+            status="running" if up.get(key) == 1 else "gone",
+            started_s=watermark_s - sum(whole.values()),
+            watermark_s=watermark_s,
+            last_message_s=watermark_s,
+            host=labels.get(INSTANCE, ""),
+            user=labels.get("user", ""),
+            device=labels.get("device", ""),
+            timeline=labels.get("timeline", ""),
+            world_size=int(world_size) if world_size.isdigit() else 1,
+            steps=int(steps.get(key, 0)),
+            states=whole,
+            recent=recent,
+            verdict=_verdict(recent.states or whole, bool(recent.states), phases.get(key, {}), found, labels, idle_s),
+            findings=found,
+            instance=labels.get(INSTANCE),
+        )
+    return sorted(runs.values(), key=lambda run: (-round(run.watermark_s), run.run, run.rank))
+
+
+def _run_key(labels: Mapping[str, str]) -> Key:
+    return labels.get("run", ""), labels.get("rank", "")
+
+
+def _findings(active: Vector) -> dict[str, tuple[Finding, ...]]:
+    """Return the active findings by run: each root, then its consequences. Only causes and shares are exported."""
+    found: dict[str, list[Finding]] = {}
+    for labels, ratio in active:
+        cause = labels.get("cause", "")
+        finding = Finding(
+            cause=cause,
+            severity="info" if cause.endswith("saturated") else "warning",
+            title=cause.replace("_", " "),
+            ratio=ratio,
+            evidence=(),
+            advice="Prometheus has only the share: evidence and advice are on the node's own page "
+            "(`gpuwatch dashboard`).",
+        )
+        found.setdefault(labels.get("run", ""), []).append(finding)
+    return {run: tuple(in_order(of_run)) for run, of_run in found.items()}
+
+
+def _verdict(
+    states_s: Mapping[str, float],
+    is_recent: bool,
+    phases_s: Mapping[str, float],
+    findings: Sequence[Finding],
+    info: Mapping[str, str],
+    idle_s: float | None,
+) -> Verdict | None:
+    """Return the agent's verdict; None without states.
+
+    Args:
+        states_s: Seconds by state, of the last minute (`is_recent`), or of the whole run once it is over.
+        phases_s: Seconds by phase. Single steps are not exported: their sum stands for them.
+        idle_s: Since the last step ended.
+    """
+    if not states_s:
+        return None
+    data_wait, transfer, compute = ((phases_s.get(phase, 0.0),) for phase in ("data_wait", "transfer", "compute"))
+    total = StepColumns(data_wait, transfer, compute, (False,))
+    stalled = any(finding.cause == "stalled" for finding in findings)
+    window = Window(
+        duration_s=sum(states_s.values()),
+        states_s=states_s,
+        timeline=info.get("timeline", "host"),
+        device=info.get("device", "cpu"),
+        steps=total if phases_s or not is_recent else StepColumns(),
+        stalled_s=idle_s if stalled else None,
+    )
+    return give_verdict(window, findings)
+
+
+def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu, ...] | None:
+    """Return a node's GPUs, each with its longest state of the window; None: not known whether it has any."""
+    where = f"{{{Match(INSTANCE, '=', instance)}}}"
+    seen = instant(f"gpuwatch_gpus_seen{where}")
+    gauges = {
+        name: {_gpu_key(labels): value for labels, value in instant(metric + where)} for name, metric in GAUGES.items()
+    }
+    infos = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_info{where}")}
+    owners = {_gpu_key(labels): labels for labels, _ in instant(f"gpuwatch_gpu_owner_info{where}")}
+    states: dict[Key, tuple[float, str]] = {}
+    for labels, seconds in instant(f"increase(gpuwatch_gpu_seconds_total{where}[{window_s:g}s])"):
+        key = _gpu_key(labels)
+        if seconds > 0.0:
+            states[key] = max(states.get(key, (0.0, "")), (seconds, labels.get("state", "")))
+    keys = {*infos, *states, *(key for values in gauges.values() for key in values)}
+    if not keys:
+        return () if seen and seen[0][1] == 0 else None
+    return tuple(
+        Gpu(
+            key[0],
+            key[1],
+            name=infos.get(key, {}).get("model", ""),
+            state=states[key][1] if key in states else None,
+            run=owners.get(key, {}).get("run") or None,
+            owner=_owner(owners.get(key, {})),
+            **{name: values.get(key) for name, values in gauges.items()},
+        )
+        for key in sorted(keys, key=lambda key: (int(key[0]) if key[0].isdigit() else 1 << 30, key[1]))
+    )
+
+
+def _gpu_key(labels: Mapping[str, str]) -> Key:
+    return labels.get("gpu", ""), labels.get("UUID", "")
+
+
+def _owner(labels: Mapping[str, str]) -> str | None:
+    parts = [labels.get("user", ""), f"job {labels['job_id']}" if labels.get("job_id") else ""]
+    return ", ".join(part for part in parts if part) or None

@@ -1,0 +1,168 @@
+"""The NVIDIA driver, the GPUs that a training sees, and whether torch's build fits the driver. Nothing initialises CUDA."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuwatch.tools.doctor.machine import Machine, NvmlFacts
+from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.tools.doctor.software import numbers
+
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""PCI class of graphics and compute: an NVIDIA sound function or an NVSwitch is no GPU."""
+_BROKEN = {
+    "mismatch": (
+        "the driver's library and its kernel module are of different versions",
+        "the driver was updated while loaded: reboot, or unload nvidia_uvm, nvidia_drm, nvidia_modeset, nvidia and "
+        "modprobe nvidia; restart containers",
+    ),
+    "hangs": ("NVML hangs", "dmesg | grep -iE 'nvrm|xid' shows why; often only a reboot helps"),
+    "fails": ("NVML does not start", "run nvidia-smi, and dmesg | grep -iE 'nvrm|xid'"),
+}
+_TOOLKIT = "start the container with the GPU runtime: docker run --gpus all … (needs the NVIDIA Container Toolkit)"
+
+
+def driver(machine: Machine) -> Outcome:
+    """NVML's answer, against the hardware present: a machine without NVIDIA devices needs no driver."""
+    nvml = machine.nvml()
+    if nvml.state == "answers":
+        return _answering(nvml, machine.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+    if nvml.state in _BROKEN:
+        found, remedy = _BROKEN[nvml.state]
+        return problem(f"{found}: {nvml.error}", remedy)
+    devices = nvidia_devices(machine)
+    if not devices:
+        return skipped("no GPU expected: there is no NVIDIA device here, and no driver")
+    found = f"{', '.join(devices)}, and "
+    if nvml.state == "no module":
+        return problem(
+            found + "nvidia-ml-py is not installed, so the driver cannot be queried", "pip install nvidia-ml-py"
+        )
+    if nvml.state == "no library" and (machine.procfs / "driver/nvidia/version").exists():
+        return problem(found + "a loaded driver, but no libnvidia-ml.so.1 here", _TOOLKIT)
+    missing = "no libnvidia-ml.so.1" if nvml.state == "no library" else "the driver is not loaded"
+    return problem(found + missing, f"install or load it (modprobe nvidia; dmesg shows why it fails); or {_TOOLKIT}")
+
+
+def _answering(nvml: NvmlFacts, given: str) -> Outcome:
+    cuda = f", CUDA {nvml.cuda[0]}.{nvml.cuda[1]}" if nvml.cuda else ""
+    if nvml.lost:
+        return problem(
+            f"driver {nvml.driver}{cuda}; lost: {'; '.join(nvml.lost)}",
+            "dmesg | grep -i xid shows why; nvidia-smi --gpu-reset -i N once no process uses it, else a reboot",
+        )
+    if nvml.gpus:
+        counts = Counter(name for _, name in nvml.gpus)
+        return ok(f"{nvml.driver}{cuda}: {', '.join(f'{count} × {name}' for name, count in counts.items())}")
+    if given in ("void", "none"):
+        return warning(f"driver {nvml.driver}, and no GPU was given to this container", _TOOLKIT)
+    return warning(f"driver {nvml.driver}, and it lists no GPU", "lspci -d 10de: lists the hardware; then dmesg")
+
+
+def nvidia_devices(machine: Machine) -> list[str]:
+    """Return the evidence of an NVIDIA GPU. Source: /dev/nvidiaN; /sys/bus/pci/devices, vendor and class."""
+    found = [f"/dev/{path.name}" for path in sorted(machine.dev.glob("nvidia[0-9]*"))]
+    for device in sorted((machine.sysfs / "bus/pci/devices").glob("*")):
+        try:
+            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY):
+            found.append(f"PCI {device.name}")
+    return found
+
+
+def visible_gpus(machine: Machine) -> Outcome:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves. CUDA silently ignores a wrong entry and all that follow."""
+    nvml = machine.nvml()
+    if nvml.state != "answers":
+        return skipped("there is no driver that lists GPUs")
+    value = machine.environ.get("CUDA_VISIBLE_DEVICES")
+    uuids = [uuid for uuid, _ in nvml.gpus]
+    if not uuids:
+        return skipped("the driver lists no GPU")
+    if value is None:
+        return ok(f"all {len(uuids)} (CUDA_VISIBLE_DEVICES is not set)")
+    seen, wrong = visible(value, uuids)
+    found = f"CUDA_VISIBLE_DEVICES={value}: {seen} of {len(uuids)} GPUs are visible"
+    if wrong:
+        return problem(f"{found}; {wrong}", "correct it: indices below the number of GPUs, or UUIDs of nvidia-smi -L")
+    if not seen:
+        return problem(found, "unset CUDA_VISIBLE_DEVICES, unless training is to run on the CPU")
+    return ok(found)
+
+
+def visible(value: str, uuids: Sequence[str]) -> tuple[int, str]:
+    """Return how many GPUs CUDA sees, and what is wrong with the value, "" for nothing.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": entries after an invalid one are ignored; -1 ends
+    the list; a GPU that is named twice makes the whole list invalid. MIG instances are not checked.
+    """
+    used: set[str] = set()
+    for entry in (part.strip() for part in value.split(",")):
+        if entry in ("", "-1"):
+            break
+        if entry.isdigit():
+            named = [uuids[int(entry)]] if int(entry) < len(uuids) else []
+        elif entry.startswith("MIG-"):
+            named = [entry]
+        else:
+            named = [uuid for uuid in uuids if uuid.startswith(entry)]
+        if len(named) != 1:
+            why = "is no GPU of this machine" if not named else "fits several GPUs"
+            return len(used), f"'{entry}' {why}, so it and all that follow are ignored"
+        if named[0] in used:
+            return 0, f"'{entry}' is there twice, so that CUDA sees none"
+        used.add(named[0])
+    return len(used), ""
+
+
+def torch(machine: Machine) -> Outcome:
+    """torch's build against the driver: a driver runs the CUDA of its own major version and of earlier ones.
+
+    torch is not imported: that takes seconds, and may initialise CUDA. Source: docs.nvidia.com/deploy/cuda-compatibility.
+    """
+    folder = machine.folder_of("torch")
+    if folder is None:
+        return skipped("not installed in this Python")
+    version, cuda, hip = read_build(folder)
+    nvml = machine.nvml()
+    if hip:
+        return ok(f"{version}, built for ROCm {hip}")
+    if cuda is None:
+        if nvml.gpus:
+            return warning(
+                f"{version} is built for CPUs, and there are {len(nvml.gpus)} NVIDIA GPUs",
+                f"pip install --force-reinstall torch --index-url {_index(nvml.cuda)}",
+            )
+        return ok(f"{version}, built for CPUs")
+    if nvml.cuda is None:
+        return ok(f"{version}, built for CUDA {cuda}; no driver to compare with")
+    runs = ".".join(map(str, nvml.cuda))
+    if numbers(cuda)[0] > nvml.cuda[0]:
+        return problem(
+            f"{version} is built for CUDA {cuda}; driver {nvml.driver} runs CUDA {runs} at most",
+            f"update the driver, or pip install --force-reinstall torch --index-url {_index(nvml.cuda)}",
+        )
+    later = " (minor versions run together)" if numbers(cuda)[:2] > nvml.cuda else ""
+    return ok(f"{version}, built for CUDA {cuda}; the driver runs CUDA {runs}{later}")
+
+
+def read_build(folder: Path) -> tuple[str, str | None, str | None]:
+    """Return torch's version, and the CUDA and ROCm versions it was built for. Source: torch/version.py."""
+    text = (folder / "version.py").read_text()
+
+    def value(name: str) -> str | None:
+        found = re.search(rf"^{name}(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        return found[1] if found else None
+
+    return value("__version__") or "?", value("cuda"), value("hip")
+
+
+def _index(cuda: tuple[int, int] | None) -> str:
+    """Return the package index for a driver; pytorch.org lists the CUDA versions that have one."""
+    return f"https://download.pytorch.org/whl/cu{cuda[0]}{cuda[1]}" if cuda else "https://download.pytorch.org/whl/…"

@@ -1,0 +1,292 @@
+"""What the checks read: this machine, its GPU driver and its agent. Tests inject directory trees and fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+import gpuwatch
+from gpuwatch.api import Status
+from gpuwatch.http import Reply, fetch, why
+from gpuwatch.wire import endpoint
+
+DISTRIBUTION = "gpuwatch-training"
+_NVML_DEADLINE_S = 2.0
+T = TypeVar("T")
+Fetch = Callable[[str], Reply]
+
+
+def in_background(call: Callable[[], T]) -> Future[T]:
+    """Start a call in a daemon thread and return its future: a call that hangs does not delay the exit of the program."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@dataclass(frozen=True)
+class NvmlFacts:
+    """The answers of NVML. Everything but `state` and `error` is empty unless `state` is "answers"."""
+
+    state: Literal["answers", "no module", "no library", "not loaded", "mismatch", "hangs", "fails"]
+    error: str = ""
+    """NVML's error message."""
+    driver: str = ""
+    cuda: tuple[int, int] | None = None
+    """The newest CUDA (major, minor) that the driver runs. None: unknown."""
+    gpus: tuple[tuple[str, str], ...] = ()
+    """(UUID, name) of the GPUs that answer, in NVML's order."""
+    lost: tuple[str, ...] = ()
+    """The GPUs that are listed and do not answer, each with NVML's error message."""
+    pids: frozenset[int] = frozenset()
+    """Processes with a compute context on some GPU, in the node's pid namespace."""
+
+
+def read_nvml() -> NvmlFacts:
+    """Return the answers of NVML, within two seconds. CUDA is not initialised; the driver may be loaded by this."""
+    try:
+        import pynvml
+    except ImportError:
+        return NvmlFacts("no module")
+    try:
+        return in_background(lambda: _nvml_facts(pynvml)).result(_NVML_DEADLINE_S)
+    except FutureTimeout:
+        return NvmlFacts("hangs", f"no answer within {_NVML_DEADLINE_S:.0f} s")
+
+
+def _nvml_facts(nvml: Any) -> NvmlFacts:
+    """Source: https://docs.nvidia.com/deploy/nvml-api."""
+    try:
+        nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)
+    except nvml.NVMLError as error:
+        states: dict[int, Any] = {
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no library",
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "not loaded",
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "mismatch",
+        }
+        return NvmlFacts(states.get(error.value, "fails"), str(error))
+    try:
+        return _driver_and_gpus(nvml)
+    except nvml.NVMLError as error:
+        return NvmlFacts("fails", str(error))
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _driver_and_gpus(nvml: Any) -> NvmlFacts:
+    gpus, lost, pids = [], [], set()
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+            with contextlib.suppress(nvml.NVMLError_NotSupported):  # GB10: it shares the CPU's memory
+                nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still give its name
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another container's
+                lost.append(f"GPU {index}: {error}")
+            continue
+        gpus.append(gpu)
+        with contextlib.suppress(nvml.NVMLError):
+            pids |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    cuda = None
+    with contextlib.suppress(nvml.NVMLError):
+        version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        cuda = (version // 1000, version % 1000 // 10)
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost), frozenset(pids))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """The agent at `url`."""
+
+    url: str
+    state: Literal["answers", "refused", "foreign", "unreachable"]
+    """An agent answers; the connection is refused; another program answers; any other error."""
+    status: Status | None = None
+    """Its /api/v1/status. None unless `state` is "answers"."""
+    error: str = ""
+    ready: bool = False
+    not_ready: str = ""
+    """Its reason at /readyz."""
+    ahead_s: float = 0.0
+    """Its clock less this one's; 0.0 within half of the round trip, which cannot be told apart."""
+
+
+def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
+    """Return the agent's status and readiness."""
+    asked_s = time_s()
+    try:
+        answer = fetch(f"{url}/api/v1/status")
+        answered_s = time_s()
+        if answer.status != 200:
+            return AgentView(url, "foreign", error=f"another program answers there (status {answer.status})")
+        status = msgspec.json.decode(answer.body, type=Status)
+        ready = fetch(f"{url}/readyz")
+    except OSError as error:
+        refused = isinstance(error, ConnectionRefusedError)
+        return AgentView(url, "refused" if refused else "unreachable", error=why(error))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return AgentView(url, "foreign", error="another program answers there (not the agent's JSON)")
+    difference_s = (status.time_s or answered_s) - (asked_s + answered_s) / 2
+    ahead_s = 0.0 if abs(difference_s) <= (answered_s - asked_s) / 2 else difference_s
+    reason = ready.body.decode(errors="replace").strip()
+    return AgentView(url, "answers", status, ready=ready.status == 200, not_ready=reason, ahead_s=ahead_s)
+
+
+def is_local(url: str) -> bool:
+    """Return whether a URL is on this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Readings taken together, in seconds."""
+
+    wall_s: float
+    monotonic_s: float
+    """CLOCK_MONOTONIC: does not advance while the machine is suspended."""
+    boot_s: float
+    """CLOCK_BOOTTIME: does."""
+
+
+def _clocks() -> Clocks:
+    return Clocks(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _folder_of(package: str) -> Path | None:
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _ntp() -> bool | None:
+    """Source: adjtimex(2), which only reads when called with modes=0; the status word follows six longs."""
+    timex = (ctypes.c_long * 64)()  # larger than any struct timex
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return None
+    status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
+    return state != 5 and not status & 0x0040  # TIME_ERROR, STA_UNSYNC
+
+
+def _space(path: Path) -> tuple[int, int]:
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bavail) * status.f_frsize
+
+
+def _reads(path: Path) -> bool:
+    try:
+        if path.is_symlink():
+            path.readlink()
+        else:
+            path.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """What a check may read. Every callable may be called from any thread; the defaults are those of this process."""
+
+    agent_url: str
+    agent_wanted: bool
+    """Whether the user named the agent: one that does not answer is a problem then."""
+    prometheus_url: str | None
+    history: Path | None
+    """Where an agent started by this user keeps its history. None without the agent extra."""
+    page_port: int
+    nvml: Callable[[], NvmlFacts]
+    agent: Callable[[], AgentView]
+    environ: Mapping[str, str]
+    socket_directories: Sequence[Path]
+    uid: int
+    procfs: Path = Path("/proc")
+    sysfs: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    shm: Path = Path("/dev/shm")
+    python: tuple[str, str] = (platform.python_version(), sys.executable)
+    """The interpreter's version and path."""
+    gpuwatch_version: str = gpuwatch.__version__
+    """Of the package that is imported."""
+    version_of: Callable[[str], str | None] = _version_of
+    """The version of an installed distribution, None where it is not installed."""
+    requirements: Callable[[], list[str]] = _requirements
+    """The requirements in the metadata of the gpuwatch distribution."""
+    folder_of: Callable[[str], Path | None] = _folder_of
+    """Where a package lies, without importing it; None where it is not installed."""
+    fetch: Fetch = fetch
+    clocks: Callable[[], Clocks] = _clocks
+    ntp: Callable[[], bool | None] = _ntp
+    """Whether the kernel considers its clock synchronised. None: unknown."""
+    limits: Callable[[int], tuple[int, int]] = resource.getrlimit
+    """(soft, hard) of a resource, as getrlimit(2)."""
+    cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
+    """How many cores this process may be scheduled on."""
+    space: Callable[[Path], tuple[int, int]] = _space
+    """(size, used) in bytes of the file system of a path. Raises: OSError."""
+    reads: Callable[[Path], bool] = _reads
+    """Whether a file of /proc can be read, or a link followed, by trying."""
+    writes: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK)
+    """Whether a file or folder may be written to."""
+
+
+def this_machine(
+    agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None, page_port: int
+) -> Machine:
+    """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
+    return Machine(
+        agent_url,
+        agent_wanted,
+        prometheus_url,
+        history,
+        page_port,
+        nvml=in_background(read_nvml).result,
+        agent=in_background(lambda: ask_agent(agent_url, fetch, time.time)).result,
+        environ=os.environ,
+        socket_directories=endpoint.directories(),
+        uid=os.getuid(),
+    )

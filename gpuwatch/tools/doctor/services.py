@@ -1,0 +1,249 @@
+"""The agent, the socket through which a hook finds it, its history, and a Prometheus that scrapes it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.formatting import size
+from gpuwatch.http import why
+from gpuwatch.tools.doctor.machine import Machine, is_local
+from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
+from gpuwatch.wire import endpoint
+
+_CLOCK_S = 2.0
+_NO_AGENT = "no agent answers"
+_START = "start an agent: gpuwatch up"
+_CONNECT_S = 0.5
+_LEAST_BYTES, _ENOUGH_BYTES = 100 << 20, 2 << 30
+"""By default the history is kept below 2 GiB."""
+_OTHER_FILE = "gpuwatch agent --history FILE, or GPUWATCH_HISTORY=FILE"
+_JOB = "gpuwatch"
+_RULE = "GpuStarved"
+_SCRAPE = f"scrape_configs: [{{job_name: {_JOB}, static_configs: [{{targets: ['HOST:9478']}}]}}], then reload it"
+
+
+def agent(machine: Machine) -> Outcome:
+    """Whether the agent answers and takes its samples. One that was not asked for may be absent."""
+    view = machine.agent()
+    if view.status is None:
+        if view.state != "unreachable" and not machine.agent_wanted:
+            return skipped(f"none at {view.url}; runs still print their verdicts", "gpuwatch up starts one")
+        return problem(f"{view.url}: {view.error}", "gpuwatch up starts one; --agent URL names one elsewhere")
+    if not view.ready:
+        return problem(
+            f"{view.url} is not ready: {view.not_ready}",
+            "gpuwatch agent's stderr names the collector that hangs; a full or slow disk under the history also does it",
+        )
+    return ok(f"{view.url} is ready, gpuwatch {view.status.version} on {view.status.host}")
+
+
+def collectors(machine: Machine) -> Outcome:
+    """The collectors of the agent that fail, with their own messages."""
+    status = machine.agent().status
+    if status is None:
+        return skipped(_NO_AGENT)
+    listed = status.collectors
+    failing = [f"{one.name}: {one.message or 'no reason given'}" for one in listed if one.success is False]
+    nothing = [one.name for one in listed if one.success is None]
+    if failing:
+        return problem(
+            "; ".join(failing), "the message is the collector's; the checks here often explain it (ptrace, driver)"
+        )
+    without = f"; nothing to measure here: {', '.join(nothing)}" if nothing else ""
+    return ok(f"{len(listed) - len(nothing)} of {len(listed)} work{without}")
+
+
+def agent_version(machine: Machine) -> Outcome:
+    """Whether the agent has the version of this package, and so of the hooks in this environment."""
+    status = machine.agent().status
+    if status is None:
+        return skipped(_NO_AGENT)
+    theirs, ours = status.version, machine.gpuwatch_version
+    if theirs != ours:
+        return warning(
+            f"the agent is {theirs}, this package {ours}",
+            f"pip install 'gpuwatch-training=={theirs}' here, or update and restart the agent",
+        )
+    return ok(f"both are {ours}")
+
+
+def agent_clock(machine: Machine) -> Outcome:
+    """Whether the agent's wall clock, which dates the history and the alerts, agrees with this machine's."""
+    view = machine.agent()
+    if view.status is None:
+        return skipped(_NO_AGENT)
+    if abs(view.ahead_s) > _CLOCK_S:
+        way = "ahead of" if view.ahead_s > 0 else "behind"
+        return warning(
+            f"the agent's clock is {abs(view.ahead_s):.1f} s {way} this machine's",
+            "synchronise both: timedatectl set-ntp true, or chrony",
+        )
+    return ok(f"within {_CLOCK_S:.0f} s of this machine's")
+
+
+def hook_socket(machine: Machine) -> Outcome:
+    """The endpoint that a hook started by this user would use: whether it exists, is writable, and an agent listens."""
+    if declared := machine.environ.get("GPUWATCH_ENDPOINT", "").strip():
+        return _declared(machine, declared)
+    sockets = [_socket(directory / endpoint.SOCKET_NAME, machine) for directory in machine.socket_directories]
+    found = [each for each in sockets if each is not None]
+    if found:
+        return next((each for each in found if each.status == "ok"), found[0])
+    places = ", ".join(str(directory) for directory in machine.socket_directories)
+    return skipped(f"no agent's socket in {places}: a run prints its verdict and is not shown live", _START)
+
+
+def _socket(path: Path, machine: Machine) -> Outcome | None:
+    """Return what is wrong with a socket file, with the criteria of `gpuwatch.wire.endpoint.find`; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return problem(f"{path}: {error.strerror}", f"let this user into the folder {path.parent}")
+    whose = f"{path} ({_owner(path)}, {stat.S_IMODE(status.st_mode):04o})"
+    if not stat.S_ISSOCK(status.st_mode):
+        return problem(f"{whose} is not a socket", f"rm {path}, then restart the agent")
+    if status.st_uid not in (0, machine.uid):
+        return warning(f"{whose} is another user's, and is ignored", "ask its owner why it is there")
+    if not machine.writes(path):
+        return problem(
+            f"{whose}: this user may not write to it",
+            "groupadd --system gpuwatch; usermod -aG gpuwatch USER; log in again; restart the agent",
+        )
+    if not endpoint.is_listened_to(path):
+        return warning(f"{whose}: no process listens, a dead agent left it", f"{_START} (or rm {path})")
+    return ok(f"{whose}: an agent listens")
+
+
+def _declared(machine: Machine, declared: str) -> Outcome:
+    try:
+        checked = endpoint.checked(declared, "GPUWATCH_ENDPOINT")
+    except ConfigError as error:
+        return problem(str(error), "unset GPUWATCH_ENDPOINT: a hook then tries the agent's default sockets")
+    remedy = f"gpuwatch agent --listen {checked}, or unset GPUWATCH_ENDPOINT"
+    if checked.startswith("ipc://"):
+        path = Path(checked.removeprefix("ipc://"))
+        found = _socket(path, machine)
+        if found is None:
+            return problem(f"GPUWATCH_ENDPOINT={declared}: there is no {path}", remedy)
+        return found if found.status != "warning" else problem(found.found, remedy)
+    host, _, port = checked.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        return problem(f"GPUWATCH_ENDPOINT={declared}: {error.strerror or error}", remedy)
+    return ok(f"{checked}: a process listens")
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"{path.owner()}:{path.group()}"
+    except (KeyError, OSError):
+        return "unknown owner"
+
+
+def history(machine: Machine) -> Outcome:
+    """The history file of the agent that answers, else of the one that this user would start."""
+    status = machine.agent().status if is_local(machine.agent_url) else None
+    kept = None if status is None or not status.history.path else status.history
+    path = Path(kept.path) if kept is not None and kept.path else machine.history
+    if path is None:
+        return skipped("no agent answers, and none can be started here", "pip install 'gpuwatch-training[agent]'")
+    if kept is not None and kept.failures:
+        return problem(f"{path}: {kept.failures} writes of the agent failed", "is its disk full or read-only? df -h")
+    try:
+        place = _nearest(path)
+    except OSError as error:
+        if kept:
+            return skipped(f"{path} is written by the agent, and this user may not read it")
+        return problem(f"{path}: {error.strerror}", _OTHER_FILE)
+    if not machine.writes(place) and not kept:
+        return problem(f"{path}: {place} cannot be written", _OTHER_FILE)
+    if place != path and not place.is_dir():
+        return problem(f"{path}: {place} is a file, not a folder", _OTHER_FILE)
+    total, used = machine.space(place)
+    found = f"{path}, {size(total - used)} free"
+    if total - used < _LEAST_BYTES:
+        return problem(
+            found, "make room: without it the agent's counters stop advancing; or gpuwatch agent --history FILE"
+        )
+    if total - used < _ENOUGH_BYTES:
+        return warning(found, "make room, or keep less: gpuwatch agent --keep-gib 0.5")
+    return ok(found)
+
+
+def _nearest(path: Path) -> Path:
+    """Return the file, or the nearest folder above it that exists. Raises: OSError where this user has no access."""
+    for place in (path, *path.parents):
+        try:
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return place
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+def prometheus(machine: Machine) -> Outcome:
+    """Whether Prometheus scrapes its targets of the job `gpuwatch`. Source: prometheus.io, HTTP API, /api/v1/targets."""
+    if machine.prometheus_url is None:
+        return skipped("none was named", "give it with --prometheus URL")
+    try:
+        targets = _query(machine, "/api/v1/targets?state=active")["activeTargets"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _no_prometheus(machine, error)
+    ours = [target for target in targets if target["labels"].get("job") == _JOB]
+    if not ours:
+        return problem(f"{machine.prometheus_url} has no target of the job '{_JOB}'", _SCRAPE)
+    down = [target for target in ours if target["health"] == "down"]
+    if down:
+        errors = "; ".join(f"{target['labels'].get('instance')}: {target['lastError']}" for target in down[:3])
+        return problem(
+            f"{len(down)} of {len(ours)} targets are down: {errors}",
+            "is the agent on that address? By default it serves on loopback: gpuwatch agent --http ADDRESS:9478",
+        )
+    up = sum(target["health"] == "up" for target in ours)
+    waiting = f", {len(ours) - up} not scraped yet" if up < len(ours) else ""
+    return ok(f"{machine.prometheus_url}: {up} of {len(ours)} targets up{waiting}")
+
+
+def alert_rules(machine: Machine) -> Outcome:
+    """Whether gpuwatch's alerts are loaded there, and evaluate. Source: prometheus.io, HTTP API, /api/v1/rules."""
+    if machine.prometheus_url is None:
+        return skipped("no Prometheus was named")
+    try:
+        groups = _query(machine, "/api/v1/rules?type=alert")["groups"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _no_prometheus(machine, error)
+    rules = [rule for group in groups if any(r["name"] == _RULE for r in group["rules"]) for rule in group["rules"]]
+    if not rules:
+        return warning(
+            f"gpuwatch's alerts ({_RULE} …) are not loaded",
+            "gpuwatch rules > gpuwatch.yml, name it under rule_files, and reload Prometheus",
+        )
+    failing = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule.get("health") == "err"]
+    if failing:
+        return problem("; ".join(failing), "gpuwatch rules > gpuwatch.yml, and reload Prometheus")
+    return ok(f"{len(rules)} alerts of gpuwatch are loaded")
+
+
+def _query(machine: Machine, path: str) -> Any:
+    answer = machine.fetch(f"{machine.prometheus_url}{path}")
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}")
+    return json.loads(answer.body)["data"]
+
+
+def _no_prometheus(machine: Machine, error: Exception) -> Outcome:
+    if isinstance(error, OSError):
+        reason = why(error)
+    else:
+        reason = f"no Prometheus API there ({error})" if str(error).startswith("status") else "no Prometheus API there"
+    return problem(
+        f"{machine.prometheus_url}: {reason}", "curl the URL from here: address, port, firewall, path prefix"
+    )
