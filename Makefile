@@ -1,23 +1,31 @@
-# `make help` lists what there is. Everything runs in .venv, which is made on first use.
+# `make help` lists the targets. Everything runs in .venv, which is created on first use.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv installs in a fraction of pip's time, but does not read pip's configuration: `make demo UV=` is by pip. Modules are compiled when
+# they are first imported: to compile all of torch and pyarrow takes longer than to install them.
+UV := $(shell command -v uv)
+PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --torch-backend cpu,$(BIN)/python -m pip install --quiet \
+	--disable-pip-version-check --no-compile)
+# torch's index of builds without CUDA, which are smaller by gigabytes; uv has it built in. Where it is unreachable, pip's own index serves.
+CPU_INDEX := $(if $(UV),,--index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 10)
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cuda-runtime lint check golden format test-tools clean
+.PHONY: help demo test test-cuda-runtime lint docs check golden format test-tools clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(DEMO_STAMP): pyproject.toml requirements-demo.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements-demo.txt --editable '.[all]'
+	$(if $(UV),,$(PIP) --upgrade pip)
+	$(PIP) -r requirements-demo.txt $(CPU_INDEX) 2>/dev/null || $(PIP) -r requirements-demo.txt
+	$(PIP) --editable '.[all]'
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP) requirements-test.txt
@@ -27,7 +35,7 @@ $(STAMP): $(DEMO_STAMP) requirements-test.txt
 demo: $(DEMO_STAMP) ## train with a bottleneck and watch it live (DEMO='--bottleneck eval --keep')
 	$(BIN)/gpuwatch demo $(DEMO)
 
-test-tools: ## install what the tests need beside Python (as root, with apt; elsewhere says what is missing)
+test-tools: ## install what the tests need besides Python (as root, with apt; elsewhere lists what is missing)
 	@bash scripts/install-test-tools.sh
 
 test: test-tools $(STAMP) ## run all tests (TESTS='-k hook' for some)
@@ -48,14 +56,18 @@ lint: $(STAMP) ## format, lint and types, nothing changed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test ## all that CI runs: lint and tests
+docs: $(STAMP) ## build the documentation into site/; a broken link or a page outside the navigation fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-golden: $(STAMP) ## write the generated files anew: Grafana dashboards, Prometheus rules, pages of the docs, golden files
+check: lint docs test ## all that CI runs: lint, documentation and tests
+
+golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus rules, pages of the docs, golden files
 	$(BIN)/python -m gpuwatch_dashboards.grafana --write
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
-	$(BIN)/python scripts/metrics_page.py > docs/metrics.md
-	$(BIN)/python scripts/thresholds_page.py > docs/thresholds.md
-	$(BIN)/python scripts/alerts_page.py > docs/alerts.md
+	$(BIN)/python scripts/metrics_page.py > docs/reference/metrics.md
+	$(BIN)/python scripts/thresholds_page.py > docs/reference/thresholds.md
+	$(BIN)/python scripts/alerts_page.py > docs/reference/alerts.md
+	$(BIN)/python scripts/commands_page.py > docs/reference/commands.md
 	$(BIN)/python scripts/report_schemas.py
 	$(BIN)/python scripts/api_page.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/unit -k "golden or metrics_page or doctor_examine"
@@ -65,4 +77,4 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) $(CUDA_VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CUDA_VENV) site .pytest_cache .mypy_cache .ruff_cache

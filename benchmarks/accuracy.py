@@ -5,7 +5,7 @@ python benchmarks/accuracy.py [--seconds 3] [--only NAME] [--device asyncdev|cud
 Each scenario trains on a torch device, twice: watched by the host's clock alone, then by the device's events. The device is one without
 hardware whose work only takes time (`benchmarks/async_device`), or a real GPU with `--device cuda`. The truth comes from clocks in the
 scenario's own code and from the device's account of its own work, never from gpuwatch. Exit status 1 when a state is off by more than 2
-points of the wall time, a ledger does not close to 100 ± 0.2 %, or the device's events were not used. `--write` writes docs/accuracy.md.
+points of the wall time, a ledger does not close to 100 ± 0.2 %, or the device's events were not used. `--write` writes docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUND_POINTS = 2.0
 BOUND_CLOSURE = 0.2
 BUDGET = 0.2
 """Of the step's time the hook may take so much, so that every step is measured: past the default 1 % some are estimated."""
-PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "accuracy.md"
 HOST, DEVICE = LEDGERS = ("host", "device")
 ASYNCDEV, CUDA = DEVICES = ("asyncdev", "cuda")
 
@@ -120,7 +120,7 @@ def line(row: Row) -> str:
 
 
 def page(rows: list[Row], seconds: float) -> str:
-    """Return docs/accuracy.md."""
+    """Return docs/evidence/accuracy.md."""
     import torch
 
     machine = f"{os.cpu_count()} cores, " + (torch.cuda.get_device_name() if rows[0].device == CUDA else "no GPU")
@@ -130,11 +130,11 @@ def page(rows: list[Row], seconds: float) -> str:
 python benchmarks/accuracy.py --write
 ```
 
-Written by that command on {platform.system()}, {machine}, Python {platform.python_version()}, torch {torch.__version__}, {seconds:g} s a run, every run in a process of its own.
+Written by that command on {platform.system()}, {machine}, Python {platform.python_version()}, torch {torch.__version__}, {seconds:g} s a run, every run in a separate process.
 `--device cuda` runs the same scenarios on a GPU.
 
 The bound is {BOUND_POINTS:g} points of the wall time in each state, and a ledger that closes to 100 ± {BOUND_CLOSURE} %. Each scenario trains on a torch device and runs twice. The truth is
-never gpuwatch's own: it comes from clocks in the scenario's dataset and body, and from the device's account of its own work and idleness.
+never gpuwatch's own: it comes from clocks in the scenario's dataset and body, and from the device's own record of its work and idle time.
 
 ## Host clock
 
@@ -192,7 +192,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a run (default 3)")
     parser.add_argument("--only", metavar="NAME", help="one scenario")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--write", action="store_true", help="write docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/accuracy.md")
     parser.add_argument("--ledger", choices=LEDGERS, help="one ledger")
     parser.add_argument("--device", choices=DEVICES, default=ASYNCDEV, help="what to train on (default asyncdev)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What the agent costs, beside node_exporter on the same machine in the same minutes; written into docs/agent.md.
+"""What the agent costs, beside node_exporter on the same machine in the same minutes; written into docs/evidence/agent.md.
 
     python -m benchmarks.agent [--only node|full|ingest|history|flood] [--seconds 60] [--flood-seconds 120]
 
@@ -37,7 +37,7 @@ from benchmarks.agent_processes import (
 )
 from tests.nvml.fake import FakeNvml
 
-PAGE = ROOT / "docs" / "agent.md"
+PAGE = ROOT / "docs" / "evidence" / "agent.md"
 _LISTED_S = 25
 """Process lists are asked for every ten seconds."""
 

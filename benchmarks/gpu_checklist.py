@@ -4,7 +4,7 @@
     python benchmarks/gpu_checklist.py
 
 What it does: the accuracy scenarios with events around each launch as the truth, the cost of each event call, and the time that a watched
-loop adds to a step. Exit status: 0 when all rows hold, 1 when one does not, 2 without a device. docs/gpu-checklist.md says how to read it.
+loop adds to a step. Exit status: 0 when all rows hold, 1 when one does not, 2 without a device. docs/evidence/gpu-checklist.md says how to read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/overhead.md: the table of costs, and which targets are met."""
+"""docs/evidence/overhead.md: the table of costs, and which targets are met."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ model device below.
 
 
 def page(costs: Costs, extras: Mapping[str, Any]) -> str:
-    """Return docs/overhead.md."""
+    """Return docs/evidence/overhead.md."""
     ours = costs.get("whole_host_timeline")
     unit = ours["added_us"] if isinstance(ours, dict) else None
     bares = sorted(cost["bare_us"] for cost in costs.values() if isinstance(cost, dict) and cost["bare_us"] < 1000)
@@ -117,7 +117,7 @@ def page(costs: Costs, extras: Mapping[str, Any]) -> str:
         *[row(variant, costs[variant.key], unit) for variant in VARIANTS if variant.key in costs],
     ]
     memory, wire, loss = (extras.get(name) or {} for name in ("memory", "wire", "loss"))
-    return f"""# Overhead: what a step costs more
+    return f"""# Overhead of a step
 
 {ON_A_GPU}
 ## On the host
@@ -127,11 +127,11 @@ python benchmarks/hook_overhead.py --write
 ```
 
 Written by that command on {platform.system()}, {os.cpu_count()} cores, {where}, Python {platform.python_version()}, torch {torch.__version__}. The step is forward, backward and SGD of a small
-model; bare it took {bare}, by the variant's process: the wider that range, the busier the machine was with other things, and costs grow with it.
+model; bare it took {bare}, by the variant's process: the wider that range, the busier the machine was, and costs grow with it.
 
-Each variant runs in a process of its own, where blocks of bare and of measured steps take turns. **Added** is the median over blocks of the block's median step less that of the
-bare blocks around it, **between the work** the part of it from the end of one step's work to the begin of the next one's: the bracketed cost, far less noisy, blind to what a tool does
-inside the step and to cold caches that it leaves behind. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
+Each variant runs in a separate process, where blocks of bare and of measured steps alternate. **Added** is the median over blocks of the block's median step less that of the
+bare blocks around it, **between the work** the part of it from the end of one step's work to the begin of the next one's: the bracketed cost, far less noisy, but without what a tool does
+inside the step and without the cold caches that it leaves. **÷ gpuwatch** is added µs over those of `watch(loader)`. The 99.9th percentile is of whole steps, with the lowest and highest of three thirds of the run.
 
 {chr(10).join(table)}
 

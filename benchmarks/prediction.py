@@ -2,7 +2,7 @@
 
     python benchmarks/prediction.py            # the whole grid, about 8 minutes; Markdown on stdout
     python benchmarks/prediction.py --quick    # three cells
-    python benchmarks/prediction.py --write    # docs/prediction.md
+    python benchmarks/prediction.py --write    # docs/evidence/prediction.md
 
 Each cell is trained twice, one time after the other in processes of their own: as given, and with the `num_workers` of the verdict's advice.
 Fetches sleep (storage, network) or compute on the CPU, for a known time a batch; the device's step is a sleep, as a training thread's is that
@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "prediction.md"
+PAGE = ROOT / "docs" / "evidence" / "prediction.md"
 NEEDED, WITHIN = 0.9, 0.15
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
 """Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load too they wake in time.
@@ -173,7 +173,7 @@ def hits(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return docs/prediction.md."""
+    """Return docs/evidence/prediction.md."""
     text = (ROOT / "benchmarks" / "prediction_page.md").read_text()
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     loads = [row["load"] for row in rows]
@@ -188,7 +188,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write docs/prediction.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/prediction.md")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cells whose fetches sleep, at a time [2]")
     parser.add_argument("--train", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

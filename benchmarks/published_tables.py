@@ -2,11 +2,11 @@
 
     python benchmarks/published_tables.py            # about 3 minutes; Markdown on stdout
     python benchmarks/published_tables.py --quick    # three rows of the first table, both ends of the second
-    python benchmarks/published_tables.py --write    # docs/published-tables.md
+    python benchmarks/published_tables.py --write    # docs/evidence/published-tables.md
 
 A scale model: the times of fetch, copy and step are taken from the tables (a tenth, or ten times, of them), fetches sleep, and the device is one
 that is only time, with a queue as a GPU has one. What is shown is what comes out of that when loaders, workers and queues are real: what a
-stopwatch on the host reads, and what gpuwatch says.
+stopwatch on the host reads, and what gpuwatch's verdict.
 
 Exit status: 0 when every row has the verdict that the truth demands and compute is told to be what the device takes, else 1.
 """
@@ -36,7 +36,7 @@ from gpuwatch.testing import FakeDevice, measure_by
 ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"
 """Environment variable, 1: trainings are scheduled first (SCHED_FIFO, which root may), so that on a machine that others load they wake in time."""
-PAGE = ROOT / "docs" / "published-tables.md"
+PAGE = ROOT / "docs" / "evidence" / "published-tables.md"
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def right(row: Row, found: dict[str, Any]) -> bool:
 
 
 def sweep_table(rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
-    lines = ["| workers | published: data / compute, s | host's stopwatch: data / compute, ms | gpuwatch: input wait / compute, ms | step ms | gpuwatch says |", "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| workers | published: data / compute, s | host's stopwatch: data / compute, ms | gpuwatch: input wait / compute, ms | step ms | gpuwatch's verdict |", "|---|---|---|---|---|---|"]  # fmt: skip
     for row, found in rows:
         ms = {
             name: f"{found[name] * 1e3:.1f}"
@@ -169,7 +169,7 @@ def sweep_table(rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
 
 
 def mnist_table(rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
-    lines = ["| | published | step ms | gain | gpuwatch says |", "|---|---|---|---|---|"]
+    lines = ["| | published | step ms | gain | gpuwatch's verdict |", "|---|---|---|---|---|"]
     first = rows[0][1]["step_s"]
     for row, found in rows:
         gain = f"{first / found['step_s']:.2f}×" if found is not rows[0][1] else ""
@@ -188,12 +188,12 @@ def _says(found: dict[str, Any]) -> str:
     return f"{found['sentence']}; `{found['cause']}`: {setting[0] if setting else found['advice']}{gain}"
 
 
-_TEXT = """# Published tables, made again
+_TEXT = """# Published tables, reproduced
 
     python benchmarks/published_tables.py --write
 
-Two tables that people have published about slow loaders, as scale models: the times of fetch, copy and step are taken from the tables, fetches sleep,
-and the device is one that is only time, with a queue as a GPU has one. Loaders, workers and queues are real. WHEN
+Two published tables about slow loaders, as scale models: the times of fetch, copy and step are taken from the tables, fetches sleep,
+and the device only takes time, with a queue like a GPU's. Loaders, workers and queues are real. WHEN
 
 ## A sweep of num_workers
 
@@ -203,7 +203,7 @@ are left out: the model's fetches sleep.)
 SWEEP
 
 The trap is in the published columns, which were timed without synchronising: as the wait for data shrinks, "compute" grows by as much. The stopwatch
-on the host shows the same here. Nothing got slower: the host waits in its compute for the device that it used to wait for data with. gpuwatch's compute, by the
+on the host shows the same here. Nothing got slower: the host now waits for the device within its compute, instead of waiting for data. gpuwatch's compute, by the
 device's timeline, stays what the device takes, and its verdict turns when the device is fed.
 
 ## MNIST, batch 64
@@ -212,14 +212,14 @@ Times of five epochs; here ten times of a batch.
 
 MNIST
 
-The predicted gain stands beside the first row. Pinning gains what the published run gained, and gpuwatch does not ask for it: copies are a few per cent of the time.
+The predicted gain is in the first row. Pinning gains as much as in the published run, and gpuwatch does not advise it: copies are a few per cent of the time.
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write docs/published-tables.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/published-tables.md")
     arguments = parser.parse_args()
     if arguments.write and arguments.quick:
         parser.error("--write takes all rows: leave --quick out")

@@ -331,7 +331,7 @@ def as_text(row: dict[str, Any]) -> str:
 
 
 def accuracy_section() -> str:
-    """Return the section of docs/accuracy.md on the timelines in the repository."""
+    """Return the section of docs/evidence/accuracy.md on the timelines in the repository."""
     rows = [compare(load(path)) for path in sorted(FIXTURES.glob("*.json.gz"))]
     lines = [
         "| timeline | GPU | steps | device busy, % | truth / reported / points: input_wait | transfer | compute | host_wait | input wait of a step off by, ms | verdict |",
@@ -356,7 +356,7 @@ python benchmarks/recorded.py tests/fixtures/traces/*.json.gz
 ```
 
 Times of public profiler traces of real GPUs (sources in `tests/fixtures/traces/README.md`), replayed through the real `Watch`, recorder, timeline and ledger: an event is reached when what
-was launched before it on its stream is done. The truth is computed from the kernels by code of its own. Bounds: 1 point in each state, 0.05 ms in each step's input wait.
+was launched before it on its stream is done. The truth is computed from the kernels by separate code. Bounds: 1 point in each state, 0.05 ms in each step's input wait.
 
 {table}
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py --nodes 100 --json scale-100.json
     python benchmarks/scale.py --nodes 1000 --json scale-1000.json
-    python benchmarks/scale.py --page scale-100.json scale-1000.json > docs/scale.md
+    python benchmarks/scale.py --page scale-100.json scale-1000.json > docs/evidence/scale.md
 
 A run takes `--minutes` (an hour and a bit, so that there is an hour to ask for) and then some more to measure queries. Prometheus
 and `gpuwatch simulate` run on this machine with whatever else runs on it: CPU seconds are told beside wall time, and the load.
@@ -37,7 +37,9 @@ def main() -> None:
         "--nice", type=int, default=0, help="priority of Prometheus and the fleet on a machine with other work"
     )
     parser.add_argument("--json", type=Path, help="write what was measured here instead of printing it")
-    parser.add_argument("--page", type=Path, nargs="+", help="print docs/scale.md from these files; measure nothing")
+    parser.add_argument(
+        "--page", type=Path, nargs="+", help="print docs/evidence/scale.md from these files; measure nothing"
+    )
     options = parser.parse_args()
     if options.page:
         print(page([json.loads(path.read_text()) for path in options.page]), end="")

@@ -1,4 +1,4 @@
-"""docs/scale.md, from what `scale_measure` saw: tables, and the arithmetic to ten thousand nodes."""
+"""docs/evidence/scale.md, from what `scale_measure` saw: tables, and the arithmetic to ten thousand nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _head(runs: Sequence[Run]) -> Iterator[str]:
-    yield from ("# How far one Prometheus goes", "")
+    yield from ("# Scale of one Prometheus", "")
     yield "A real Prometheus with the shipped rules and prices scrapes `gpuwatch simulate`. Written by:"
     yield from ("", "```")
     for run in runs:
@@ -24,7 +24,7 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
         minutes = f"{setup['minutes']:g}"
         yield f"python benchmarks/scale.py --nodes {setup['nodes']} --minutes {minutes}{nice} --json scale-{setup['nodes']}.json"
     files = " ".join(f"scale-{run['setup']['nodes']}.json" for run in runs)
-    yield f"python benchmarks/scale.py --page {files} > docs/scale.md"
+    yield f"python benchmarks/scale.py --page {files} > docs/evidence/scale.md"
     last = runs[-1]
     loads = " and ".join(f"{run['load']:.0f}" for run in runs)
     preferred = (
@@ -33,10 +33,10 @@ def _head(runs: Sequence[Run]) -> Iterator[str]:
     yield from ("```", "")
     yield (
         f"Measured on {last['day']} with Prometheus {last['prometheus'].partition(',')[0]} on {last['cpu_count']} cores that it "
-        f"shared with the fleet and whatever else ran: the one-minute load was {loads} (medians).{preferred} CPU seconds are those "
+        f"shared with the fleet and other work: the one-minute load was {loads} (medians).{preferred} CPU seconds are those "
         "of Prometheus alone; on crowded cores they are too high rather than too low, and wall times much more so. Scraped every "
         f"{last['setup']['scrape_s']} s and evaluated every {last['setup']['evaluate_s']} s, as in "
-        "[prometheus.yml](../deploy/prometheus/prometheus.yml)."
+        "[prometheus.yml](../../deploy/prometheus/prometheus.yml)."
     )
     yield ""
     for run in runs:
@@ -79,7 +79,7 @@ def rules_cores(run: Run) -> float:
 def _groups(run: Run) -> Iterator[str]:
     groups = {name: group for name, group in sorted(run["groups"].items()) if "cpu_s" in group}
     yield from (f"## Rule groups at {run['setup']['nodes']:,} nodes", "")
-    yield "| group | every | CPU seconds of an evaluation: least, mean of seven | wall as Prometheus told it: median, most |"
+    yield "| group | every | CPU seconds of an evaluation: least, mean of seven | wall time by Prometheus: median, most |"
     yield "|---|---|---|---|"
     for name, group in groups.items():
         wall = f"{group['last_s_median']:.2f}, {group['last_s_max']:.2f}" if "last_s_median" in group else "not run"
@@ -89,15 +89,15 @@ def _groups(run: Run) -> Iterator[str]:
     slow = [name for name, group in groups.items() if group.get("last_s_median", 0) >= 1]
     yield ""
     yield (
-        "CPU seconds are of a group's expressions, asked for one after another with scraping stopped and the results counted. The "
-        "least is their own work; the mean has the garbage collection in it that fell on them, which takes about a second of CPU "
-        "whenever it comes. Writing the results and an alert's texts come on top, and are in the wall times."
+        "CPU seconds are of a group's expressions, evaluated one after another with scraping stopped and the results counted. "
+        "The least is their own work; the mean includes garbage collection, which takes about a second of CPU each time. "
+        "Writing the results and alert texts is extra, and included in the wall times."
     )
     yield ""
     by_wall = "all of them" if not slow else f"all but {', '.join(slow)}"
     yield (
         f"**Under a second?** By their own CPU seconds: {'all of them' if not over else 'all but ' + ', '.join(over)}. By the median "
-        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. The most is an evaluation that Prometheus's garbage collection met."
+        f"of their wall time, at a load of {run['load']:.0f}: {by_wall}. The most is an evaluation during Prometheus's garbage collection."
     )
     yield ""
 
@@ -160,5 +160,5 @@ def _extrapolation(runs: Sequence[Run]) -> Iterator[str]:
     yield ""
     yield (
         "One Prometheus for ten thousand nodes is therefore a large machine. Ten shards of a thousand nodes, each as measured, are not: "
-        "[past one machine](past-one-machine.md)."
+        "[past one machine](../deploy/past-one-machine.md)."
     )

@@ -1,4 +1,4 @@
-"""Print docs/alerts.md: all alerts, from their template, their thresholds and the first sentence of each runbook."""
+"""Print docs/reference/alerts.md: all alerts, from their template, their thresholds and the first sentence of each runbook."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HEAD = """# Alerts
 All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or nothing measures them. `warning`: GPU
 time is being lost. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
 held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
-resolves at once. Each key is set in the section `[alerts]` of the [configuration file](deploy.md); those that end with
+resolves at once. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
 `_s` are in seconds. {shared} default to {of} of the section `[thresholds]`.
 
-The rules are the templates [recording.yml](../gpuwatch/alerting/recording.yml) and
-[alerts.yml](../gpuwatch/alerting/alerts.yml); with the defaults filled in they are
-[deploy/prometheus/rules/gpuwatch.yml](../deploy/prometheus/rules/gpuwatch.yml).
-Written by `python scripts/alerts_page.py > docs/alerts.md`.
+The rules are the templates [recording.yml](../../gpuwatch/alerting/recording.yml) and
+[alerts.yml](../../gpuwatch/alerting/alerts.yml); with the defaults filled in they are
+[deploy/prometheus/rules/gpuwatch.yml](../../deploy/prometheus/rules/gpuwatch.yml).
+Written by `python scripts/alerts_page.py > docs/reference/alerts.md`.
 
 | alert | severity | when | for | keys and their defaults |
 |---|---|---|---|---|
@@ -67,7 +67,13 @@ def meaning(alert: str) -> str:
 def _row(rule: Rule, filled: Rule) -> str:
     name = rule["alert"]
     own = ", ".join(f"`{key}` {DEFAULTS[key]}" for key in keys(rule)).replace("|", "\\|")
-    cells = (f"[{name}](runbooks/{name}.md)", rule["labels"]["severity"], meaning(name), filled.get("for", "0s"), own)
+    cells = (
+        f"[{name}](../runbooks/{name}.md)",
+        rule["labels"]["severity"],
+        meaning(name),
+        filled.get("for", "0s"),
+        own,
+    )
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -1,4 +1,4 @@
-"""Write the section "Fields" of docs/api.md from the structs of gpuwatch/api/__init__.py and of what they contain, read as source."""
+"""Write the section "Fields" of docs/reference/api.md from the structs of gpuwatch/api/__init__.py and of what they contain, read as source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/api.md"
+PAGE = ROOT / "docs/reference/api.md"
 MARK = "## Fields\n"
 MODULES = (
     "gpuwatch/api/__init__.py",
@@ -18,7 +18,7 @@ MODULES = (
 INTRODUCTION = (
     'Generated from `gpuwatch/api` by `scripts/api_page.py`. A name in the column "type" is another table.\n'
     "`Severity` is info, warning or critical; `RunStatus` running, ended or lost; `Points` are [Unix time, value], oldest first;\n"
-    "`Stacks` are described in [stacks](stacks.md).\n"
+    "`Stacks` are described in [stacks](../guides/stacks.md).\n"
 )
 
 

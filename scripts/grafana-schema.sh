@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes tests/fixtures/grafana/schema.json anew: the JSON schema of a dashboard and of the panels that we use, made from the
+# Regenerates tests/fixtures/grafana/schema.json: the JSON schema of a dashboard and of the panels that we use, made from the
 # types that Grafana publishes on npm (@grafana/schema, Apache-2.0). Needs node and npm. VERSION is compose's Grafana.
 set -euo pipefail
 VERSION=${VERSION:-11.6.1}

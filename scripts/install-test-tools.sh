@@ -1,10 +1,10 @@
 #!/bin/sh
 # Installs with apt what the tests use beyond Python: the real Prometheus, Alertmanager, browser, container engine, Slurm.
-# As root on Debian or Ubuntu it installs what is missing, and only that. Elsewhere it says what is missing; the tests
-# that need it skip with their reason. Ends with 0 either way, and with 1 when an installation fails.
+# As root on Debian or Ubuntu it installs what is missing, and only that. Elsewhere it lists what is missing; the tests
+# that need it are skipped with the reason. Ends with 0 either way, and with 1 when an installation fails.
 set -eu
 
-# program:package. The first field is what a test looks for.
+# program:package. Tests check for the first field.
 tools="
 prometheus:prometheus
 promtool:prometheus
@@ -33,14 +33,14 @@ missing=
 for tool in $tools; do
     program=${tool%%:*} package=${tool##*:}
     command -v "$program" >/dev/null 2>&1 && continue
-    # The compose plugin does as well as the stand-alone program, a chromium of another name as well as Debian's.
+    # The compose plugin replaces the stand-alone program, and a chromium of another name replaces Debian's.
     case $program in
     docker-compose) docker compose version >/dev/null 2>&1 && continue ;;
     chromium) command -v chromium-browser google-chrome >/dev/null 2>&1 && continue ;;
     esac
     case " $missing " in *" $package "*) ;; *) missing="$missing $package" ;; esac
 done
-# C headers have no program to look for.
+# C headers are checked by a file.
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 
 [ -n "$missing" ] || exit 0

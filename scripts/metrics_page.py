@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from the catalogue: `python scripts/metrics_page.py > docs/metrics.md` (`make golden` does)."""
+"""Write docs/reference/metrics.md from the catalogue: `python scripts/metrics_page.py > docs/reference/metrics.md` (`make golden` does)."""
 
 from __future__ import annotations
 

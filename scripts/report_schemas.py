@@ -1,4 +1,4 @@
-"""Write docs/schemas/: the JSON schemas of `gpuwatch report --json` and `gpuwatch compare --json`, from the records themselves."""
+"""Write docs/reference/schemas/: the JSON schemas of `gpuwatch report --json` and `gpuwatch compare --json`, from the records themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwatch.tools.reports import comparison, model
 from gpuwatch.tools.reports.comparison import Comparison
 from gpuwatch.tools.reports.model import RunReport
 
-FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
+FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 
 
 def schemas() -> dict[str, dict[str, Any]]:

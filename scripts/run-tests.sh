@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests in two parts, with any arguments of pytest:  scripts/run-tests.sh PYTHON [-k hook …]
-#   1. those that may share the machine: mostly they wait, so three files at a time, also on two cores;
-#   2. those that measure time or take all cores, marked `alone`: one after the other.
+#   1. those that may share the machine: they mostly wait, so three files run at a time, also on two cores;
+#   2. those that measure time or take all cores, marked `alone`: one after another.
 # $TEST_WORKERS: how many files at a time, 3 unless set. Ends with 0 when all passed, with 5 when neither part had a test,
 # else with pytest's own status.
 set -u
@@ -11,13 +11,13 @@ shift
 
 "$python" -m pytest --part shared -n "${TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
-# Interrupted, or asked for what pytest does not know: the second part would say the same.
+# Interrupted, or a usage error of pytest: the second part would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi
 
 "$python" -m pytest --part alone "$@" -n 0
 alone=$?
 
-# 5: no test was chosen, as it may be for one of the parts.
+# 5: no test was selected, which is possible for one of the parts.
 if [ "$shared" -eq 5 ]; then exit "$alone"; fi
 if [ "$shared" -ne 0 ]; then
     echo "run-tests.sh: tests of the first part failed, see above" >&2

@@ -1,4 +1,4 @@
-"""Print docs/thresholds.md: every number that a diagnosis or a panel compares with, from `gpuwatch/diagnosis/thresholds.py`."""
+"""Print docs/reference/thresholds.md: every number that a diagnosis or a panel compares with, from `gpuwatch/diagnosis/thresholds.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Every number that a rule compares with or a panel warns from, once. Shares and r
     [thresholds]
     input_share = 0.15
 
-A key that is none, or a share above 1, is refused by name. Written by `python scripts/thresholds_page.py > docs/thresholds.md`.
+A key that is none, or a share above 1, is refused by name. Written by `python scripts/thresholds_page.py > docs/reference/thresholds.md`.
 
 | key | default | meaning |
 |---|---|---|

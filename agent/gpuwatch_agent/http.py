@@ -1,4 +1,4 @@
-"""The agent's HTTP server: /metrics, health and the JSON API of docs/api.md, from snapshots and the history only."""
+"""The agent's HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history only."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def make_app(
                 503, lambda request, error: f"the history {history.path} cannot be read now: {error}"
             ),
             404: failure(
-                404, lambda request, error: f"{request.url.path} does not exist; the paths are in docs/api.md"
+                404, lambda request, error: f"{request.url.path} does not exist; the paths are in docs/reference/api.md"
             ),
             405: failure(405, lambda request, error: f"{request.method} {request.url.path} is not allowed; use GET"),
         },

@@ -3,7 +3,7 @@
     python -m benchmarks.diagnosis                      # all of them, about 10 minutes on two cores
     python -m benchmarks.diagnosis --only straggler     # those whose name or causes contain a text; may be given again
     python -m benchmarks.diagnosis --list
-    python -m benchmarks.diagnosis --write              # the whole page, docs/diagnosis.md
+    python -m benchmarks.diagnosis --write              # the whole page, docs/evidence/diagnosis.md
 
 Exit status: 0 all named and no false alarm, 1 not so, 2 wrong usage.
 """
@@ -28,7 +28,7 @@ from .program import Program
 from .programs import PROGRAMS, REALTIME
 from .stage import ROOT, Said, stage
 
-PAGE = ROOT / "docs" / "diagnosis.md"
+PAGE = ROOT / "docs" / "evidence" / "diagnosis.md"
 
 
 class Kept:
@@ -80,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="TEXT")
     parser.add_argument("--list", action="store_true", help="list the programs")
-    parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/diagnosis.md")
     parser.add_argument(
         "--go-on",
         type=Path,

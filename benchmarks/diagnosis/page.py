@@ -1,4 +1,4 @@
-"""docs/diagnosis.md: what the programs are, what was said of them, and the confusion matrix."""
+"""docs/evidence/diagnosis.md: what the programs are, what was said of them, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from .judge import Judged
 
 _HEAD = """# Does gpuwatch name the cause?
 
-For every cause there is a real program that has it, for good measure some that have nothing wrong and some that have two things wrong. Each
-runs in a process of its own beside an agent of its own; what is judged is what the agent says in its last look while the program runs. This
+For every cause there is a real program that has it. Some more programs have nothing wrong, and some have two things wrong. Each
+runs in a separate process with its own agent; the agent's last answer while the program runs is evaluated. This
 page is written by
 
     python -m benchmarks.diagnosis --write
 
-whose exit status is 1 when a cause is missed, when another one is named instead of it, or when a healthy program alarms (a warning at any
+whose exit status is 1 when a cause is missed, when another one is named instead, or when a healthy program raises an alarm (a warning at any
 moment, not only at the end).
 
 - Loaders are torch's DataLoader; what they do is real: unpacking, reading past the page cache, a TCP server, locks, a small tmpfs, checkpoints
   that are synced, ranks over gloo. The device's step is a sleep where there is no GPU.
-- Node *alone*: of the node's CPUs the agent sees 16 cores on which nothing but the program runs, made from the program's own CPU time and its
-  time in the queue for a core (`--procfs`); on a machine of two busy cores it cannot be shown otherwise that cores are left.
+- Node *alone*: of the node's CPUs the agent sees 16 cores on which only the program runs. They are computed from the program's CPU time and its
+  time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
 - GPU *fake*: a device that is only time (`gpuwatch.testing.FakeDevice`) and a fake NVML whose utilisation and power follow from what that
   device did. The GPU causes have not been run on a GPU.
-- Some programs set thresholds of time in the agent's configuration file, so that what takes ten minutes to prove takes 15 seconds.
-- It takes a machine with a core to spare. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and
-  three healthy programs that were not scheduled first (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and so for data, and were said to.
+- Some programs set thresholds of time in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
+- It needs a machine with an idle core. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and
+  three healthy programs that were not scheduled first (`GPUWATCH_BENCHMARK_REALTIME=1`) waited for cores and so for data, and were reported as such.
 """
 
 
@@ -42,7 +42,7 @@ def page(judged: Sequence[Judged], load: str) -> str:
         f"({sum(each.ok for each in mixed)} of {len(mixed)} mixtures, both causes named), {sum(not each.ok for each in healthy)} of {len(healthy)} "
         "healthy ones alarmed.**",
         "",
-        "| program | what is wrong | node | named first | named beside it | after s | the hook alone | |",
+        "| program | what is wrong | node | named first | also named | after s | the hook alone | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [each.row() for each in judged]

@@ -1,4 +1,4 @@
-"""The agent's JSON API at /api/v1/…: its structs, declared once. Paths and queries: docs/api.md.
+"""The agent's JSON API at /api/v1/…: its structs, declared once. Paths and queries: docs/reference/api.md.
 
 The agent encodes these structs as JSON; reports, pages, `top`, `tune` and `doctor` decode them. Times are Unix seconds,
 durations seconds, ratios 0–1; None: not measured, or not known to the server. Fields are only ever added, with a default,

@@ -77,7 +77,8 @@ def agent(
         ),
     ] = 24.0,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Sample stacks when a finding begins (needs py-spy; docs/stacks.md).")
+        bool,
+        typer.Option("--stacks", help="Sample stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."),
     ] = False,
     notify: Annotated[
         list[str] | None,

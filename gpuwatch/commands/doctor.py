@@ -25,7 +25,7 @@ def doctor(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the live page.", min=1, max=65535)] = 8501,
     history: Annotated[Path | None, typer.Option(help="The history file.", envvar="GPUWATCH_HISTORY")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/doctor.md describes it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/guides/doctor.md describes it.")] = False,
 ) -> None:
     """Check for everything that commonly goes wrong, and print what to do about it. Nothing is changed.
 

@@ -29,7 +29,7 @@ def report(
     agent: Agent = AGENT,
     history: HistoryFile = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/report.md describes it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/guides/report.md describes it.")] = False,
     output: Output = None,
     config: Config = None,
     fail_on: Annotated[

@@ -29,7 +29,7 @@ def stacks(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the flame graphs.", show_default="the working directory"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/stacks.md describes it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/guides/stacks.md describes it.")] = False,
 ) -> None:
     """Sample the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
 

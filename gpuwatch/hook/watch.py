@@ -172,7 +172,7 @@ class Watch:
     def watch_communication(self, model: M) -> M:
         """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.
 
-        Communication that is hidden behind computing is not in it. See docs/ddp.md.
+        Communication that is hidden behind computing is not in it. See docs/guides/ddp.md.
         """
         if not self._disabled:
             self._tap(lambda: self._taps.communication.watch(model))

@@ -1,4 +1,4 @@
-"""An agent that serves made-up, known numbers (docs/api.md), and the real Streamlit app in a subprocess."""
+"""An agent that serves made-up, known numbers (docs/reference/api.md), and the real Streamlit app in a subprocess."""
 
 from __future__ import annotations
 

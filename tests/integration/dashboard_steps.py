@@ -1,4 +1,4 @@
-"""Made-up step records whose truth is known, condensed as the agent does it: docs/api.md, `/api/v1/runs/{run}/steps?points=`."""
+"""Made-up step records whose truth is known, condensed as the agent does it: docs/reference/api.md, `/api/v1/runs/{run}/steps?points=`."""
 
 from __future__ import annotations
 

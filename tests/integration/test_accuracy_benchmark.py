@@ -102,7 +102,7 @@ def test_events_around_launches_give_the_truth_that_a_device_gives_itself(
 
 
 def test_the_page_has_every_scenario_by_both_ledgers_and_the_command_runs_one() -> None:
-    page = (BENCHMARKS.parent / "docs" / "accuracy.md").read_text()
+    page = (BENCHMARKS.parent / "docs" / "evidence" / "accuracy.md").read_text()
     command = [sys.executable, str(BENCHMARKS / "accuracy.py"), "--only", "constant wait", "--seconds", "0.5"]
     done = subprocess.run([*command, "--ledger", "host"], capture_output=True, text=True, timeout=60, check=False)
     assert "constant wait" in done.stdout and "rows hold" in done.stderr

@@ -1,4 +1,4 @@
-"""Every path of docs/api.md and /metrics, asked of a live agent with a run whose id is an odd one."""
+"""Every path of docs/reference/api.md and /metrics, asked of a live agent with a run whose id is an odd one."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_steps(agent: Agent) -> None:
         (steps_path(), {"rank": "x"}, 400, "rank='x' is not a number"),
         (steps_path(), {"rank": 9}, 404, "rank 9 are kept; /api/v1/runs lists the runs"),
         (steps_path("nobody"), {}, 404, "no steps of run 'nobody'"),
-        ("/api/v1/nothing", {}, 404, "/api/v1/nothing does not exist; the paths are in docs/api.md"),
+        ("/api/v1/nothing", {}, 404, "/api/v1/nothing does not exist; the paths are in docs/reference/api.md"),
     ],
 )
 def test_wrong_questions_are_answered_with_what_to_do(

@@ -16,7 +16,7 @@ from tests.chromium import DESKTOP, PHONE, chromium
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import free_port
 
-SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 
 
 def gpuwatch(*arguments: object, directory: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ UNIT = ROOT / "deploy/systemd/gpuwatch-agent.service"
 
 
 def test_systemd_finds_no_fault_with_it(tmp_path: Path) -> None:
-    """With a program that is there: the unit's own is installed by docs/systemd.md."""
+    """With a program that is there: the unit's own is installed by docs/deploy/systemd.md."""
     unit = tmp_path / UNIT.name
     unit.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text()))
     done = _analyze("verify", str(unit))

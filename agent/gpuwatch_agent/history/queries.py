@@ -1,4 +1,4 @@
-"""The JSON API's answers from the history: each a function of the reader and of a request's query. See docs/api.md.
+"""The JSON API's answers from the history: each a function of the reader and of a request's query. See docs/reference/api.md.
 
 An unknown name, text that is not a number, a number out of range are errors that name the parameter.
 """
@@ -140,7 +140,7 @@ def number(query: Query, name: str, default: float) -> float:
 
 
 def _unknown(query: Query) -> str:
-    return f"{next(iter(query))!r} is not a parameter here; see docs/api.md"
+    return f"{next(iter(query))!r} is not a parameter here; see docs/reference/api.md"
 
 
 _POINTS = 2000

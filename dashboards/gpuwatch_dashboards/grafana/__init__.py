@@ -32,7 +32,7 @@ _JOB = 'job=\\"gpuwatch\\"'
 
 def runbook_url(page: str) -> str:
     """Return the path of an alert's runbook; of `causes` the list of causes."""
-    return f"{RUNBOOKS}/../causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
+    return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
 
 
 def load(config: Config | None = None, runbooks: str = RUNBOOKS) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Numbers from a node's agent, by its JSON API (docs/api.md)."""
+"""Numbers from a node's agent, by its JSON API (docs/reference/api.md)."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def skipped(found: str, remedy: str | None = None) -> Outcome:
 
 
 def as_json(checks: Sequence[Check], version: str, host: str) -> str:
-    """Return the document that docs/doctor.md describes."""
+    """Return the document that docs/guides/doctor.md describes."""
     counts = Counter(check.status for check in checks)
     document = {
         "version": version,

@@ -198,5 +198,7 @@ def environment(machine: Machine) -> Outcome:
     if bad:
         return problem("; ".join(bad + unknown), "correct it, or unset it")
     if unknown:
-        return warning("; ".join(unknown), "correct the name, or unset it; docs/doctor.md lists those that are read")
+        return warning(
+            "; ".join(unknown), "correct the name, or unset it; docs/guides/doctor.md lists those that are read"
+        )
     return ok(", ".join(sorted(ours)) if ours else "no GPUWATCH_* variable is set")

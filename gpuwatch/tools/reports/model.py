@@ -1,4 +1,4 @@
-"""A report as plain records: the JSON of `gpuwatch report --json`, described in docs/report.md, and its rows of text.
+"""A report as plain records: the JSON of `gpuwatch report --json`, described in docs/guides/report.md, and its rows of text.
 
 Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Fields are only ever added within a schema's number.
 """

@@ -29,7 +29,7 @@ def test_an_example_trains_and_ends_with_its_verdict(
 
 
 def test_the_documentation_names_every_integration_and_example() -> None:
-    text = (ROOT / "docs/integrations.md").read_text()
+    text = (ROOT / "docs/guides/integrations.md").read_text()
     for path in sorted((ROOT / "examples").glob("train_*.py")):
         assert f"examples/{path.name}" in text
     for package in ("lightning", "transformers", "accelerate", "ignite"):

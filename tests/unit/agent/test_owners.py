@@ -86,7 +86,7 @@ def test_only_allowed_names_are_read() -> None:
 
 
 def test_every_name_that_is_looked_for_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs/agent.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/deploy/agent.md").read_text()
     section = page.partition("## Whose a process is")[2].partition("\n## ")[0]
     assert set(re.findall(r"`([A-Z]+_?[A-Z_]*)`", section)) == {n for names in ENVIRONMENT.values() for n in names} | {
         "HOSTNAME"

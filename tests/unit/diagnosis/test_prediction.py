@@ -1,4 +1,4 @@
-"""Workers needed, what caps them, the step after: the arithmetic of docs/prediction.md."""
+"""Workers needed, what caps them, the step after: the arithmetic of docs/evidence/prediction.md."""
 
 from __future__ import annotations
 

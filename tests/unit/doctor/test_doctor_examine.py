@@ -20,7 +20,7 @@ from gpuwatch.tools.doctor.software import KNOWN
 
 MakeMachine = Callable[..., Machine]
 ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs/doctor.md"
+DOCS = ROOT / "docs/guides/doctor.md"
 SAMPLE = [
     Check("Software", "python", "ok", "3.11.7", None),
     Check("GPU", "driver", "problem", "the driver is not loaded", "modprobe nvidia"),
@@ -135,7 +135,7 @@ def test_json_is_as_documented() -> None:
 
 
 def documented_tables() -> str:
-    """Return the two tables of docs/doctor.md as the code has them."""
+    """Return the two tables of docs/guides/doctor.md as the code has them."""
     lines = ["| group | check | what it looks at |", "|---|---|---|"]
     for group, name, look in CHECKS:
         first = " ".join((look.__doc__ or "").split("\n\n")[0].split()).partition(" Source:")[0]
@@ -147,7 +147,7 @@ def test_golden_docs_list_every_check() -> None:
     begin, end = "<!-- checks -->\n", "\n<!-- end -->"
     before, _, rest = DOCS.read_text().partition(begin)
     now, _, after = rest.partition(end)
-    assert after, "docs/doctor.md lacks its marks"
+    assert after, "docs/guides/doctor.md lacks its marks"
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(before + begin + documented_tables() + end + after)
     else:

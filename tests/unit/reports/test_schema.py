@@ -1,4 +1,4 @@
-"""The JSON is a contract: its fields are those of docs/report.md, its schemas are committed, and a change of them shows here."""
+"""The JSON is a contract: its fields are those of docs/guides/report.md, its schemas are committed, and a change of them shows here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpuwatch.tools.reports.comparison import Comparison, Prediction
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
 
 ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs" / "report.md"
-SCHEMAS = ROOT / "docs" / "schemas"
+DOCS = ROOT / "docs" / "guides" / "report.md"
+SCHEMAS = ROOT / "docs" / "reference" / "schemas"
 
 
 def documented(heading: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""docs/causes.md against the code: every cause is there, its numbers are the table's, its roots those of the diagnosis."""
+"""docs/concepts/causes.md against the code: every cause is there, its numbers are the table's, its roots those of the diagnosis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuwatch.diagnosis.rules import CAUSES, roots_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 
-PAGE = (Path(__file__).parents[3] / "docs" / "causes.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "causes.md").read_text()
 TABLE, ROOT_TABLE = (part.split("\n## ")[0] for part in (PAGE, PAGE.split("## Root first")[1]))
 ROWS = dict(re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", TABLE, re.M))
 
@@ -32,7 +32,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
         "artificial_limit": f"≥ {plain.worker_waiting:.0%}",
         "burst_every_n": f"autocorrelation ≥ {plain.burst_correlation:.1f}), ≥ {plain.burst_share:.0%}",
         "too_many_workers": f"cores ≥ {plain.cores_exhausted:.0%} busy, CPU pressure ≥ {plain.cpu_pressure:.0%}",
-        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the usual and take ≥ {plain.first_batch_share:.0%}",
+        "epoch_start_pause": f"≥ {plain.first_batch_factor:.0f} × the median and take ≥ {plain.first_batch_share:.0%}",
         "transfer_pageable": f"≥ {plain.transfer_share:.0%}",
         "transfer_pcie": f"≥ {plain.pcie_bytes_per_s / 1e9:.0f} GB/s",
         "host_bound": f"≥ {plain.kept_up_share:.0%} of the steps it runs each kernel as it is launched",

@@ -25,7 +25,7 @@ from tests.unit.top.screens import FINDING, NOW, facts, node_traces, run, screen
 AWAY = SourceError(
     "the agent at http://127.0.0.1:1 does not answer", "http://127.0.0.1:1", "start it with `gpuwatch up`"
 )
-DOCUMENT = Path(__file__).parents[3] / "docs/top.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/guides/top.md"
 PAGES: tuple[PageName, ...] = ("runs", "gpus", "findings", "panels", "help")
 SIZES = ((80, 24), (60, 20), (160, 50), (120, 30), (40, 24), (40, 10), (20, 5), (2, 3))
 BURST = Finding(
@@ -261,7 +261,7 @@ def test_without_runs_every_gpu_is_listed() -> None:
 
 
 def example() -> Facts:
-    """Return the facts of the sample in docs/top.md."""
+    """Return the facts of the sample in docs/guides/top.md."""
     finding = structs.replace(
         FINDING, advice="DataLoader(num_workers=2, persistent_workers=True)", predicted_range=(1.91, 2.58)
     )

@@ -1,0 +1,56 @@
+"""Print docs/reference/commands.md: every command with its help and options, from the command line itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from typer.main import get_command
+
+from gpuwatch.cli import build
+
+HEAD = """# Commands
+
+Written from the commands' own help by `make golden`. Exit codes of all: 0 done, 1 a failure at work, 2 wrong use or configuration, 130
+after Ctrl-C. `gpuwatch --version` prints the version, `gpuwatch -v COMMAND` logs more.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return HEAD + "".join(_sections(get_command(build(typer)), "gpuwatch"))
+
+
+def _sections(group: Any, name: str) -> Iterator[str]:
+    for each, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _sections(command, f"{name} {each}")
+        else:
+            yield _section(command, f"{name} {each}")
+
+
+def _section(command: Any, name: str) -> str:
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    usage = " ".join([name, "[OPTIONS]", *(_argument(each) for each in arguments)])
+    text = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
+    rows = [_row(each) for each in command.params if each.name != "help"]
+    return f"\n## `{name}`\n\n```\n{usage}\n```\n\n{text}\n\n| | | default |\n|---|---|---|\n" + "".join(rows)
+
+
+def _argument(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
+def _row(parameter: Any) -> str:
+    is_option = parameter.param_type_name == "option"
+    names = ", ".join(f"`{name}`" for name in parameter.opts if is_option) or f"`{_argument(parameter)}`"
+    text = parameter.help + (f" Or `{parameter.envvar}`." if parameter.envvar else "")
+    default = getattr(parameter.default, "value", parameter.default)
+    shown = f"`{default}`" if isinstance(default, str | int | float) and default not in (False, "") else ""
+    return f"| {names} | {text} | {shown} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
