@@ -150,7 +150,7 @@ def measure_by(watch: Watch, device: FakeDevice) -> None:
 
     An optimizer's `step()` is then taken for the step's last launch.
     """
-    watch._taps.attach(device)
+    watch.session.torch_hooks.attach(device)
 
 
 class MemorySender:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from gpuwatch.hook.events import ENTER, EXIT, PART, SPAN, STEP
+from gpuwatch.ledger.events import ENTER, EXIT, PART, SPAN, STEP
 from gpuwatch.ledger.states import COMPUTE, OTHER, phase_state
 
 

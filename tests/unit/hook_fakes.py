@@ -52,7 +52,7 @@ class QuietPublisher(Publisher):
 
 def fake_watch(clock: Clock, monkeypatch: Any, **options: Any) -> Watch:
     """Return a Watch whose every second comes from `clock`. `turn(watch)` does what its thread would."""
-    monkeypatch.setattr("gpuwatch.hook.watch.Publisher", QuietPublisher)
+    monkeypatch.setattr("gpuwatch.hook.session.Publisher", QuietPublisher)
     options.setdefault("quiet", True)
     watch = Watch(**options)
     watch._recorder.clock = clock
@@ -64,14 +64,14 @@ def turn(watch: Watch, hello: bool = False) -> None:
     """Do one turn of the background thread."""
     publisher = watch._publisher
     with publisher.accounts.lock:
-        publisher.accounts.fold(watch._recorder.clock())
-    publisher._tell(hello)
+        publisher.accounts.apply(watch._recorder.clock())
+    publisher._publish(hello)
 
 
 def connect(watch: Watch) -> MemorySender:
     """Give the watch an agent that keeps what it is told."""
     sender = MemorySender()
-    watch._publisher.outbox.sender = sender
+    watch._publisher.send_buffer.sender = sender
     return sender
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.fsdp
 
-from gpuwatch.hook.events import COMM, ENTER, EXIT, PART, STEP
+from gpuwatch.ledger.events import COMM, ENTER, EXIT, PART, STEP
 from gpuwatch.ledger.timeline import Timeline
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 

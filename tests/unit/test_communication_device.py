@@ -33,8 +33,8 @@ class Rank:
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
         self.watch: Watch = fake_watch(self.clock, monkeypatch)
         self.agent = connect(self.watch)
-        self.watch._taps.communication._devices = True  # as after `watch_communication` of a model on a device
-        self.watch._taps.attach(self.device)
+        self.watch.session.torch_hooks.communication._devices = True  # as after `watch_communication` of a model on a device
+        self.watch.session.torch_hooks.attach(self.device)
         self.module = SimpleNamespace(device_type="cuda", require_backward_grad_sync=True)
         self.weight = torch.zeros(1, requires_grad=True)
         self.reduced_ns = 0
@@ -60,7 +60,7 @@ class Rank:
         """Run autograd's engine: the stream waits at its end until the gradients are reduced."""
         self.reduced_ns = reduced_ns
         output = self.weight * 1.0
-        self.watch._taps.communication._forward(self.module, (), output)
+        self.watch.session.torch_hooks.communication._forward(self.module, (), output)
         output.backward()
 
     def _last_bucket(self, gradient: Any) -> None:
@@ -175,7 +175,7 @@ def test_random_delays_are_estimated_within_two_points_where_a_part_of_the_waits
     train(ranks, 1000, lambda rank, step: 0.008 + late[rank][step], 0.0005, read_back=read_back, reduce_s=0.0005)
     assert min(check(ranks)) > 0.15
     for rank in ranks:
-        timeline = rank.watch._recorder.home
+        timeline = rank.watch._recorder.timeline
         assert timeline is not None and 200 < timeline._waits_timed < 450
 
 

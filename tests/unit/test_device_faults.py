@@ -176,7 +176,7 @@ class Training:
         elif kind == "aside":
             device.launch_aside(ms / 1e3)
         elif kind == "waits aside":
-            timeline = None if watch is None else watch._recorder.device
+            timeline = None if watch is None else watch._recorder.active_timeline
             token = None if timeline is None else timeline.awaits_asides(self.clock() if ms % 2 else None)
             device.wait_aside()
             if timeline is not None:
@@ -206,7 +206,7 @@ class Training:
         if kind == "rest":
             watch._recorder.rest_device(bool(ms % 2))
         elif kind == "adopt":
-            watch._taps.attach(self.device)
+            watch.session.torch_hooks.attach(self.device)
         elif kind == "turn":
             turn(watch)
             self.check(watch)
@@ -281,7 +281,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, ops: list[Op], plan: dict[int, Any]
         patch.setattr("logging.Logger.warning", lambda *_: None)
         watch = fake_watch(clock, patch) if watched else None
         if watch is not None:
-            watch._taps.attach(device)
+            watch.session.torch_hooks.attach(device)
         training = Training(clock, device, watch)
         training.run(ops)
         if watch is not None:
@@ -373,7 +373,7 @@ class Honest(Training):
         device = FakeDevice(clock, lambda seconds: clock.sleep_ms(round(seconds * 1e3, 6)))
         self.own = fake_watch(clock, monkeypatch)
         super().__init__(clock, device, self.own)
-        self.own._taps.attach(device)
+        self.own.session.torch_hooks.attach(device)
         self.began_ns = clock()
         self.pauses: list[tuple[int, int]] = []
         """From an optimizer's launch, the last of its piece, to the next wait."""
@@ -389,11 +389,11 @@ class Honest(Training):
 
     def do(self, kind: str, ms: int, ops: Iterator[Op]) -> None:
         if kind == "no-op":
-            self.own._recorder.device.saw(self.tensor.device)  # type: ignore[union-attr]
+            self.own._recorder.active_timeline.saw(self.tensor.device)  # type: ignore[union-attr]
         elif kind == "read":
             begin = self.clock()
             self.device.synchronize()
-            self.own._recorder.device.read_back(self.clock() - begin)  # type: ignore[union-attr]
+            self.own._recorder.active_timeline.read_back(self.clock() - begin)  # type: ignore[union-attr]
         else:
             super().do(kind, ms, ops)
         if kind == "optimizer":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.hook.evidence import HostWatcher
-from gpuwatch.hook.loader_info import loader_facts
+from gpuwatch.hook.batches import loader_settings
 from gpuwatch.host import proc as procfs
 
 
@@ -102,8 +102,8 @@ def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None
     class Loader(list[int]):
         num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers = 2, None, 32, True, False
 
-    told = loader_facts(Loader([1, 2, 3]), Iterator())
+    told = loader_settings(Loader([1, 2, 3]), Iterator())
     assert (told.num_workers, told.prefetch_factor, told.batch_size, told.batches) == (2, None, 32, 3)
     assert (told.pin_memory, told.persistent_workers, told.worker_pids) == (True, False, (42,))
-    silent = loader_facts((x for x in "ab"), None)
+    silent = loader_settings((x for x in "ab"), None)
     assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.input_wait import queue_evidence
 from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
-from gpuwatch.hook.fetches import FetchEvidence, ready_batches
+from gpuwatch.hook.metering import FetchEvidence, ready_batches
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 
@@ -70,7 +70,7 @@ def test_a_batch_that_came_out_of_its_turn_is_ready() -> None:
 def test_without_workers_nothing_is_counted(other: object) -> None:
     evidence = FetchEvidence()
     assert ready_batches(other) is None
-    assert evidence.looking(other) == other.__next__  # type: ignore[attr-defined]
+    assert evidence.counting(other) == other.__next__  # type: ignore[attr-defined]
 
 
 def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nobody() -> None:
@@ -78,9 +78,9 @@ def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nob
     silent._data_queue.fails = True
     assert ready_batches(silent) is None
     later, evidence = Workers([1, 1]), FetchEvidence()
-    fetch = evidence.looking(later)
+    fetch = evidence.counting(later)
     later._data_queue.fails = True
-    assert [fetch(), fetch()] == [1, 2] and evidence.looked == 0
+    assert [fetch(), fetch()] == [1, 2] and evidence.from_workers == 0
     with pytest.raises(StopIteration):
         fetch()
 

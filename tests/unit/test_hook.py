@@ -15,8 +15,8 @@ import pytest
 
 import gpuwatch
 from gpuwatch import wire
-from gpuwatch.hook import process_state as this_process
-from gpuwatch.hook.events import CLOSED
+from gpuwatch.hook import watch as hook_watch
+from gpuwatch.ledger.events import CLOSED
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
 
@@ -94,7 +94,7 @@ def test_samples_nobody_knows_are_none(watch: Watch, clock: Clock) -> None:
 
 
 def test_watch_uses_the_open_watch_else_opens_one(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_process, "open_watches", [])
+    monkeypatch.setattr(hook_watch, "open_watches", [])
     mine = fake_watch(clock, monkeypatch)
     for _ in gpuwatch.watch([1, 2]):
         clock.sleep_ms(1)
@@ -102,10 +102,10 @@ def test_watch_uses_the_open_watch_else_opens_one(clock: Clock, monkeypatch: pyt
     mine.close()
     monkeypatch.setenv("GPUWATCH_QUIET", "1")
     assert list(gpuwatch.watch([1, 2])) == [1, 2]
-    [opened] = this_process.open_watches
+    [opened] = hook_watch.open_watches
     assert opened is not mine and opened.report().steps == 2
     assert list(gpuwatch.watch([1])) == [1]
-    assert this_process.open_watches == [opened]
+    assert hook_watch.open_watches == [opened]
     opened.close()
 
 
@@ -121,7 +121,7 @@ def test_two_threads_that_begin_at_once_start_one_background_thread(monkeypatch:
             time.sleep(0)  # lets the others in
 
     watch = Watch(quiet=True)
-    threads = [threading.Thread(target=watch._start) for _ in range(8)]
+    threads = [threading.Thread(target=watch.session.start) for _ in range(8)]
     monkeypatch.setattr("gpuwatch.hook.publisher.threading.Thread", SlowThread)
     for thread in threads:
         thread.start()
@@ -199,7 +199,7 @@ def test_one_line_is_said_early_in_a_long_first_pass_once_there_are_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
-    watch._verdicts._early_ns = clock() + 60_000 * MS
+    watch.session.verdicts._early_ns = clock() + 60_000 * MS
     printed_at_s, begin_ns = [], clock()
     for _ in watch.steps(range(1500)):
         clock.sleep_ms(100)
@@ -218,7 +218,7 @@ def test_what_is_printed_early_is_printed_by_the_training_thread_and_only_before
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = fake_watch(clock, monkeypatch, quiet=False)
-    watch._verdicts._early_ns = clock() + 60_000 * MS
+    watch.session.verdicts._early_ns = clock() + 60_000 * MS
     loop(watch, clock)
     assert capsys.readouterr().err.count("gpuwatch ·") == 1
     for _ in watch.steps(range(1500)):
@@ -289,7 +289,7 @@ def test_batches_and_loaders_that_fail_when_looked_at_are_trained_on(
             clock.sleep_ms(7)
     assert watch.report().steps == 4
     assert sorted(record.getMessage().partition(" failed")[0] for record in caplog.records) == [
-        "gpuwatch: looking at a batch",
+        "gpuwatch: reading a batch",
         "gpuwatch: reading the loader's settings",
     ]
     assert watch._publisher.accounts.failures == 4
@@ -304,15 +304,15 @@ def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
         publisher._stopping = next(turns) >= 5
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(publisher, "_tell", tell)
+    monkeypatch.setattr(publisher, "_publish", tell)
     monkeypatch.setattr("gpuwatch.hook.publisher.INTERVAL_S", 0)
     turns = itertools.count()
     publisher._run()
     assert next(turns) == 6
     loop(watch, clock)
     assert watch.report().steps == 3
-    assert [r.getMessage() for r in caplog.records if "telling the agent failed" in r.getMessage()] == [
-        "gpuwatch: telling the agent failed; what it would have told is missing: OSError(24, 'Too many open files')"
+    assert [r.getMessage() for r in caplog.records if "publishing to the agent failed" in r.getMessage()] == [
+        "gpuwatch: publishing to the agent failed; its data is missing: OSError(24, 'Too many open files')"
     ]
 
 
@@ -326,7 +326,7 @@ def test_a_hook_that_breaks_stops_recording_says_so_and_books_the_rest_as_unknow
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(watch._publisher.accounts, "fold", broken)
+        patch.setattr(watch._publisher.accounts, "apply", broken)
         watch._publisher._run()
     assert watch._recorder.thread == CLOSED
     assert caplog.text.count("the hook has stopped and records nothing more") == 1
@@ -364,7 +364,7 @@ def test_a_loop_that_is_collected_during_a_report_does_not_lock_up(
 
 def test_disabled_it_is_the_loader_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWATCH_DISABLE", "1")
-    monkeypatch.setattr(this_process, "open_watches", [])
+    monkeypatch.setattr(hook_watch, "open_watches", [])
     loader = [1, 2, 3]
     assert gpuwatch.watch(loader) is loader
     with Watch() as watch:
@@ -373,7 +373,7 @@ def test_disabled_it_is_the_loader_itself(clock: Clock, monkeypatch: pytest.Monk
             pass
         assert watch._publisher._thread is None, "no thread"
         assert watch.report().steps == 0
-    assert this_process.open_watches == []
+    assert hook_watch.open_watches == []
 
 
 def test_disabled_it_still_moves_batches_and_is_otherwise_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,21 +415,21 @@ def test_a_forked_child_records_tells_and_prints_nothing(
 ) -> None:
     sender = connect(watch)
     loop(watch, clock)
-    monkeypatch.setattr(this_process, "open_watches", [watch])
+    monkeypatch.setattr(hook_watch, "open_watches", [watch])
     watch._publisher.accounts.lock.acquire()  # the background thread was at work when the process forked
-    this_process.forget_in_child()
+    hook_watch.forget_in_child()
     loop(watch, clock)
     assert watch.report().steps == 0
     watch.close()
     watch._at_exit()
     assert sender.frames == [] and sender.connected, "the parent's socket is left alone"
-    assert this_process.open_watches == []
+    assert hook_watch.open_watches == []
 
 
 def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -5)
     watch._at_exit()
-    assert not watch._closed
+    assert not watch.session.closed
 
 
 # What the agent is told ---------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_without_an_agent_steps_are_counted_as_dropped_and_nothing_is_kept(
         loop(watch, clock, 100)
         turn(watch)
     publisher = watch._publisher
-    assert (publisher._totals().records_dropped, len(publisher.outbox.frames), len(watch._recorder.log)) == (5000, 0, 0)
+    assert (publisher._totals().records_dropped, len(publisher.send_buffer.frames), len(watch._recorder.log)) == (5000, 0, 0)
     sender = connect(watch)
     loop(watch, clock)
     turn(watch)
@@ -501,8 +501,8 @@ def test_what_waits_for_an_agent_is_bounded_in_bytes_too(watch: Watch, clock: Cl
         loop(watch, clock, 10_000)
         turn(watch)
     publisher = watch._publisher
-    assert sum(len(frame) for frame, _ in publisher.outbox.frames) == publisher.outbox.bytes <= 4 << 20
-    assert sum(steps for _, steps in publisher.outbox.frames) + publisher._totals().records_dropped == 120_000
+    assert sum(len(frame) for frame, _ in publisher.send_buffer.frames) == publisher.send_buffer.bytes <= 4 << 20
+    assert sum(steps for _, steps in publisher.send_buffer.frames) + publisher._totals().records_dropped == 120_000
 
 
 def test_phases_are_told_when_they_begin_and_end(watch: Watch, clock: Clock) -> None:
@@ -547,7 +547,7 @@ def test_the_good_bye_carries_the_complete_totals(watch: Watch, clock: Clock) ->
     publisher = watch._publisher
     with publisher.accounts.lock:
         publisher.accounts.finish(clock())
-    publisher._tell(hello=True, bye=True)
+    publisher._publish(hello=True, bye=True)
     *_, last, bye = told(sender)
     assert isinstance(last, wire.Steps) and isinstance(bye, wire.Bye)
     assert bye.totals.states_ns == {"compute": 21 * MS, "other": 100 * MS}
@@ -567,7 +567,7 @@ def test_an_agent_that_came_back_elsewhere_is_found(
         made.append((endpoint, MemorySender()))
         return made[-1][1]
 
-    watch._publisher.outbox.connect = make
+    watch._publisher.send_buffer.connect = make
     turn(watch, hello=True)
     turn(watch, hello=True)
     assert [endpoint for endpoint, _ in made] == ["ipc:///first"]
@@ -593,7 +593,7 @@ def test_an_endpoint_that_cannot_be_used_is_named_once(
         loop(watch, clock)
         turn(watch, hello=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "gpuwatch: no agent is told: GPUWATCH_ENDPOINT=http://collector:80: "
+        "gpuwatch: nothing is sent to an agent: GPUWATCH_ENDPOINT=http://collector:80: "
         "give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT"
     ]
     assert watch.report().steps == 9

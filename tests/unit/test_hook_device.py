@@ -24,7 +24,7 @@ class Rig:
         self.clock = Clock()
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
         self.watch: Watch = fake_watch(self.clock, monkeypatch)
-        self.watch._taps.attach(self.device)
+        self.watch.session.torch_hooks.attach(self.device)
 
     def batches(self, waits_ms: list[float]) -> Iterator[int]:
         for number, wait in enumerate(waits_ms):
@@ -258,7 +258,7 @@ def test_copies_that_never_end_make_a_bounded_number_of_events(rig: Rig) -> None
                 with rig.watch.transfer():
                     rig.device.launch(0.0001)
         rig.device.elsewhere = False
-    assert recorder.device is not None
+    assert recorder.active_timeline is not None
     assert rig.device.events_made < 1000
 
 
@@ -388,7 +388,7 @@ def ends(rig: Rig) -> tuple[float | None, float | None]:
     rig.watch._recorder.poll(rig.clock())
     accounts = rig.watch._publisher.accounts
     with accounts.lock:
-        accounts.fold(rig.clock())
+        accounts.apply(rig.clock())
         window = accounts.window(rig.clock())[0]
     return window.drained_ratio, window.read_back_ratio
 
@@ -422,7 +422,7 @@ def test_a_host_that_works_on_after_its_last_launch_reads_nothing_back(rig: Rig)
 def test_quick_steps_are_read_many_at_a_time_and_slow_ones_at_once(
     step_ms: float, launch_ms: float, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeline, at = rig.watch._recorder.home, []
+    timeline, at = rig.watch._recorder.timeline, []
     assert timeline is not None
     harvest = type(timeline).harvest
 
@@ -485,7 +485,7 @@ def test_waits_of_a_device_that_fell_far_behind_are_not_taken_for_starvation(rig
     for number in rig.watch.steps(rig.batches([1.0] * 400)):
         rig.train(host_ms=0.5, launch_ms=2000 if number == 20 else 0.5)
     states = rig.states()
-    assert rig.watch._recorder.home is not None and rig.watch._recorder.home.given_up >= 256
+    assert rig.watch._recorder.timeline is not None and rig.watch._recorder.timeline.given_up >= 256
     assert states["input_wait"] <= rig.device.idle_ns / MS + 1.0 + 1.0
 
 

@@ -167,7 +167,7 @@ def test_an_error_of_jax_ends_the_timeline_and_not_the_training(jax: Jax, caplog
         done += 1
         if number == 4:
             jax.arrays._live_arrays = broken
-    assert done == 10 and jax.watch._recorder.home is None
+    assert done == 10 and jax.watch._recorder.timeline is None
     assert caplog.text.count("backend gone") == 1
     assert sum(jax.states().values()) == pytest.approx(100)
 

@@ -67,9 +67,9 @@ def test_what_a_training_process_imports_needs_msgspec_and_zmq_alone() -> None:
 import sys
 before = set(sys.modules)
 import gpuwatch
-from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.publisher import import_diagnosis
 at_once = set(sys.modules) - before
-this_process.import_diagnosis()
+import_diagnosis()
 print(*at_once)
 print(*(set(sys.modules) - before))
 """

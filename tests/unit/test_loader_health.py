@@ -13,8 +13,8 @@ import pytest
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.shm_warning import ShmWarning, bytes_ahead_of, shared_bytes
-from gpuwatch.hook.worker_deaths import OomKills, deaths
+from gpuwatch.hook.loader_health import ShmWarning, bytes_ahead_of, shared_bytes
+from gpuwatch.hook.loader_health import OomKills, deaths
 from gpuwatch.host.shm import largest_tensor_bytes
 from gpuwatch.wire import Loader, WorkerDeath
 
@@ -39,18 +39,18 @@ class Array:
 
 def test_the_forecast_is_said_once_a_setting_with_the_exact_size() -> None:
     warning = ShmWarning(lambda: (64 * MIB, 0))
-    text = warning.look(LOADER, 10 * MIB, ranks=2)
+    text = warning.check(LOADER, 10 * MIB, ranks=2)
     assert text is not None and "4 workers × 2 batches of 10 MiB need up to 160 MiB" in text
     assert "docker run --shm-size=200m" in text
-    assert warning.look(LOADER, 10 * MIB, ranks=2) is None
-    assert warning.look(LOADER, 5 * MIB, ranks=2) is not None
+    assert warning.check(LOADER, 10 * MIB, ranks=2) is None
+    assert warning.check(LOADER, 5 * MIB, ranks=2) is not None
 
 
 @pytest.mark.parametrize(
     ("loader", "batch_bytes"), [(LOADER, MIB), (LOADER, None), (Loader(num_workers=0), 99 * MIB), (None, 99 * MIB)]
 )
 def test_nothing_is_said_where_it_fits_or_is_not_known(loader: Loader | None, batch_bytes: int | None) -> None:
-    assert ShmWarning(lambda: (64 * MIB, 0)).look(loader, batch_bytes, 1) is None
+    assert ShmWarning(lambda: (64 * MIB, 0)).check(loader, batch_bytes, 1) is None
 
 
 def test_only_torch_tensors_go_through_dev_shm() -> None:
@@ -117,13 +117,13 @@ def test_a_death_is_said_at_once_and_only_once_and_forgotten_when_training_goes_
     accounts = Accounts(Recorder())
     accounts.loader = LOADER
     health = LoaderHealth(accounts, quiet=False)
-    health.pass_begins(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
+    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
     for _ in range(2):
         health.fetch_failed(RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly"))
     assert [(death.pid, death.signal) for death in accounts.worker_deaths] == [(4711, 9)]
     said = capsys.readouterr().err
     assert said.count("worker pid 4711 ended with SIGKILL") == 1
-    health.pass_begins(object(), SimpleNamespace(_workers=[worker(4712, None)]))
+    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4712, None)]))
     assert len(accounts.worker_deaths) == 1
     health.first_batch([])
     assert accounts.worker_deaths == ()
@@ -161,6 +161,6 @@ def test_the_size_of_tensors_that_found_no_room_is_seen_at_the_workers(tmp_path:
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     accounts = Accounts(Recorder())
     health = LoaderHealth(accounts, quiet=True)
-    health.pass_begins(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
-    health.look_for_dead_workers()
+    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
+    health.find_dead_workers()
     assert capsys.readouterr().err == "" and len(accounts.worker_deaths) == 1

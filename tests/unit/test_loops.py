@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.hook import watch as hook
+from gpuwatch.hook import session as hook
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import Clock, fake_watch, states_ms
@@ -281,7 +281,7 @@ def test_a_nested_loop_that_is_broken_off_and_kept(watch: Watch, clock: Clock) -
 def test_a_kept_iterator_that_is_dropped_late_closes_nothing_of_its_successor(
     watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loop, "_is_evaluation", lambda self: self._to is not None and not watch._recorder.in_phase)
+    monkeypatch.setattr(Loop, "_is_evaluation", lambda self: self.to is not None and not watch._recorder.in_phase)
     monkeypatch.setattr("gpuwatch.hook.loop.move", lambda batch, device: batch)
     evaluation: Any = None
     for _ in watch.steps(Loader(clock, 3, 1)):
@@ -523,7 +523,7 @@ def test_the_evaluations_loader_is_not_taken_for_the_trainings(watch: Watch, clo
     train(watch.steps(training), clock)
     with watch.phase("eval"):
         train(watch.steps(evaluation), clock)
-    loader = watch._publisher.loader
+    loader = watch._publisher.accounts.loader
     assert loader is not None and loader.num_workers == 8
 
 
@@ -590,7 +590,7 @@ class Program:
                 assert min(report.states.values(), default=0) >= 0
             elif kind == "fold":
                 accounts = self.watch._publisher.accounts
-                accounts.fold(self.clock())
+                accounts.apply(self.clock())
                 assert (
                     accounts.timeline.ledger.sum_ns
                     == accounts.timeline.ledger.watermark_ns - accounts.timeline.start_ns
@@ -679,9 +679,10 @@ def test_what_gpuwatch_does_around_a_pass_is_a_part_of_its_waits(
 
         return slow
 
-    monkeypatch.setattr(watch, "_loop_begins", slowly(watch._loop_begins, 3))
-    monkeypatch.setattr(watch, "_first_batch", slowly(watch._first_batch, 2))
-    monkeypatch.setattr(watch, "_loop_ends", slowly(watch._loop_ends, 5))
+    session = watch.session
+    monkeypatch.setattr(session, "begin_pass", slowly(session.begin_pass, 3))
+    monkeypatch.setattr(session, "first_batch", slowly(session.first_batch, 2))
+    monkeypatch.setattr(session, "end_pass", slowly(session.end_pass, 5))
     for _ in watch.steps(range(2)):
         clock.sleep_ms(10)
         for _ in watch.steps(range(2)):
@@ -696,8 +697,8 @@ def test_settings_are_read_again_for_another_loader_or_with_workers(
         num_workers = 0
 
     read: list[Any] = []
-    facts = hook.loader_facts
-    monkeypatch.setattr(hook, "loader_facts", lambda *args: (read.append(args[0]), facts(*args))[1])
+    facts = hook.loader_settings
+    monkeypatch.setattr(hook, "loader_settings", lambda *args: (read.append(args[0]), facts(*args))[1])
     first, second = Plain([1, 2]), Plain([3])
     for each in (first, first, second, second, first):
         for _ in watch.steps(each):
@@ -716,7 +717,7 @@ def test_a_nested_loader_that_cannot_begin_leaves_the_outer_loops_copies_timed(w
         def __iter__(self) -> Any:
             raise OSError
 
-    methods = watch._taps._transfers
+    methods = watch.session.torch_hooks._transfers
     assert methods is not None
     for _ in watch.steps([1]):
         with pytest.raises(OSError):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuwatch import wire
-from gpuwatch.hook.distributed import Membership
+from gpuwatch.hook.identity import Membership
 from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
 
 
@@ -58,24 +58,24 @@ def child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_tells_the_rank_until_torch_distributed_does(distributed: FakeDistributed) -> None:
     who = Membership(environ={"RANK": "1", "WORLD_SIZE": "2", "GPUWATCH_RUN": "r"})
-    assert who.look(False, False) and (who.identity.rank, who.identity.world_size) == (1, 2)
+    assert who.update(False, False) and (who.identity.rank, who.identity.world_size) == (1, 2)
     distributed.place = (5, 8)
-    who.look(False, False)
+    who.update(False, False)
     assert (who.identity.run, who.identity.rank, who.identity.world_size) == ("r", 5, 8)
 
 
 def test_after_the_first_step_nothing_changes_any_more(distributed: FakeDistributed) -> None:
     who = Membership(environ={})
-    who.look(True, True)
+    who.update(True, True)
     distributed.place = (1, 2)
-    assert who.look(True, True) and who.identity.rank == 0
+    assert who.update(True, True) and who.identity.rank == 0
 
 
 def test_a_world_of_one_leaves_what_the_scheduler_says(distributed: FakeDistributed) -> None:
     """A sweep: each Slurm task trains alone, and all are tasks of one job."""
     who = Membership(environ={"SLURM_JOB_ID": "9", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
     distributed.place = (0, 1)
-    who.look(False, False)
+    who.update(False, False)
     assert (who.identity.run, who.identity.rank) == ("slurm-9", 3)
 
 
@@ -83,11 +83,11 @@ def test_spawned_ranks_share_their_parent_and_are_nobody_before_they_have_a_rank
     distributed: FakeDistributed, child: None
 ) -> None:
     who = Membership(environ=(environ := {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}))
-    assert not who.look(False, False)
+    assert not who.update(False, False)
     distributed.place = (1, 4)
-    assert who.look(False, False)
+    assert who.update(False, False)
     start = Membership(environ=environ)
-    start.look(False, False)
+    start.update(False, False)
     assert who.identity.run == start.identity.run
     assert f"-{os.getppid()}-" in who.identity.run and who.identity.run.endswith("-29501")
     found = who.identity
@@ -98,14 +98,14 @@ def test_a_spawned_child_without_torch_distributed_is_a_run_once_it_makes_a_step
     distributed: FakeDistributed, child: None
 ) -> None:
     who = Membership(environ={})
-    assert not who.look(False, False) and who.look(True, False) and who.look(False, True)
+    assert not who.update(False, False) and who.update(True, False) and who.update(False, True)
 
 
 def test_a_forked_child_of_a_run_has_an_id_of_its_own_until_it_is_a_rank(distributed: FakeDistributed) -> None:
     who = Membership(forked=True, environ={"GPUWATCH_RUN": "r"})
     assert who.identity.run == f"r-fork{os.getpid()}"
     distributed.place = (1, 2)
-    who.look(False, False)
+    who.update(False, False)
     assert who.identity.run == "r"
 
 
@@ -141,14 +141,14 @@ def test_ranks_of_two_nodes_that_nobody_named_take_rank_0_s_id(distributed: Fake
     first = Membership(environ={**TORCHRUN, "RANK": "0"})
     second = Membership("-2", environ={**TORCHRUN, "RANK": "1", "GPUWATCH_X": ""})
     second._run = "node-b-77-1"
-    assert not second.look(False, False, ask=True), "it is known that there are others: it waits to speak"
+    assert not second.update(False, False, ask=True), "it is known that there are others: it waits to speak"
     distributed.place = (1, 2)
-    assert not second.look(True, False, ask=True), "rank 0 has not told it yet"
-    assert not second.look(True, True), "and the training thread does not ask at all"
+    assert not second.update(True, False, ask=True), "rank 0 has not told it yet"
+    assert not second.update(True, True), "and the training thread does not ask at all"
     distributed.place = (0, 2)
-    assert not first.look(False, False) and first.look(False, False, ask=True)
+    assert not first.update(False, False) and first.update(False, False, ask=True)
     distributed.place = (1, 2)
-    assert second.look(True, True, ask=True)
+    assert second.update(True, True, ask=True)
     assert first.identity.run == store.values["gpuwatch/run"].decode()
     assert second.identity.run == first.identity.run + "-2"
     assert (second.identity.rank, second.identity.world_size) == (1, 2)
@@ -157,7 +157,7 @@ def test_ranks_of_two_nodes_that_nobody_named_take_rank_0_s_id(distributed: Fake
 def test_a_named_run_asks_nobody(distributed: FakeDistributed, store: Store) -> None:
     distributed.place = (1, 2)
     who = Membership(environ={**TORCHRUN, "RANK": "1", "TORCHELASTIC_RUN_ID": "job-7"})
-    assert who.look(False, False, ask=True) and who.identity.run == "elastic-job-7"
+    assert who.update(False, False, ask=True) and who.identity.run == "elastic-job-7"
     assert store.values == {}
 
 
@@ -166,14 +166,14 @@ def test_without_a_store_or_rank_0_a_rank_speaks_under_its_own_id(
 ) -> None:
     distributed.place = (1, 2)
     who = Membership(environ={**TORCHRUN, "RANK": "1"})
-    spoke = [who.look(True, True, ask=True) for _ in range(121)]
+    spoke = [who.update(True, True, ask=True) for _ in range(121)]
     assert spoke.index(True) == 119, "rank 0 is not watched: after a minute"
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
     other = Membership(environ={**TORCHRUN, "RANK": "1"})
-    assert other.look(True, True, ask=True), "no store: at once"
+    assert other.update(True, True, ask=True), "no store: at once"
     ending = Membership(environ={**TORCHRUN, "RANK": "1"})
     ending.stop_asking()
-    assert ending.look(False, True), "the end does not wait"
+    assert ending.update(False, True), "the end does not wait"
 
 
 def test_a_rank_that_is_named_late_ends_what_was_told_before(
@@ -215,7 +215,7 @@ def test_a_child_that_never_trains_tells_nothing(
     with watch.phase("startup"):
         clock.sleep_ms(500)
         turn(watch, hello=True)
-    watch._publisher._tell(hello=True, bye=True)
+    watch._publisher._publish(hello=True, bye=True)
     assert told(agent) == []
     with watch.step():
         turn(watch, hello=True)

@@ -31,7 +31,7 @@ def test_the_cost_is_the_usual_one_of_each_step_and_that_of_each_look() -> None:
     meter.settle(steps=1000, sampled=10, step_ns=1000 * MS)
     assert meter.cost_s == pytest.approx((1000 * 1 + 10 * 5) * 1e-6)
     assert meter.ratio == pytest.approx(1.05e-3)
-    meter.taps_ns += 3 * MS
+    meter.device_ns += 3 * MS
     meter.settle(steps=2000, sampled=20, step_ns=2000 * MS)
     assert meter.cost_s == pytest.approx(2 * 1.05e-3 + 3e-3)
     assert (meter.stretch, meter.device_one_in) == (1, 1)
@@ -48,7 +48,7 @@ def test_a_pause_in_the_one_launch_of_sixteen_that_is_metered_is_not_taken_for_s
     meter = Meter()
     for took in (*[2 * US] * 5, 20 * MS, *[2 * US] * 4):
         meter.launched(took, 16)
-    assert meter.taps_ns == 160 * 2 * US
+    assert meter.device_ns == 160 * 2 * US
 
 
 def test_past_the_budget_looks_are_thinned_first_then_the_device_and_both_come_back() -> None:
@@ -102,7 +102,7 @@ class Rig:
         self.clock = SlowClock()
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
         self.watch = fake_watch(self.clock, monkeypatch, **options)
-        self.watch._taps.attach(self.device)
+        self.watch.session.torch_hooks.attach(self.device)
 
     def train(self, steps: int) -> None:
         for number, _ in enumerate(self.watch.steps(self.batches(steps))):

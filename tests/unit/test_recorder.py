@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.hook.account import Accounts
-from gpuwatch.hook.events import (
+from gpuwatch.ledger.events import (
     BETWEEN,
     CLOSED,
     DATA_WAIT,
@@ -69,17 +69,17 @@ class Bench:
         elif operation == "abandon":
             recorder.abandon(now)
         elif operation == "unfed":
-            recorder.unfed = recorder.in_step
+            recorder.lacks_batch = recorder.in_step
         elif operation == "fold":
-            self.accounts.fold(now)
+            self.accounts.apply(now)
         elif operation == "news":
-            self.accounts.take_news()
+            self.accounts.take_delta()
         elif operation == "report":
             self.report()
 
     def report(self) -> None:
         now = self.clock()
-        self.accounts.fold(now)
+        self.accounts.apply(now)
         window, tail = self.accounts.window(now)
         line = self.accounts.timeline
         assert sum(line.ledger.totals_ns.values()) + sum(tail.values()) == now - line.start_ns
@@ -124,7 +124,7 @@ def test_when_the_log_is_folded_changes_no_total(script: list[tuple[str, int]], 
             if operation not in ("fold", "report"):
                 bench.do(operation)
         if chance.random() < 0.3:
-            benches[1].accounts.fold(benches[1].clock())
+            benches[1].accounts.apply(benches[1].clock())
     for bench in benches:
         bench.accounts.finish(bench.clock())
     often, once = benches[1].accounts.timeline, benches[0].accounts.timeline
@@ -205,7 +205,7 @@ def test_a_wait_outside_of_any_step_belongs_to_the_next_step() -> None:
     recorder.begin_part(DATA_WAIT, clock())
     assert recorder.step_owner is LOOSE and recorder.activity is DATA_WAIT
     clock.sleep_ms(8)
-    bench.accounts.fold(clock())  # while it is open: not start-up
+    bench.accounts.apply(clock())  # while it is open: not start-up
     recorder.end_part(clock())
     assert recorder.activity == STARTUP and not recorder.in_step
     recorder.begin_step("loop", clock())

@@ -6,7 +6,7 @@ import pytest
 
 from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
 from gpuwatch.hook.account import Accounts
-from gpuwatch.hook.events import DATA_WAIT, PART, STEP
+from gpuwatch.ledger.events import DATA_WAIT, PART, STEP
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.timeline import Timeline
 from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
@@ -68,14 +68,14 @@ def test_a_stall_inside_a_wait_is_reported_while_it_lasts_and_training_goes_on_a
     recorder.begin_part(DATA_WAIT, clock())
     for _ in range(100):
         clock.sleep_ms(500)
-        accounts.fold(clock())
+        accounts.apply(clock())
     window, tail = accounts.window(clock())
     assert (window.stalled_s, window.activity, tail) == (50.0, "data_wait", {})
     assert window.states_s == {"compute": 1.0, "stalled": 50.0}
     recorder.end_part(clock())
     clock.sleep_ms(1000)
     recorder.end_step(clock())
-    accounts.fold(clock())
+    accounts.apply(clock())
     window, _ = accounts.window(clock())
     assert window.stalled_s is None
     assert window.states_s == {"compute": 2.0, "stalled": 50.0}
@@ -117,7 +117,7 @@ def long_run(passes: int, length: int, pause_ms: float, wait_ms: float = 0.0, co
             begin, wait = clock(), pause_ms if index == 0 else wait_ms
             clock.sleep_ms(wait + compute_ms)
             recorder.log.append((STEP, begin, clock(), int(wait * MS), 0, 1, index == 0))
-        accounts.fold(clock())
+        accounts.apply(clock())
     return accounts
 
 
@@ -149,7 +149,7 @@ def test_pauses_that_do_not_matter_are_not_made_to_by_what_is_kept() -> None:
 
 def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     accounts = long_run(3, 20_000, pause_ms=1)
-    accounts.take_news()
+    accounts.take_delta()
     assert len(accounts._recent) == 2048 and len(accounts.recorder.log) == 0
     assert accounts.timeline.counts.steps == 60_000
     assert len(accounts.window(accounts.recorder.clock())[0].steps) <= 20_002

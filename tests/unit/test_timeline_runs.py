@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.hook.events import ENTER, EXIT, PART, SPAN, STEP, TOKENS
+from gpuwatch.ledger.events import ENTER, EXIT, PART, SPAN, STEP, TOKENS
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook import watch as hook_watch
 from gpuwatch.hook.torch.transfers import READS
 from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
@@ -209,7 +209,7 @@ def test_with_a_device_too(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Non
     with counted_changes(monkeypatch) as changes:
         for _ in watch.steps(batches(2)):
             assert not set(READS) & set(vars(torch.Tensor)), "nothing reads from a device where there is none"
-        watch._taps.attach(device)
+        watch.session.torch_hooks.attach(device)
         for _ in range(300):
             for _ in watch.steps(batches(2)):
                 assert set(READS) <= set(vars(torch.Tensor))
@@ -245,8 +245,8 @@ def test_between_two_passes_nothing_is_timed(clock: Clock, slow_copies: None, mo
 
 def test_a_forked_child_has_torch_s_own_methods(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = fake_watch(clock, monkeypatch)
-    watch._taps.attach(FakeDevice(clock))
-    monkeypatch.setattr(this_process, "open_watches", [watch])
+    watch.session.torch_hooks.attach(FakeDevice(clock))
+    monkeypatch.setattr(hook_watch, "open_watches", [watch])
     for _ in watch.steps(batches(1)):
         assert {"to", "cuda", *READS} <= set(vars(torch.Tensor))
         child = os.fork()

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook.torch.compile import _registered
 from gpuwatch.hook.torch.tensor_patch import COMPILED_AROUND
-from gpuwatch.hook.watch import Watch
+from gpuwatch.hook.watch import Watch, open_watches
 from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
 from tests.unit.test_transfers import counted_changes
 
@@ -141,7 +140,7 @@ def test_nothing_of_two_watches_is_there_while_torch_compiles(
     next(loops[0]), next(loops[1])
     for size in range(2, 4):
         dynamo.reset()
-        watch._taps._compiling.install(), other._taps._compiling.install()
+        watch.session.torch_hooks._compiling.install(), other.session.torch_hooks._compiling.install()
         torch.compile(FUNCTIONS["to a type"], backend=backend, fullgraph=True)(torch.ones(size).as_subclass(Told))
         assert "to" in torch.Tensor.__dict__
     assert seen == [False, False]
@@ -175,7 +174,7 @@ def test_a_loop_that_ends_or_begins_while_torch_compiles_leaves_torch_as_it_was(
 
 
 def test_a_watch_that_is_closed_leaves_nothing_with_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in list(this_process.open_watches):  # of other tests
+    for each in list(open_watches):  # of other tests
         each.close()
     for compiling in list(_registered):  # of a Watch that a test has not closed
         compiling.remove()
@@ -216,9 +215,9 @@ def test_many_compilations_change_the_class_a_bounded_number_of_times(
     with counted_changes(monkeypatch) as changes:
         for _ in watch.steps([1]):
             for _ in range(300):
-                watch._taps._compiling._begins(None)
+                watch.session.torch_hooks._compiling._begins(None)
                 assert "to" not in torch.Tensor.__dict__
-                watch._taps._compiling._ends(None)
+                watch.session.torch_hooks._compiling._ends(None)
             assert "to" not in torch.Tensor.__dict__
         assert len(changes) == 2 * 2 * (COMPILED_AROUND + 1)
         for _ in watch.steps([1]):

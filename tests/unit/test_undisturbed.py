@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook.interrupts import raised_by_signal_handler, undisturbed
+from gpuwatch.errors import raised_by_signal_handler
+from gpuwatch.hook.session import sigchld_held
 
 
 def raises(*_: Any) -> None:
@@ -28,7 +29,7 @@ def handler() -> Iterator[Any]:
 
 def test_what_a_handler_raises_comes_afterwards(handler: Any) -> None:
     done = []
-    with pytest.raises(RuntimeError, match="killed by signal"), undisturbed():
+    with pytest.raises(RuntimeError, match="killed by signal"), sigchld_held():
         os.kill(os.getpid(), signal.SIGCHLD)
         done.append("all of it")
     assert done == ["all of it"]
@@ -36,7 +37,7 @@ def test_what_a_handler_raises_comes_afterwards(handler: Any) -> None:
 
 
 def test_a_quiet_stretch_changes_nothing(handler: Any) -> None:
-    with undisturbed():
+    with sigchld_held():
         pass
     assert signal.getsignal(signal.SIGCHLD) is handler
     with pytest.raises(RuntimeError):
@@ -47,14 +48,14 @@ def test_without_a_handler_or_outside_of_the_main_thread_it_is_nothing(handler: 
     seen = []
 
     def other_thread() -> None:
-        with undisturbed():
+        with sigchld_held():
             seen.append(signal.getsignal(signal.SIGCHLD))
 
     thread = threading.Thread(target=other_thread)
     thread.start()
     thread.join()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with undisturbed():
+    with sigchld_held():
         seen.append(signal.getsignal(signal.SIGCHLD))
     assert seen == [handler, signal.SIG_DFL]
 

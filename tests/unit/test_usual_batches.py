@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.batches import sample_counter
-from gpuwatch.hook.events import UNKNOWN_SAMPLES
+from gpuwatch.ledger.events import UNKNOWN_SAMPLES
 
 
 class Tensor:

@@ -161,7 +161,7 @@ def test_a_watch_that_has_timed_copies_is_collected(clock: Clock, monkeypatch: p
     watch = fake_watch(clock, monkeypatch)
     for _ in steps(watch):
         pass
-    gone = weakref.ref(watch._taps)
+    gone = weakref.ref(watch.session.torch_hooks)
     watch.close()
     del watch
     gc.collect()

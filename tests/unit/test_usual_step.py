@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.hook.iterator import WatchedIterator
-from gpuwatch.hook.loop import Loop
-from gpuwatch.hook.sampling import LOOKED_AT_SELDOM, Looks
+from gpuwatch.hook.loader import WatchedIterator
+from gpuwatch.hook.loop import SAMPLE_QUICK_EVERY, Loop, Sampling
 from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
 from tests.unit.hook_fakes import Clock, fake_watch, turn
@@ -94,8 +93,8 @@ class Program:
         elif action == "kept":
             self.kept.append(iter(watch.steps(self.few(3))))
             next(self.kept[-1])
-        elif action == "device" and watch._recorder.home is None:
-            watch._taps.attach(FakeDevice(clock, lambda seconds: clock.sleep_ms(seconds * 1e3)))
+        elif action == "device" and watch._recorder.timeline is None:
+            watch.session.torch_hooks.attach(FakeDevice(clock, lambda seconds: clock.sleep_ms(seconds * 1e3)))
         elif action == "raise":
             raise ZeroDivisionError
         elif action == "nap":
@@ -135,8 +134,8 @@ def told(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) ->
     watch = fake_watch(clock, monkeypatch)
     Program(watch, clock).run(script)
     with watch._publisher.accounts.lock:
-        watch._publisher.accounts.fold(clock())
-        steps = watch._publisher.accounts.take_news().steps
+        watch._publisher.accounts.apply(clock())
+        steps = watch._publisher.accounts.take_delta().steps
     watch.close()
     line = watch._publisher.accounts.timeline
     assert line.ledger.sum_ns == line.ledger.watermark_ns - line.ledger.start_ns
@@ -151,7 +150,7 @@ def test_any_loop_is_told_alike_by_the_hot_path_and_without_it(
     with pytest.MonkeyPatch.context() as monkeypatch:
         usual = told(script, monkeypatch)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Looks, "is_quick", property(lambda self: False, lambda self, value: None), raising=False)
+        monkeypatch.setattr(Sampling, "is_quick", property(lambda self: False, lambda self, value: None), raising=False)
         assert told(script, monkeypatch) == usual
 
 
@@ -161,10 +160,10 @@ def test_most_steps_of_a_plain_loop_are_usual_ones(monkeypatch: pytest.MonkeyPat
     asked = 0
     ask = Loop.ask
 
-    def counted(self: Loop[Any], usual: Any) -> Any:
+    def counted(self: Loop[Any]) -> Any:
         nonlocal asked
         asked += 1
-        return ask(self, usual)
+        return ask(self)
 
     monkeypatch.setattr(Loop, "ask", counted)
 
@@ -175,7 +174,7 @@ def test_most_steps_of_a_plain_loop_are_usual_ones(monkeypatch: pytest.MonkeyPat
 
     for _ in watch.steps(batches()):
         clock.sleep_ms(1)
-    assert 1000 // LOOKED_AT_SELDOM <= asked < 1000 / LOOKED_AT_SELDOM + 10
+    assert 1000 // SAMPLE_QUICK_EVERY <= asked < 1000 / SAMPLE_QUICK_EVERY + 10
     assert watch.report().steps == 1000
     assert watch.report().states["input_wait"] == pytest.approx(1000 * 10e-6)
 
@@ -240,7 +239,7 @@ def test_an_interrupt_just_before_the_batch_is_noted_is_a_wait_and_no_step(monke
     def read() -> int:
         nonlocal interrupted
         recorder = watch._recorder
-        if recorder.steady is not None and not recorder.fed_ns and seen == 100 and not interrupted:
+        if recorder.steady is not None and not recorder.batch_ready_ns and seen == 100 and not interrupted:
             interrupted = True
             raise KeyboardInterrupt  # as a signal that came while the loader did not return to Python
         return now()

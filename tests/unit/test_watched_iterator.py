@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook.events import USUAL
+from gpuwatch.ledger.events import FAST_STEP
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import Clock, fake_watch
@@ -68,7 +68,7 @@ def test_what_each_step_makes_and_calls_is_released(watch: Watch) -> None:
         next(iterator)
     assert counts is not None and sys.getrefcount(counts) == held
     entry = watch._recorder.log[-1]
-    assert entry[0] == USUAL and sys.getrefcount(entry) == 3  # the log, `entry` and the call's own
+    assert entry[0] == FAST_STEP and sys.getrefcount(entry) == 3  # the log, `entry` and the call's own
 
 
 def test_a_batch_is_released_when_something_else_ran_in_its_fetch(watch: Watch) -> None:
@@ -227,13 +227,13 @@ def test_an_interrupt_while_the_loop_handles_a_failure_shows_both(
     iterator = iter(watch.steps(failing(60)))
     for _ in range(59):
         next(iterator)
-    monkeypatch.setattr(Loop, "nothing_came", interrupted)
+    monkeypatch.setattr(Loop, "got_no_batch", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         next(iterator)
     assert contexts(raised.value) == ["KeyboardInterrupt", "ValueError", "KeyError"]
     for _ in range(59):
         next(iterator)
-    monkeypatch.setattr(Loop, "nothing_came", raised_again)
+    monkeypatch.setattr(Loop, "got_no_batch", raised_again)
     with pytest.raises(KeyError) as failed:
         next(iterator)
     assert contexts(failed.value) == ["KeyError"]
@@ -264,7 +264,7 @@ def test_of_thousands_of_failures_nothing_is_kept(watch: Watch, monkeypatch: pyt
 
     iterator = iter(watch.steps(failing(2)))
     for react in (handled, interrupted):
-        monkeypatch.setattr(Loop, "nothing_came", react)
+        monkeypatch.setattr(Loop, "got_no_batch", react)
         monkeypatch.setattr(Loop, "cannot_count", react)
         before = blocks_of(500)
         assert blocks_of(2000) - before < 200

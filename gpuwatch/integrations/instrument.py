@@ -1,6 +1,6 @@
-"""What `gpuwatch run` does inside an unmodified script: its loaders are watched, its framework gets the integration.
+"""What `gpuwatch run` does inside an unmodified script: it watches the loaders, and adds the framework's integration.
 
-Each function is called by `gpuwatch/startup/sitecustomize.py` with a module that has just been imported. They stay for the process's life.
+`gpuwatch/startup/sitecustomize.py` calls each function with a module that has just been imported. The patches stay for the process's life.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import threading
 from types import ModuleType
 from typing import Any
 
+from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
-from gpuwatch.hook.watch import watch
-from gpuwatch.integrations.training import is_watched_already, open_watch
+from gpuwatch.hook.watch import open_session, records_here, watch
+from gpuwatch.integrations.training import is_watched_already
 
 _ITERATE_FOR_OTHERS = {
     "gpuwatch.hook.loop",
     "accelerate.data_loader",
     "torchdata.stateful_dataloader.stateful_dataloader",
 }
-"""Modules whose own iteration over a loader is a part of one that is watched already."""
+"""Modules whose iteration over a loader is a part of one that is watched already."""
 
 
 def watch_torch(module: ModuleType) -> None:
@@ -29,17 +30,15 @@ def watch_torch(module: ModuleType) -> None:
 
 
 def watch_torchdata(module: ModuleType) -> None:
-    """Watch StatefulDataLoader, whose iteration is its own."""
+    """Watch StatefulDataLoader, which has an `__iter__` of its own."""
     _watch_iteration(module.StatefulDataLoader)
 
 
 def watch_accelerate(module: ModuleType) -> None:
-    """Watch what `accelerator.prepare` returns: it is a batch ahead of the DataLoader inside."""
-    from gpuwatch.integrations.accelerate import time_copies
-
+    """Watch what `accelerator.prepare` returns: it fetches a batch ahead of the DataLoader inside."""
     for name in ("DataLoaderShard", "DataLoaderDispatcher"):
         _watch_iteration(getattr(module, name))
-    time_copies(Patches(), open_watch)
+    time_accelerate_copies(Patches(), open_session)
 
 
 def watch_transformers(module: ModuleType) -> None:
@@ -58,7 +57,7 @@ def watch_transformers(module: ModuleType) -> None:
 
 
 def watch_lightning(module: ModuleType) -> None:
-    """Give every Trainer the callback when it fits."""
+    """Give every Trainer the callback when `fit` is called."""
 
     def fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         from gpuwatch.integrations.lightning import GpuWatchCallback
@@ -98,7 +97,7 @@ def _watch_iteration(loader_class: Any) -> None:
         if caller in _ITERATE_FOR_OTHERS or is_watched_already() or not _trains_here():
             return original(self)
         try:
-            watched = watch(_Bare(self, original))
+            watched = watch(_Original(self, original))
         except Exception as error:
             say_once(f"{loader_class.__name__} is not watched: {error!r}")
             return original(self)
@@ -107,29 +106,26 @@ def _watch_iteration(loader_class: Any) -> None:
     loader_class.__iter__ = __iter__
 
 
-class _Bare:
-    """A loader whose iteration is the class's own, and all else the loader's."""
+class _Original:
+    """A loader that is iterated by its class's original `__iter__`; all else is the loader's own."""
 
     def __init__(self, loader: Any, iterate: Any) -> None:
-        self._bare = loader, iterate
+        self._wrapped = loader, iterate
 
     def __iter__(self) -> Any:
-        loader, iterate = self._bare
+        loader, iterate = self._wrapped
         return iterate(loader)
 
     def __len__(self) -> int:
-        return len(self._bare[0])
+        return len(self._wrapped[0])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._bare[0], name)
+        return getattr(self._wrapped[0], name)
 
 
 def _trains_here() -> bool:
     """Whether this is the main thread of a process that is no loader's worker."""
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is not None and torch_data.get_worker_info() is not None:
-        return False
-    return threading.current_thread() is threading.main_thread()
+    return records_here() and threading.current_thread() is threading.main_thread()
 
 
 def _open_watch_for_the_process() -> None:
