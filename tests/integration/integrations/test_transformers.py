@@ -105,7 +105,7 @@ def test_an_exception_ends_the_watch_and_restores_everything(
     assert hf.Trainer.train is before[2]
 
 
-def test_two_trainings_with_one_callback_are_twosession.verdicts_and_another_trainer_none(
+def test_two_trainings_with_one_callback_are_two_verdicts_and_another_trainer_none(
     truth: w.Truth, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
