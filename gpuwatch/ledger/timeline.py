@@ -10,7 +10,7 @@ from typing import Any
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.device_timeline import Piece
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, REST, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.pending import HeldEntries
+from gpuwatch.ledger.pending import PendingEntries
 from gpuwatch.ledger.states import (
     COMM_WAIT,
     COMPUTE,
@@ -51,7 +51,7 @@ class Timeline:
         self.last_progress_ns = self.start_ns
         self._levels: list[Level] = []
         self._carry = Carry()
-        self._held = HeldEntries()
+        self._held = PendingEntries()
         self._resting = False
         self._on_device = DeviceBooking(self.ledger)
 

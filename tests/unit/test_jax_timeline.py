@@ -17,7 +17,7 @@ from gpuwatch import wire
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.hook.account import device
-from gpuwatch.hook.jax_timeline import ASKED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
+from gpuwatch.hook.jax_timeline import POLLED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
@@ -64,7 +64,7 @@ class Jax:
     def sleep(self, ms: float) -> None:
         for _ in range(int(ms)):
             self.clock.sleep_ms(1)
-            self.arrays.look()
+            self.arrays.poll()
 
     def batches(self, waits_ms: list[float]) -> Iterator[int]:
         for number, wait in enumerate(waits_ms):
@@ -129,12 +129,12 @@ def test_steps_while_the_timeline_rests_are_estimated_and_measured_again_after(j
 def test_no_array_is_kept_alive_and_none_that_is_gone_counts_as_ready(jax: Jax) -> None:
     array = Array(jax.clock, jax.clock() + 50 * MS)
     moment, gone = Moment([array], jax.clock()), weakref.ref(array)
-    moment.look(jax.clock)
+    moment.poll(jax.clock)
     assert not moment.is_closed
     del array
     gc.collect()
     assert gone() is None
-    moment.look(jax.clock)
+    moment.poll(jax.clock)
     assert (moment.is_closed, moment.ready_ns) == (True, None)
 
 
@@ -144,7 +144,7 @@ def test_the_device_was_done_halfway_between_two_looks(jax: Jax) -> None:
     moment = Moment(arrays, begin)
     for _ in range(4):
         jax.clock.sleep_ms(2)
-        moment.look(jax.clock)
+        moment.poll(jax.clock)
     assert moment.ready_ns == begin + 7 * MS
     assert [array.times_asked for array in arrays] == [4, 3]  # one that is ready is not asked again
 
@@ -153,7 +153,7 @@ def test_of_thousands_of_arrays_some_are_asked(jax: Jax) -> None:
     jax.live = [Array(jax.clock, 0) for _ in range(5000)]
     assert jax.arrays.note(jax.clock()).ready_ns == jax.clock()
     asked = [number for number, array in enumerate(jax.live) if array.times_asked]
-    assert asked[:ASKED] == list(range(ASKED)) and ASKED < len(asked) <= 2 * ASKED
+    assert asked[:POLLED] == list(range(POLLED)) and POLLED < len(asked) <= 2 * POLLED
     assert asked[-1] > 4800
 
 
