@@ -32,7 +32,7 @@ import pytest
 from benchmarks.recorded_trace import STATES, Copy, Trace, TraceError, latest_ends, load, true_times
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.step_records import StepRecord
-from tests.unit.hook_fakes import MS, Clock, fake_watch
+from tests.unit.hook.fakes import MS, Clock, fake_watch
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 BOUND_POINTS = 1.0

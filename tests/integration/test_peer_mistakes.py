@@ -23,7 +23,7 @@ from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402
 from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402
 from gpuwatch_agent.runs import Run  # noqa: E402
-from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
+from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
 
 pytestmark = pytest.mark.alone
 

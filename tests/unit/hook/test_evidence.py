@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.hook.evidence import HostWatcher
 from gpuwatch.hook.batches import loader_settings
+from gpuwatch.hook.evidence import HostWatcher
 from gpuwatch.host import proc as procfs
 
 

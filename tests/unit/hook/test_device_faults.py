@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.device_timeline import RING
 from gpuwatch.testing import FakeDevice, FakeEvent
-from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
+from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 Op = tuple[str, int]
 CALLS = ("record", "record_aside", "ready", "elapsed_ns", "release", "usable", "saw")

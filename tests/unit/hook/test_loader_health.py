@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.account import Accounts
-from gpuwatch.hook.loader_health import LoaderHealth
+from gpuwatch.hook.loader_health import LoaderHealth, OomKills, ShmWarning, bytes_ahead_of, deaths, shared_bytes
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.loader_health import ShmWarning, bytes_ahead_of, shared_bytes
-from gpuwatch.hook.loader_health import OomKills, deaths
 from gpuwatch.host.shm import largest_tensor_bytes
 from gpuwatch.wire import Loader, WorkerDeath
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuwatch.hook import session as hook
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook_fakes import Clock, fake_watch, states_ms
+from tests.unit.hook.fakes import Clock, fake_watch, states_ms
 
 
 @pytest.fixture

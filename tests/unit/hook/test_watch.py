@@ -16,9 +16,9 @@ import pytest
 import gpuwatch
 from gpuwatch import wire
 from gpuwatch.hook import watch as hook_watch
-from gpuwatch.ledger.events import CLOSED
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
+from gpuwatch.ledger.events import CLOSED
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
 
 
 @pytest.fixture
@@ -457,7 +457,11 @@ def test_without_an_agent_steps_are_counted_as_dropped_and_nothing_is_kept(
         loop(watch, clock, 100)
         turn(watch)
     publisher = watch._publisher
-    assert (publisher._totals().records_dropped, len(publisher.send_buffer.frames), len(watch._recorder.log)) == (5000, 0, 0)
+    assert (publisher._totals().records_dropped, len(publisher.send_buffer.frames), len(watch._recorder.log)) == (
+        5000,
+        0,
+        0,
+    )
     sender = connect(watch)
     loop(watch, clock)
     turn(watch)

@@ -19,7 +19,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.hook.account import device
 from gpuwatch.hook.jax_timeline import POLLED, JaxArrays, JaxTimeline, Moment, asynchronous_framework, torch_steps
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 
 

@@ -18,7 +18,7 @@ from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger import device_timeline as device_module
 from gpuwatch.ledger.device_timeline import WAIT_TIMED_EVERY_NS, DeviceTimeline
 from gpuwatch.testing import FakeClock, FakeDevice
-from tests.unit.hook_fakes import MS, Clock, S, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, S, connect, fake_watch, told, turn
 
 BUCKETS = 4
 REDUCE_S = 0.004
@@ -33,7 +33,9 @@ class Rank:
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
         self.watch: Watch = fake_watch(self.clock, monkeypatch)
         self.agent = connect(self.watch)
-        self.watch.session.torch_hooks.communication._devices = True  # as after `watch_communication` of a model on a device
+        self.watch.session.torch_hooks.communication._devices = (
+            True  # as after `watch_communication` of a model on a device
+        )
         self.watch.session.torch_hooks.attach(self.device)
         self.module = SimpleNamespace(device_type="cuda", require_backward_grad_sync=True)
         self.weight = torch.zeros(1, requires_grad=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.recorded import BOUND_POINTS, BOUND_STEP_MS, Host, ReplayEvents, compare, main
 from benchmarks.recorded_trace import STATES, Op, TraceError, load, parse, true_times
 
-TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
+TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 TABLE = {
     "ddp-resnet18-mi300x": (4, 8.76, 0.00, 0.00),
     "ddp-v100": (6, 96.36, 0.02, 0.06),

@@ -6,10 +6,10 @@ import pytest
 
 from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
 from gpuwatch.hook.account import Accounts
-from gpuwatch.ledger.events import DATA_WAIT, PART, STEP
 from gpuwatch.hook.recorder import Recorder
+from gpuwatch.ledger.events import DATA_WAIT, PART, STEP
 from gpuwatch.ledger.timeline import Timeline
-from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
+from tests.unit.hook.fakes import MS, BlindWatcher, Clock, S
 
 
 def step(begin: int, end: int, data: int = 0, transfer: int = 0, samples: int = -1) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import torch.distributed.fsdp
 
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, PART, STEP
 from gpuwatch.ledger.timeline import Timeline
-from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
 
 
 def totals(line: Timeline) -> dict[str, int]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis.input_wait import queue_evidence
 from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
 from gpuwatch.hook.metering import FetchEvidence, ready_batches
-from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 
 

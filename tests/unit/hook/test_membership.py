@@ -10,7 +10,7 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.hook.identity import Membership
-from tests.unit.hook_fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
 
 
 class FakeDistributed:

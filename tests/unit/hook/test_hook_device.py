@@ -14,7 +14,7 @@ import torch
 from gpuwatch import wire
 from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
-from tests.unit.hook_fakes import MS, Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
 
 
 class Rig:

@@ -16,7 +16,7 @@ from gpuwatch.hook.loader import WatchedIterator
 from gpuwatch.hook.loop import SAMPLE_QUICK_EVERY, Loop, Sampling
 from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice
-from tests.unit.hook_fakes import Clock, fake_watch, turn
+from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 BODY = (
     "work", "work", "work", "work", "work", "data", "transfer", "phase", "checkpoint_open", "step", "inner", "inner_broken", "zip", "fold",

@@ -9,8 +9,8 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.testing import FakeDevice
-from tests.unit.hook_fakes import connect, told, turn
-from tests.unit.test_hook_device import Rig
+from tests.unit.hook.fakes import connect, told, turn
+from tests.unit.hook.test_hook_device import Rig
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuwatch.formatting import percent
 from gpuwatch.hook.metering import Meter
 from gpuwatch.testing import FakeDevice
-from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
+from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 US = 1_000
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.ledger.events import FAST_STEP
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook_fakes import Clock, fake_watch
+from gpuwatch.ledger.events import FAST_STEP
+from tests.unit.hook.fakes import Clock, fake_watch
 
 
 class Batch:

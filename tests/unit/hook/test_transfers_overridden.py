@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook_fakes import MS, Clock, fake_watch, turn
+from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.events import (
     BETWEEN,
     CLOSED,
@@ -19,8 +20,7 @@ from gpuwatch.ledger.events import (
     STEP,
     TRANSFERRING,
 )
-from gpuwatch.hook.recorder import Recorder
-from tests.unit.hook_fakes import MS, BlindWatcher, Clock, S
+from tests.unit.hook.fakes import MS, BlindWatcher, Clock, S
 
 OPERATIONS = (
     "begin_a", "begin_b", "end_step", "data", "transfer", "end_part", "enter_eval", "enter_other", "enter_loop",
