@@ -135,7 +135,7 @@ def contexts() -> Pair:
 def model_device_events() -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=NOBODY)
-    watch._taps.attach(FakeDevice())
+    watch.session.torch_hooks.attach(FakeDevice())
     return Pair(work.loop(), work.loop(watch), watch.close)
 
 

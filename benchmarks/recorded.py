@@ -32,7 +32,7 @@ import pytest
 from benchmarks.recorded_trace import STATES, Copy, Trace, TraceError, latest_ends, load, true_times
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.step_records import StepRecord
-from tests.unit.hook_fakes import MS, Clock, fake_watch
+from tests.unit.hook.fakes import MS, Clock, fake_watch
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 BOUND_POINTS = 1.0
@@ -69,8 +69,8 @@ class Host:
         assert self.watch is not None
         accounts = self.watch._publisher.accounts
         with accounts.lock:
-            accounts.fold(self.clock())
-            self.steps += accounts.take_news().steps
+            accounts.apply(self.clock())
+            self.steps += accounts.take_delta().steps
 
     def _set(self, at_ns: int) -> None:
         self.clock.now_ns = max(self.clock.now_ns, at_ns + self._zero_ns)
@@ -164,7 +164,7 @@ class Replay:
         self.events = ReplayEvents(trace, self._host)
         patch.setattr("gpuwatch.hook.account.device", lambda: "cuda")  # torch has none here, and is not asked
         self.watch = self._host.watch = fake_watch(self._host.clock, patch)
-        self.watch._taps.attach(self.events)
+        self.watch.session.torch_hooks.attach(self.events)
         self.num_workers = trace.num_workers
         self._lay_out()
 

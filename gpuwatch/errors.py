@@ -6,7 +6,16 @@ GpuwatchError
 ├── ConfigError     an option, a file or the environment is wrong; names what, where and what to do
 │   └── SourceError an agent or Prometheus does not answer, or not as expected
 └── MissingExtra    an optional dependency is not installed; names the pip line
+
+`pass_on` raises again what is none of gpuwatch's errors: what a signal handler of the user's raised while it interrupted gpuwatch.
 """
+
+from __future__ import annotations
+
+import inspect
+import threading
+from types import FrameType
+from typing import Any
 
 
 class GpuwatchError(Exception):
@@ -60,3 +69,30 @@ def require(module: str, extra: str) -> None:
 
     if find_spec(module) is None:
         raise MissingExtra(module, extra)
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Return whether a Python signal handler raised this, so that it only happened to interrupt gpuwatch."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        # Python passes a handler the frame that it interrupts: its caller's. The handler that is set by now may be another one.
+        if any(argument is traceback.tb_frame for argument in _arguments(traceback.tb_next.tb_frame)):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise the error again if a signal handler raised it: it is the user's. Otherwise gpuwatch handles it."""
+    if raised_by_signal_handler(error):
+        raise error
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """Return what a function was called with."""
+    code, given = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    named = [given.get(name) for name in code.co_varnames[:count]]
+    return [*named, *given.get(code.co_varnames[count], ())] if code.co_flags & inspect.CO_VARARGS else named

@@ -34,7 +34,7 @@ class FakeEvent:
 class FakeDevice:
     """A device that runs launches one after another, in parallel to the host. It has no kernels: only time.
 
-    `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: for how long the stream
+    `launch` returns at once, as on a GPU; `synchronize` waits. `idle_ns` is the truth to compare with: how long the stream
     was empty between the first launch and the last. Implements `gpuwatch.ledger.device_timeline.Events`.
     """
 
@@ -80,7 +80,7 @@ class FakeDevice:
         self._end_ns = max(end_ns, self._side_end_ns)
 
     def wait_until(self, at_ns: int) -> None:
-        """Have this stream wait until a moment: for what another device has to finish first."""
+        """Have this stream wait until a moment, as for another device."""
         end_ns = max(self._clock(), self._end_ns or 0)
         self.idle_ns += max(at_ns, end_ns) - (self._end_ns or end_ns)
         self._end_ns = max(at_ns, end_ns)
@@ -94,7 +94,7 @@ class FakeDevice:
 
     @property
     def done_ns(self) -> int:
-        """How much of what was launched the device has done by now. May be asked by any thread."""
+        """How much of what was launched the device has finished by now. Any thread may read it."""
         return self.busy_ns - max(0, (self._end_ns or 0) - self._clock())
 
     # gpuwatch.ledger.device_timeline.Events ---------------------------------------------------------------------------------------
@@ -146,11 +146,11 @@ class FakeDevice:
 
 
 def measure_by(watch: Watch, device: FakeDevice) -> None:
-    """Let a watch measure its steps by this device from the next batch on, as by a GPU that the training has set up.
+    """Have a watch measure its steps by this device from the next batch on, as by a GPU that the training has set up.
 
-    An optimizer's `step()` is then taken for the step's last launch.
+    An optimizer's `step()` then counts as the step's last launch.
     """
-    watch._taps.attach(device)
+    watch.session.torch_hooks.attach(device)
 
 
 class MemorySender:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.watch import open_watches
 
 # A shell gives SIGINT ignored to what it starts in the background, and so to the programs that tests press Ctrl-C in.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,10 +23,10 @@ ALONE = "pytest.mark.alone"
 @pytest.fixture(autouse=True)
 def no_open_watch() -> Iterator[None]:
     yield
-    for watch in list(this_process.open_watches):
-        watch._verdicts._quiet = True
+    for watch in list(open_watches):
+        watch.session.verdicts.quiet = True
         watch.close()
-    this_process.open_watches.clear()
+    open_watches.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,6 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader
 
-from gpuwatch.hook import process_state as this_process
 from gpuwatch.hook import watch as hook
 
 from .gpu_programs import GPU, HEALTHY_GPU
@@ -42,13 +41,13 @@ def run(number: int, stretch: float) -> None:
     close = hook.Watch.close
 
     def noted(watch: hook.Watch) -> None:
-        if not watch._closed and not watch._disabled:
+        if not watch.session.closed and not watch._disabled:
             watches.append(watch.report())
         close(watch)
 
     hook.Watch.close = noted  # type: ignore[method-assign]
     program.main(Clock(stretch * program.seconds))
-    for watch in list(this_process.open_watches):
+    for watch in list(hook.open_watches):
         watch.close()
     found = [msgspec.to_builtins(finding) for report in watches for finding in report.findings]
     print(json.dumps(found), flush=True)

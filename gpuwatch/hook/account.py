@@ -1,7 +1,7 @@
-"""The books of one watched process: its recorder folded into a timeline, with what a diagnosis needs beside it.
+"""The accounts of one watched process: its recorder's log applied to a timeline, and what else a diagnosis needs.
 
 Shared by the background thread and `report()`, under one lock that the training thread never takes on the hot path. A signal handler or
-a finalizer may come in at any moment, in a thread that holds the lock already: it gets it too, but it reads only, and changes nothing.
+a finalizer may run at any moment, in a thread that holds the lock already: it gets the lock too, but only reads.
 """
 
 from __future__ import annotations
@@ -17,29 +17,38 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpuwatch.hook import process_state as this_process
-from gpuwatch.hook.events import IN_STEP, TRANSFERRING
 from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
+from gpuwatch.ledger.events import IN_STEP, TRANSFERRING
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.thresholds import Thresholds
     from gpuwatch.diagnosis.window import StepColumns, Window
-    from gpuwatch.hook.evidence import HostWatcher
-    from gpuwatch.hook.own_gpu import OwnGpu
+    from gpuwatch.hook.evidence import HostWatcher, OwnGpu
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
 _STEPS_SHOWN = 20_000
 """Rows of a window at most."""
 
+site_thresholds: Thresholds | None = None
+"""Those of the file that GPUWATCH_CONFIG named when the first Watch was made; None: the defaults."""
 
-class News(msgspec.Struct, frozen=True):
-    """What was folded since the last time."""
+
+def thresholds() -> Thresholds:
+    """Return what this process's own diagnosis compares with."""
+    from gpuwatch.diagnosis.thresholds import THRESHOLDS
+
+    return site_thresholds or THRESHOLDS
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What was applied since the last time."""
 
     steps: list[StepRecord]
     phases: list[PhaseRecord]
@@ -65,7 +74,7 @@ class Accounts:
         """Loader workers that a signal has killed, 256 at most."""
         self.failures = 0
         self.blind = False
-        """The hook has stopped recording: what comes after the watermark is unknown."""
+        """The hook has stopped recording: time after the watermark is unknown."""
         self.own_gpu: OwnGpu | None = None
         self._first_batches = 0
         self._first_waits_ns = 0
@@ -75,7 +84,7 @@ class Accounts:
 
     @property
     def watcher(self) -> HostWatcher:
-        """What this process sees of its node."""
+        """What this process measures of its node."""
         if self._watcher is None:
             from gpuwatch.hook.evidence import HostWatcher
 
@@ -84,7 +93,7 @@ class Accounts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
-        """Hold the lock; gives False where this thread holds it already, and then nothing may be changed: it is in the midst of that."""
+        """Hold the lock; yields False where this thread holds it already and is in the middle of a change, so that nothing may be changed."""
         with self.lock:
             if self._holder is not None:
                 yield False
@@ -95,8 +104,8 @@ class Accounts:
             finally:
                 self._holder = None
 
-    def forget_holder(self) -> None:
-        """Free the lock: called in a forked child, whose parent's threads may have held it."""
+    def replace_lock(self) -> None:
+        """Make a new lock: called in a forked child, whose parent's threads may have held the old one."""
         self.lock = threading.RLock()
         self._holder = None
 
@@ -105,9 +114,9 @@ class Accounts:
         """Whether this thread holds the lock by `held()`."""
         return self._holder == get_ident()
 
-    def fold(self, now_ns: int) -> None:
-        """Book all that the recorder has logged, and what is certain of the time since. Call with the lock held."""
-        with contextlib.suppress(IndexError):  # in one call: what a signal handler raises comes before or after it
+    def apply(self, now_ns: int) -> None:
+        """Book all that the recorder has logged, and the time since as far as it is certain. Call with the lock held."""
+        with contextlib.suppress(IndexError):  # one call: a signal handler raises before or after it
             self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
         steps, phases = self.timeline.fold()
         for step in steps:
@@ -123,11 +132,11 @@ class Accounts:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.timeline.book_stall(now_ns)
 
-    def take_news(self) -> News:
-        """Return what was folded since the last call. Call with the lock held."""
+    def take_delta(self) -> Delta:
+        """Return what was applied since the last call. Call with the lock held."""
         steps, phases = self._unsent
         self._unsent = ([], [])
-        return News(steps, phases, self.timeline.counts.steps - len(steps))
+        return Delta(steps, phases, self.timeline.counts.steps - len(steps))
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
@@ -137,7 +146,7 @@ class Accounts:
             "step_histogram": list(counts.step_histogram),
             "overhead_ns": overhead_ns + self.recorder.meter.cost_ns,
             "fetches_sampled": fetches.sampled,
-            "worker_fetches": fetches.looked,
+            "worker_fetches": fetches.from_workers,
             "ready_batches": fetches.ready,
             "empty_fetches": fetches.empty,
         }
@@ -150,7 +159,7 @@ class Accounts:
         )
 
     def settle_cost(self) -> None:
-        """Have the hook's own cost counted, and its sampling thinned where it is too much. Call with the lock held."""
+        """Update the hook's own cost, and the sampling rate that follows from it. Call with the lock held."""
         counts = self.timeline.counts
         self.recorder.meter.settle(counts.steps, self.recorder.fetches.sampled, counts.total_ns)
 
@@ -184,7 +193,7 @@ class Accounts:
             late = min(part, max(0, at - watermark))
             if late:
                 tail[state] = tail.get(state, 0) + late
-        missing = open_ns - sum(tail.values())  # the training thread went on while we read its slots
+        missing = open_ns - sum(tail.values())  # the training thread went on while its slots were read
         if missing > 0:
             tail[COMPUTE] = tail.get(COMPUTE, 0) + missing
         return tail
@@ -192,7 +201,7 @@ class Accounts:
     def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
         """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held.
 
-        Not `settled`: this interrupts the thread that books. What is booked holds; the tail is unknown.
+        Not `settled`: this interrupts the thread that books, so the tail is unknown.
         """
         from gpuwatch.diagnosis.window import make_window
 
@@ -228,11 +237,11 @@ class Accounts:
         return window, tail
 
     def _steps_in_proportion(self) -> list[StepRecord]:
-        """Return steps as a diagnosis may sum them: first batches among later ones as often as in the whole run.
+        """Return steps with first batches as frequent among them as in the whole run, so that a diagnosis may sum them.
 
-        Far more passes than steps are kept (256 first batches, the last 2,048 others), so with long passes a pause of a
-        second an hour would look like a tenth of the time. First batches are therefore thinned out. Where passes are so long
-        that not two of them would stay, though the pauses matter, the later steps are repeated instead.
+        First batches are kept from far more passes (256) than other steps are (the last 2,048), so with long passes a pause of a
+        second per hour would count as a tenth of the time. First batches are therefore sampled. Where passes are so long that fewer
+        than two would remain, though the pauses matter, the later steps are repeated instead.
         """
         firsts, later = list(self._epoch_starts), list(self._recent)
         others = self.timeline.counts.steps - self._first_batches
@@ -240,29 +249,29 @@ class Accounts:
             return sorted((*firsts, *later), key=lambda step: step.start_ns)
         wanted = min(len(firsts), round(len(later) * self._first_batches / others))
         if wanted < 2:
-            usual_ns = median(step.data_wait_ns for step in later)
-            lost_ns = self._first_waits_ns - usual_ns * self._first_batches
-            if lost_ns < this_process.thresholds().first_batch_share * self.timeline.counts.total_ns:
+            typical_ns = median(step.data_wait_ns for step in later)
+            lost_ns = self._first_waits_ns - typical_ns * self._first_batches
+            if lost_ns < thresholds().first_batch_share * self.timeline.counts.total_ns:
                 return later
             wanted = 2
             rows = min(_STEPS_SHOWN, 2 * others // self._first_batches)
             later *= max(1, round(rows / len(later)))
         stride = len(firsts) / wanted
         firsts = [firsts[-1 - int(stride * index)] for index in range(wanted)]
-        # Short passes: all that is kept of them are first batches, and later ones are thinned out.
+        # Short passes: most of what is kept are first batches, and the later steps are sampled.
         fitting = max(1, round(wanted * others / self._first_batches))
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
 
-    def look_at_host(self) -> None:
-        """Take a look at the node and the loader's workers. Without the lock: the kernel may keep us waiting."""
-        from gpuwatch.hook.own_gpu import OwnGpu
+    def sample_host(self) -> None:
+        """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""
+        from gpuwatch.hook.evidence import OwnGpu
 
         loader = self.loader
         self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
-        home = self.recorder.home
-        if home is not None and home.uuid and self.own_gpu is None:
-            self.own_gpu = OwnGpu(home.uuid)
-        trains = self.timeline.counts.steps >= this_process.thresholds().min_steps and not self.recorder.in_phase
+        device = self.recorder.timeline
+        if device is not None and device.uuid and self.own_gpu is None:
+            self.own_gpu = OwnGpu(device.uuid)
+        trains = self.timeline.counts.steps >= thresholds().min_steps and not self.recorder.in_phase
         if self.own_gpu is not None and trains:
             self.own_gpu.sample()
 
@@ -273,21 +282,21 @@ class Accounts:
         return msgspec.structs.replace(self.loader, batch_bytes=self.batch_bytes)
 
     def finish(self, now_ns: int) -> None:
-        """Book the tail: the run ends now. Call with the lock held."""
-        self.fold(now_ns)
+        """Book the time up to now, when the run ends. Call with the lock held."""
+        self.apply(now_ns)
         self.settle_cost()
         for state, ns in self.provisional_ns(now_ns).items():
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
 
 
 def activity(recorder: Recorder) -> str:
-    """Return what the training thread does, in the words of the wire: a copy is a part of the step."""
+    """Return what the training thread does, as it is published: a copy is a part of the step."""
     doing = recorder.doing()
     return IN_STEP if doing is TRANSFERRING else doing
 
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:
-    """Return the steps as a diagnosis looks at them: by the device's timeline where it measured them."""
+    """Return the steps as a diagnosis uses them: by the device's timeline where it measured them."""
     from gpuwatch.diagnosis.window import StepColumns
 
     waits = [step.data_wait_ns if step.exposed is None else step.exposed.input_wait_ns for step in steps]
@@ -306,7 +315,7 @@ def _columns(steps: Sequence[StepRecord]) -> StepColumns:
 
 
 def _states_s(step: StepRecord | None) -> dict[str, float]:
-    """Return a step's time by state, in seconds; empty for none."""
+    """Return a step's time by state, in seconds; empty without a step."""
     if step is None:
         return {}
     exposed = step.exposed
@@ -321,6 +330,6 @@ def _states_s(step: StepRecord | None) -> dict[str, float]:
 
 
 def device() -> str:
-    """Return what the training works on as far as it has been set up: "cuda", "xpu" … of torch, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
+    """Return what the training computes on, as far as it has been set up: torch's "cuda", "xpu" …, "jax:cuda", "jax:cpu" …, "tensorflow", else "cpu"."""
     torch = sys.modules.get("torch")
     return (device_in_use(torch) if torch is not None else None) or asynchronous_framework() or "cpu"

@@ -1,6 +1,6 @@
-"""What the training process itself can see of its node: CPU, pressure, /dev/shm, its loader workers.
+"""What the training process itself can measure of its node: CPU, pressure, /dev/shm, its loader workers, its GPU.
 
-Read every two seconds by the hook's background thread (about 0.1 ms), so that a verdict has its evidence without an agent, and
+Sampled every two seconds by the hook's background thread (about 0.1 ms), so that a verdict has its evidence without an agent, and
 from inside the container that the training runs in.
 """
 
@@ -11,22 +11,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.host.shm import shm_bytes
 
 T = TypeVar("T")
-_WORKERS_LOOKED_AT = 64
+_MAX_WORKERS = 64
 _MEMORY_EVERY = 8
-"""Looks for each one at memory."""
+"""Memory is read in one of so many samples."""
+_MIN_READINGS = 3
 
 
 @dataclass(frozen=True)
 class HostSample:
-    """One look at the node. Times in seconds; None: not measured."""
+    """One sample of the node. Times in seconds; None: not measured."""
 
     at_s: float
     cpu_busy_s: float | None
@@ -69,14 +70,14 @@ class HostWatcher:
         self._shm = shm
         self._samples: deque[HostSample] = deque(maxlen=keep)
         self._first: HostSample | None = None
-        self._looks = 0
+        self._taken = 0
         self._memory_available: int | None = None
         self.worker_private_bytes: int | None = None
-        """What one loader worker has of its own; None before that was looked at."""
+        """Private memory of one loader worker; None before it was read."""
         self._cores = usable_cores()
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
-        """Take one look."""
+        """Take one sample."""
         busy_total = _optional(lambda: proc.cpu_times_s(self._procfs))
         sample = HostSample(
             at_s=at_s,
@@ -87,20 +88,18 @@ class HostWatcher:
             shm=_optional(lambda: shm_bytes(self._shm)),
             worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, self._procfs),
             worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, self._procfs),
-            worker_waits=tuple(
-                w for pid in worker_pids[:_WORKERS_LOOKED_AT] if (w := blocked.blocked_on(pid, self._procfs))
-            ),
+            worker_waits=tuple(w for pid in worker_pids[:_MAX_WORKERS] if (w := blocked.blocked_on(pid, self._procfs))),
             quota=cgroup.quota(self._procfs, self._sysfs),
             received_bytes=_optional(lambda: proc.received_bytes("self", self._procfs)),
             disks=_optional(lambda: proc.disks(self._procfs)),
         )
-        if self._looks % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
-            self._look_at_memory(worker_pids)
-        self._looks += 1
+        if self._taken % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
+            self._sample_memory(worker_pids)
+        self._taken += 1
         self._samples.append(sample)
         self._first = self._first or sample
 
-    def _look_at_memory(self, worker_pids: Sequence[int]) -> None:
+    def _sample_memory(self, worker_pids: Sequence[int]) -> None:
         available = _optional(lambda: proc.memory_available_bytes(self._procfs))
         self._memory_available = cgroup.within_limit(available, self._procfs, self._sysfs)
         if worker_pids:
@@ -108,8 +107,8 @@ class HostWatcher:
             self.worker_private_bytes = self.worker_private_bytes if found is None else found
 
     def facts(self) -> HostFacts:
-        """Return means since the first look, which need two looks; /dev/shm is given at its fullest."""
-        samples = list(self._samples)  # another thread may be taking a look
+        """Return means since the first sample, which need two samples; of /dev/shm the maximum."""
+        samples = list(self._samples)  # another thread may be sampling
         if self._first is None or not samples:
             return HostFacts(cpu_cores=self._cores)
         first, last = self._first, samples[-1]
@@ -131,14 +130,14 @@ class HostWatcher:
         )
 
     def worker_cpu_ratios(self) -> tuple[float, ...] | None:
-        """Return the CPU use of each loader worker that lived when workers were last seen, 1.0 = one core.
+        """Return the CPU use of each loader worker, 1.0 = one core; None with fewer than two samples of them.
 
-        None with fewer than two looks at them. At the end of a pass the workers have gone, and yet it is them that it is about.
+        The workers are those of the last sample that has any: at the end of a pass they have gone.
         """
         return self._worker_ratios(lambda sample: sample.worker_cpu_s)
 
     def worker_busy_ratios(self) -> tuple[float, ...] | None:
-        """Return the same with the time in which a worker was ready to run and had no core; None where that is not told."""
+        """Return the same plus the time in which a worker was ready to run and had no core; None where that is not measured."""
         return self._worker_ratios(
             lambda sample: {
                 pid: cpu_s + sample.worker_queue_s[pid]
@@ -160,8 +159,47 @@ class HostWatcher:
         return tuple(ratios) if ratios else None
 
     def worker_waits(self) -> dict[str, float] | None:
-        """Return in which share of the samples workers were blocked on each of `blocked.WAITS`; None with too few samples."""
+        """Return the share of samples in which workers were blocked on each of `blocked.WAITS`; None with too few samples."""
         return blocked.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
+
+
+class OwnGpu:
+    """The mean of the driver's utilization readings of the training's GPU, where nvidia-ml-py is installed.
+
+    A reading costs a few microseconds and touches no CUDA context. The driver counts any kernel as busy, and other processes' kernels
+    too, so the mean is an upper bound of what this training keeps busy.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._nvml: Any = None
+        self._handle: Any = None
+        self._is_off = False
+        self._sum = 0.0
+        self._readings = 0
+
+    def sample(self) -> None:
+        """Take a reading; after a failure no further ones. The first call loads the library."""
+        if self._is_off:
+            return
+        try:
+            if self._handle is None:
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            percent = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+        except Exception:  # no such package, no driver, a MIG instance, a GPU that is gone
+            self._is_off = True
+            return
+        self._sum += percent / 100
+        self._readings += 1
+
+    def facts(self) -> tuple[GpuFacts, ...]:
+        """Return the GPU with its utilization so far; nothing with fewer than three readings."""
+        if self._is_off or self._readings < _MIN_READINGS:
+            return ()
+        return (GpuFacts("", self._uuid, utilization_ratio=self._sum / self._readings),)
 
 
 def _busiest(

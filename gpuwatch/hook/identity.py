@@ -1,4 +1,4 @@
-"""Who a training process is: run, rank, job, process. Read from the environment and /proc, once."""
+"""Who a training process is: run, rank, job, process; from the environment, /proc and, once it is initialised, torch.distributed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from gpuwatch.errors import NoData
+from gpuwatch.errors import NoData, pass_on
 from gpuwatch.host.proc import start_ticks as read_start_ticks
 
 MAX_NAME = 128
+
+_ASKED_AT_MOST = 120
+"""Times that a rank of several nodes asks for the run's id, twice a second, before it publishes under its own."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_RUN_KEY = "gpuwatch/run"
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -73,18 +79,14 @@ def identify(
     )
 
 
-def is_declared(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names the run, the same for all ranks on all nodes."""
-    return bool(_declared_run(environ))
-
-
 def script_name() -> str:
-    """Return a name for a run that was given none: the script's, e.g. "train.py"."""
+    """Return the default name of a run: the script's, e.g. "train.py"."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     return name[:MAX_NAME] if name not in ("", "-c", "-m") else "python"
 
 
 def _declared_run(environ: Mapping[str, str]) -> str:
+    """Return the run's id as the environment names it, the same for all ranks on all nodes; empty where it does not."""
     if declared := environ.get("GPUWATCH_RUN", "").strip():
         return declared
     if slurm := environ.get("SLURM_JOB_ID"):
@@ -97,7 +99,7 @@ def _declared_run(environ: Mapping[str, str]) -> str:
 def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher: int | None) -> str:
     """Return the id that the ranks of one node share by their parent: torchrun, which by default names no run, or `launcher`.
 
-    Several worlds of one parent differ in their port. Nothing tells two nodes that they belong together.
+    Several worlds of one parent differ in their port. Two nodes cannot know from this that they belong together.
     """
     if "TORCHELASTIC_RUN_ID" in environ and _integer(environ, _WORLD_SIZE, 1) > 1:
         parent = os.getppid()
@@ -135,3 +137,123 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+class Membership:
+    """A process's identity: from the environment at first, from torch.distributed once that is initialised.
+
+    It is settled then, or when the first training step was made, and does not change any more. torch is never imported. Only the id of an
+    unnamed run on several nodes is read from torch's own store.
+    """
+
+    def __init__(
+        self,
+        suffix: str = "",
+        forked: bool = False,
+        environ: Mapping[str, str] = os.environ,
+        procfs: Path = Path("/proc"),
+    ) -> None:
+        """`suffix` distinguishes a second run of this process; `forked`: its parent has a run too, whose id it must not take."""
+        self._suffix = suffix
+        self._environ = environ
+        self._procfs = procfs
+        self._settled = False
+        self._child = _parent() is not None
+        own = f"-fork{os.getpid()}" if forked else ""
+        who = identify(environ, procfs)
+        self._run = who.run
+        """Without the suffix."""
+        self._asked = 0
+        self._agreed = bool(_declared_run(environ))
+        self.identity = _suffixed(who, own + suffix)
+
+    def update(self, stepping: bool, stepped: bool, ask: bool = False) -> bool:
+        """Update the identity, and return whether the process may publish a run by now. `ask`: this thread may wait for the network.
+
+        A child that multiprocessing made may be a rank, a loader's worker or anything: it publishes nothing before torch.distributed is
+        initialised or a step is open (`stepping`) or made (`stepped`).
+        """
+        if self._settled and self._agreed:
+            return True
+        if not self._settled:
+            world = _world()
+            if world is not None and world[1] > 1:
+                self.identity = self._in_world(*world)
+            self._settled = stepped or world is not None
+        if ask and not self._agreed:
+            self._agree()
+        if not self._agreed and self._spans_nodes and "TORCHELASTIC_RUN_ID" in self._environ:
+            return False  # the other nodes are known to come
+        return self._settled or stepping or not self._child
+
+    def stop_asking(self) -> None:
+        """Publish under the present id: the process ends."""
+        self._agreed = True
+
+    @property
+    def _spans_nodes(self) -> bool:
+        """Whether other nodes have ranks too, as far as the launcher's variables show."""
+        local = self._environ.get("LOCAL_WORLD_SIZE", "")
+        return self.identity.world_size > (int(local) if local.isdigit() else 1)
+
+    def _agree(self) -> None:
+        self._asked += 1
+        world = _world()
+        if world is None or not self._spans_nodes:
+            self._agreed = self._settled or self._asked >= _ASKED_AT_MOST
+            return
+        try:
+            found = _agreed_run(world[0], self._run)
+        except Exception as error:  # no store, or one that is torn down meanwhile
+            pass_on(error)
+            self._agreed = True
+            return
+        self._agreed = found is not None or self._asked >= _ASKED_AT_MOST
+        if found is not None:
+            self.identity = _suffixed(replace(self.identity, run=found), self._suffix)
+
+    def _in_world(self, rank: int, world_size: int) -> Identity:
+        who = identify(self._environ, self._procfs, launcher=_parent())
+        here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
+        self._run = who.run
+        local_rank = rank if here == world_size and "LOCAL_RANK" not in self._environ else who.local_rank
+        return _suffixed(
+            replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here), self._suffix
+        )
+
+
+def _agreed_run(rank: int, own: str) -> str | None:
+    """Return the run id that all ranks use: rank 0 sets its own in torch.distributed's store, the others read it; None while it is not set.
+
+    Nothing waits for the key, and no collective runs. Called by the background thread only, as it may go over the network.
+    Raises: whatever the store does, also where there is none.
+    """
+    store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+    if rank == 0:
+        store.set(_RUN_KEY, own)
+        return own
+    return str(store.get(_RUN_KEY).decode()) if store.check([_RUN_KEY]) else None
+
+
+def _suffixed(who: Identity, suffix: str) -> Identity:
+    return replace(who, run=who.run[: MAX_NAME - len(suffix)] + suffix)
+
+
+def _world() -> tuple[int, int] | None:
+    """Return (rank, world size) of torch.distributed's default group; None while there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+    except Exception as error:  # still being imported, or torn down meanwhile
+        pass_on(error)
+        return None
+    return (rank, world_size) if 0 <= rank < world_size else None
+
+
+def _parent() -> int | None:
+    """Return the pid of the process that made this one by multiprocessing, None for any other process."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
+    return None if parent is None else parent.pid

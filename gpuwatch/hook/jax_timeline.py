@@ -1,13 +1,13 @@
-"""JAX's device timeline: when the device was done with a step, from `Array.is_ready()`, which is polled and never waited for.
+"""JAX's device timeline: when the device had finished a step, from `Array.is_ready()`, which is polled and never waited for.
 
-JAX returns from a computation before the device has run it, and has no timing events. But each array tells whether it is computed. When the
-next batch is requested, the arrays that are not ready are noted; a thread asks them about every millisecond until the batch is in hand. From
-the moment at which all were ready the device was idle, and the wait for the batch was felt. Where they are not ready when the batch is in
-hand, all of the wait was hidden.
+JAX returns from a computation before the device has run it, and has no timing events. But each array knows whether it is computed. When the
+next batch is requested, the arrays that are not ready are noted; a thread polls them about every millisecond until the batch has come. From
+the moment at which all were ready the device was idle, and the wait for the batch was exposed. Where they are not ready when the batch has
+come, all of the wait was hidden.
 
-Only weak references are kept, so that no array lives longer than the training lets it. An array that is deleted or donated is not asked: some
-versions of jaxlib crash the process then. The two questions, "deleted?" and "ready?", are asked from C without a line of Python in between, so
-that no other thread can delete the array meanwhile; without the interpreter's lock this cannot be, and JAX is not measured there.
+Only weak references are kept, so that no array lives longer. A deleted or donated array is not polled: some versions of jaxlib crash then.
+`is_deleted` and `is_ready` are called from C without a line of Python in between, so that no other thread can delete the array meanwhile;
+without the interpreter's lock that cannot be prevented, and JAX is not measured.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpuwatch.ledger.device_timeline import DeviceTimeline, DeviceTimes, Piece
 
 POLL_NS = 1_000_000
 _BACKOFF = 50
-"""What has been waited for long is asked at intervals of a fiftieth of that."""
-ASKED = 32
-"""So many of the newest live arrays are asked, and as many of the others, evenly spread: a step's results become ready together."""
+"""After a long wait arrays are polled at intervals of a fiftieth of it."""
+POLLED = 32
+"""So many of the newest live arrays are polled, and as many of the others, evenly spread: a step's results become ready together."""
 _BEGINS_AT_ONCE_NS = 1_000_000
-"""A step that begins so soon after the one before has not waited for its batch yet: `with w.data()` may follow in it."""
+"""A step that begins so soon after the previous one has not waited for its batch yet: `with w.data()` may follow in it."""
 _is_deleted, _is_ready = methodcaller("is_deleted"), methodcaller("is_ready")
 
 
@@ -48,7 +48,7 @@ torch_steps = _TorchSteps()
 def asynchronous_framework() -> str | None:
     """Return what computes asynchronously in this process: "jax:cpu", "jax:cuda", "jax:tpu", "tensorflow"; None where torch trains, or nothing does.
 
-    Only asks what the user's code has set up by now. TensorFlow on the CPU alone is synchronous.
+    Only what the user's code has set up by now counts. TensorFlow on the CPU alone is synchronous.
     """
     if torch_steps.seen:
         return None
@@ -87,7 +87,7 @@ def jax_timeline(clock: Callable[[], int]) -> JaxTimeline | None:
 
 
 class Moment:
-    """When the device was done with all that it had been given by one moment, as far as it was seen."""
+    """When the device had finished all that was queued by one moment, as far as polling has seen it."""
 
     __slots__ = ("_waiting", "asked_ns", "is_closed", "ready_ns", "unready_ns")
 
@@ -95,14 +95,14 @@ class Moment:
         unready = filterfalse(_is_ready, filterfalse(_is_deleted, arrays))
         self._waiting = [weakref.ref(array) for array in list(unready)]
         self.asked_ns = self.unready_ns = at_ns
-        """When it was at work, as was seen last."""
+        """When it was last seen at work."""
         self.is_closed = not self._waiting
-        """No array is asked any more."""
+        """No array is polled any more."""
         self.ready_ns = at_ns if self.is_closed else None
-        """When it was done; None: not yet, or the arrays were gone before that was seen."""
+        """When it had finished; None: not yet, or the arrays were gone before that was seen."""
 
-    def look(self, clock: Callable[[], int]) -> None:
-        """Ask the arrays. It was done halfway between this time and the last one: on average that is neither early nor late."""
+    def poll(self, clock: Callable[[], int]) -> None:
+        """Poll the arrays. The end is taken as halfway between this poll and the last one: unbiased on average."""
         if self.is_closed:
             return
         now_ns, seen, waiting = clock(), False, self._waiting
@@ -120,7 +120,7 @@ class Moment:
 
 
 class JaxArrays:
-    """The live arrays of JAX's default device, and the thread that asks them. Has what the device's timeline needs of `Events`."""
+    """The live arrays of JAX's default device, and the thread that polls them. Has what the device's timeline needs of `Events`."""
 
     def __init__(self, live_arrays: Callable[[], Sequence[Any]], clock: Callable[[], int]) -> None:
         self.foreign = 0
@@ -129,7 +129,7 @@ class JaxArrays:
         self.moment: Moment | None = None
         """The one that is polled."""
         self.lock = threading.RLock()
-        """Held while arrays are asked, so that the training thread does not go on to delete one meanwhile."""
+        """Held while arrays are polled, so that the training thread does not delete one meanwhile."""
         self._wake = threading.Event()
         self._is_over = False
 
@@ -141,7 +141,7 @@ class JaxArrays:
         self._wake.set()
 
     def note(self, at_ns: int) -> Moment:
-        """Return the moment at which the device will be done with what it has been given by now; poll it from now on."""
+        """Return the moment at which the device will have finished what is queued by now; poll it from now on."""
         with self.lock:
             self.moment = moment = self.all_done(at_ns)
         if not moment.is_closed:
@@ -151,20 +151,20 @@ class JaxArrays:
     def all_done(self, at_ns: int) -> Moment:
         """Return the same moment, not polled."""
         live = self._live_arrays()
-        others = live[ASKED:]
-        return Moment((*live[:ASKED], *others[:: 1 + len(others) // ASKED]), at_ns)
+        others = live[POLLED:]
+        return Moment((*live[:POLLED], *others[:: 1 + len(others) // POLLED]), at_ns)
 
-    def look(self) -> None:
-        """Ask the arrays of the moment that is polled."""
+    def poll(self) -> None:
+        """Poll the arrays of the current moment."""
         with self.lock:
             if self.moment is not None:
-                self.moment.look(self.clock)
+                self.moment.poll(self.clock)
 
     def usable(self) -> bool:
         return True
 
     def saw(self, device: Any) -> None:
-        """Torch's devices are none of JAX's."""
+        """Torch's devices are not JAX's."""
 
     def _run(self) -> None:
         while not self._is_over:
@@ -173,15 +173,15 @@ class JaxArrays:
             while (moment := self.moment) is not None and not moment.is_closed:
                 time.sleep(max(POLL_NS, (self.clock() - moment.asked_ns) // _BACKOFF) / 1e9)
                 try:
-                    self.look()
-                except Exception:  # what the arrays cannot say is not measured; the training thread meets the error too
+                    self.poll()
+                except Exception:  # not measured then; the training thread gets the error too
                     moment.is_closed = True
 
 
 class JaxTimeline(DeviceTimeline):
-    """Gives pieces of steps the device's times, as `DeviceTimeline` does. Called in the training thread only; none raises.
+    """Sets the device's times of pieces of steps, as `DeviceTimeline` does. Called in the training thread only; nothing raises.
 
-    Not measured: copies (a part of `compute`, or of the wait), the host's work within a step, how far the device was behind the host.
+    Not measured: copies (a part of `compute`, or of the wait), the host's work within a step, the device's lag behind the host.
     """
 
     __slots__ = ("_arrays", "_before", "_gap_ns", "_last_piece")
@@ -190,7 +190,7 @@ class JaxTimeline(DeviceTimeline):
         super().__init__(arrays)  # type: ignore[arg-type]  # it records no events
         self._arrays = arrays
         self._before: Moment | None = None
-        """When the device was done with what came before the next batch."""
+        """When the device had finished what came before the next batch."""
         self._last_piece: tuple[Piece, int] | None = None
         """The last piece and the gap before it, while it waits for that."""
         self._gap_ns = 0
@@ -209,10 +209,10 @@ class JaxTimeline(DeviceTimeline):
         piece, before = self._open, self._before
         if before is None or self.error is not None:
             return
-        self._arrays.look()
+        self._arrays.poll()
         done_ns = before.ready_ns
         if piece is not None and (done_ns is None or self._arrays.all_done(at_ns).ready_ns is None):
-            return  # the device is at work: this wait is hidden, or it is not known what of it is
+            return  # the device is at work: this wait is hidden, or the hidden part is not known
         self._open = piece = piece or Piece(at_ns, detailed=False)
         piece.begin_ns = at_ns
         self._gap_ns = 0 if done_ns is None else max(0, at_ns - done_ns)
@@ -240,7 +240,7 @@ class JaxTimeline(DeviceTimeline):
             self._settle(before.unready_ns)
 
     def _settle(self, else_ns: int) -> None:
-        """Give the last piece its times: the device was done with it when the arrays were ready; at `else_ns` where that is not known."""
+        """Set the last piece's times: the device had finished it when the arrays were ready; at `else_ns` where that is not known."""
         if self._last_piece is None or self._before is None:
             return
         (piece, gap_ns), self._last_piece = self._last_piece, None
@@ -253,7 +253,7 @@ class JaxTimeline(DeviceTimeline):
         return None
 
     def launched(self, at_ns: int) -> None:
-        """An optimizer of torch's."""
+        """An optimizer of torch: not JAX's."""
 
     @property
     def is_astray(self) -> bool:

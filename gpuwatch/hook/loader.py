@@ -1,41 +1,47 @@
-"""A loader that is watched: any iterable of batches that keeps behaving as it did.
+"""A loader that is watched: any iterable of batches that behaves as before.
 
-`iter()` starts workers when the loader would, and `len()`, attributes and exceptions pass through unchanged.
+`iter()` starts workers when the loader would, and `len()`, attributes and exceptions pass through unchanged. A watched loader that Accelerate
+prepares stays watched.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from importlib import import_module
+from itertools import cycle
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from gpuwatch.hook.watch import Watch
+from gpuwatch.hook.loop import SAMPLE_QUICK_EVERY, Count, Loop
+from gpuwatch.hook.session import Session
+from gpuwatch.hook.torch.patches import Patches
 
 T = TypeVar("T")
-Samples = Callable[[Any], int]
+
+_TURNS = (*(False,) * (SAMPLE_QUICK_EVERY - 1), True)
+"""One in so many steps is left to the loop, which may sample it."""
 
 
 class WatchedLoader(Generic[T]):
     """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
 
-    _gpuwatch_watch: Watch
+    _gpuwatch_session: Session
     _gpuwatch_loader: Iterable[T]
     _gpuwatch_to: Any
-    _gpuwatch_samples: Samples | None
-    _gpuwatch_tokens: Samples | None
+    _gpuwatch_samples: Count | None
+    _gpuwatch_tokens: Count | None
     _gpuwatch_pass: Iterator[T] | None
 
     def __init__(
         self,
-        watch: Watch,
+        session: Session,
         loader: Iterable[T],
         to: Any = None,
-        samples: Samples | None = None,
-        tokens: Samples | None = None,
+        samples: Count | None = None,
+        tokens: Count | None = None,
     ) -> None:
         vars(self).update(
-            _gpuwatch_watch=watch,
+            _gpuwatch_session=session,
             _gpuwatch_loader=loader,
             _gpuwatch_to=to,
             _gpuwatch_samples=samples,
@@ -44,19 +50,18 @@ class WatchedLoader(Generic[T]):
         )
 
     def __iter__(self) -> Iterator[T]:
-        return self._gpuwatch_begin()
-
-    def _gpuwatch_begin(self) -> Iterator[T]:
-        return self._gpuwatch_watch._loop(
-            self._gpuwatch_loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
+        options = self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
+        iterator: Iterator[T] = WatchedIterator(
+            Loop(self._gpuwatch_session, self._gpuwatch_loader, *options, has_settings=True)
         )
+        return iterator
 
     def __next__(self) -> T:
         """Return the next batch of a generator or another iterator, as it would itself."""
         if not isinstance(self._gpuwatch_loader, Iterator):
             raise TypeError(f"{type(self._gpuwatch_loader).__name__!r} object is not an iterator")
         if self._gpuwatch_pass is None:
-            self._gpuwatch_pass = self._gpuwatch_begin()
+            self._gpuwatch_pass = iter(self)
         return next(self._gpuwatch_pass)
 
     def __len__(self) -> int:
@@ -66,7 +71,7 @@ class WatchedLoader(Generic[T]):
         return bool(self._gpuwatch_loader)
 
     def __getattr__(self, name: str) -> Any:
-        # Special methods are not handed on: copy and pickle would then copy the loader in this object's place.
+        # Special methods are not passed through: copy and pickle would copy the bare loader.
         if name.startswith(("_gpuwatch_", "__")):
             raise AttributeError(name)
         return getattr(self._gpuwatch_loader, name)
@@ -93,9 +98,8 @@ class WatchedLoader(Generic[T]):
         return self._gpuwatch_around(copy.deepcopy(self._gpuwatch_loader, memo))
 
     def _gpuwatch_around(self, loader: Iterable[T]) -> WatchedLoader[T]:
-        return WatchedLoader(
-            self._gpuwatch_watch, loader, self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
-        )
+        options = self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
+        return WatchedLoader(self._gpuwatch_session, loader, *options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
@@ -105,6 +109,121 @@ class WatchedLoader(Generic[T]):
         return f"gpuwatch.watch({self._gpuwatch_loader!r})"
 
 
+class WatchedIterator(map):  # type: ignore[type-arg]  # not generic at run time
+    """One pass over a loader, which ends when this is dropped. Everything but fetching is the loader's own iterator's.
+
+    `map` and `cycle` call the recorder's fast path and count its calls without an attribute look-up or a line of Python.
+    """
+
+    _loop: Loop[Any]
+
+    def __new__(cls, loop: Loop[Any]) -> WatchedIterator:
+        return super().__new__(cls, loop.recorder.fast_path(loop), cycle(_TURNS))
+
+    def __init__(self, loop: Loop[Any]) -> None:
+        self._loop = loop
+
+    def __len__(self) -> int:
+        return len(self._loop.iterator)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self._loop.iterator)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self._loop.iterator)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy deeply and pickle as the loader's own iterator, if that can."""
+        return as_it_is, (self._loop.iterator,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loop":
+            raise AttributeError(name)
+        return getattr(self._loop.iterator, name)
+
+    def __del__(self) -> None:
+        # `break` and an exception in the loop's body drop the iterator: CPython calls this at once.
+        try:  # noqa: SIM105  # contextlib may be gone by then
+            self._loop.dropped()
+        except Exception:  # the interpreter may be shutting down
+            pass
+
+
 def as_it_is(loader: T) -> T:
-    """Return what it is given: what a pickle of something watched is made of."""
+    """Return the argument: how something watched is unpickled."""
     return loader
+
+
+class PreparedLoader:
+    """A loader that Accelerate prepared, its copies to the device timed; everything but its iteration is its own."""
+
+    def __init__(self, loader: Any, session: Callable[[], Session | None]) -> None:
+        """`session` returns that of the innermost open Watch."""
+        vars(self).update(_loader=loader, _session=session)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(iter(self._loader))
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        def iterate(original: Any, loader: Any) -> Any:
+            """Make the iterator of the DataLoader inside, and note its workers."""
+            iterator, session = original(loader), self._session()
+            if session is not None:
+                session.guard(lambda: session.note_loader(loader, iterator), "reading the loader's settings")
+            return iterator
+
+        patches = Patches()
+        time_accelerate_copies(patches, self._session)
+        patches.wrap(import_module("torch.utils.data").DataLoader, "__iter__", iterate)
+        try:
+            yield from batches
+        finally:
+            patches.restore()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+
+def time_accelerate_copies(patches: Patches, session: Callable[[], Session | None]) -> None:
+    """Count the copies of Accelerate's loaders as `transfer` of the session that is returned.
+
+    They move a batch inside their fetch, by a function of their module: nothing between is public.
+    """
+
+    def send(original: Any, *args: Any, **kwargs: Any) -> Any:
+        current = session()
+        if current is None:
+            return original(*args, **kwargs)
+        with current.transfer:
+            return original(*args, **kwargs)
+
+    patches.wrap(import_module("accelerate.data_loader"), "send_to_device", send)
+
+
+def watch_prepared_loaders(session: Callable[[], Session | None]) -> Patches:
+    """Return patches by which `accelerator.prepare` and `skip_first_batches` accept a watched loader, and return one.
+
+    `prepare` itself is looked up before its argument `watch(loader)` is made, so what it calls for each object is wrapped.
+    """
+    accelerator = import_module("accelerate.accelerator").Accelerator
+
+    def prepare(original: Any, self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(given, WatchedLoader):
+            return original(self, given, *args, **kwargs)
+        bare = given._gpuwatch_loader
+        bare = bare._loader if isinstance(bare, PreparedLoader) else bare
+        prepared = original(self, bare, *args, **kwargs)
+        return given if prepared is bare else given._gpuwatch_around(PreparedLoader(prepared, session))
+
+    patches = Patches()
+    patches.wrap(accelerator, "_prepare_one", prepare)
+    patches.wrap(accelerator, "skip_first_batches", prepare)
+    return patches

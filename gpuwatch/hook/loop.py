@@ -1,7 +1,7 @@
-"""One pass over a watched loader: each batch asked for ends the step before it.
+"""One pass over a watched loader: each request for a batch ends the step before it.
 
-The usual step of a loop is written out in `watched_iterator`. Here is every step: the first of a pass, one with a device's timeline, one that
-is looked at closely, one in which something else began or ended. A thread that is not the training thread is not measured.
+`Recorder.fast_path` takes the ordinary steps of a loop. All others are taken here: the first of a pass, one that is sampled, one in which
+something else began or ended. A thread that is not the training thread is not measured.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.batches import move, sample_counter
-from gpuwatch.hook.events import DATA_WAIT, IN_STEP, LOOSE, STEP, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
-from gpuwatch.hook.loader import Samples
+from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.sampling import Looks
+from gpuwatch.hook.session import Session
+from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL
 
-if TYPE_CHECKING:
-    from gpuwatch.hook.watch import Watch
-
+L = TypeVar("L")
 T = TypeVar("T")
+Count = Callable[[Any], int]
+"""Returns a batch's number of samples or tokens."""
+
+SAMPLE_QUICK_EVERY = 32
+"""One in so many quick fetches is sampled."""
+QUICK_FETCH_NS = 1_000_000
+"""Reading the CPU time costs 4 µs: nothing compared with a slow fetch, and a quick one is no bottleneck. Every other sample only meters the hook."""
 
 
 class Loop(Generic[T]):
@@ -30,45 +35,46 @@ class Loop(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_first",
+        "_is_known",
         "_level",
-        "_looks",
         "_nested",
-        "_to",
+        "_reports",
+        "_sampling",
+        "_session",
         "_tokens",
-        "_watch",
         "fetch",
-        "is_known",
-        "is_last_word",
         "is_open",
         "iterator",
         "owner",
         "recorder",
         "samples",
+        "to",
         "training",
     )
 
     def __init__(
         self,
-        watch: Watch,
+        session: Session,
         loader: Iterable[T],
         to: Any = None,
-        samples: Samples | None = None,
-        tokens: Samples | None = None,
+        samples: Count | None = None,
+        tokens: Count | None = None,
         has_settings: bool = False,
+        reports: bool = True,
     ) -> None:
-        self._watch = watch
-        self.recorder = recorder = watch._recorder
-        self._to = to
+        """`has_settings`: the loader's settings are of interest. `reports`: the end of this pass may be the end of the run, and prints a verdict."""
+        session.start()
+        self._session = session
+        self.recorder = recorder = session.recorder
+        self.to = to
         self.samples = samples
         self._tokens = tokens
         self.owner = object()
-        """Stands for this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
+        """Represents this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
         self._first = True
-        self._looks = Looks(recorder, watch._find_device, watch._verdicts.print_early)
-        self._nested = False
-        self.training = self.is_known = False
-        self.is_last_word = True
-        """Its end may be the end of the run, so that a verdict is due."""
+        self._sampling = Sampling(recorder, session.find_device, session.verdicts.print_early)
+        self._nested = self.training = self._is_known = False
+        self._reports = reports
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
         if not self.is_open:
@@ -91,125 +97,82 @@ class Loop(Generic[T]):
             recorder.end_part(recorder.clock())
             self._close()
             raise
-        watch._loop_begins(self, loader, has_settings)
+        # The settings of an evaluation's loader do not affect the training.
+        self._is_known = session.begin_pass(self, loader, self.iterator, has_settings and self.training)
         recorder.end_part(recorder.clock(), more_follows=True)
-        self.fetch = recorder.fetches.looking(self.iterator) if self.training else self.iterator.__next__
+        self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
+        session.find_device()  # after the first wait, which began without a device
 
     def _is_evaluation(self) -> bool:
         """Whether this loop is one without gradients in a run that trains: the loop of an evaluation."""
         torch = sys.modules.get("torch")
-        if torch is None or not self._watch._trained_with_gradients or self.recorder.in_phase:
+        if torch is None or not self._session.trained_with_gradients or self.recorder.in_phase:
             return False
         return not torch.is_grad_enabled()
 
-    def ask(self, usual: Callable[[Loop[T]], T]) -> T:
-        """End the open step and return the next one's batch, whatever else is going on. `usual` takes a usual step."""
-        recorder = self.recorder
+    def ask(self) -> T:
+        """End the open step and return the next one's batch, whatever else is going on."""
+        recorder, owner = self.recorder, self.owner
         if recorder.thread != get_ident() or not self.is_open:
-            batch = self.fetch()
-            return batch if self._to is None else move(batch, self._to)
-        if recorder.steady is self.owner:
-            if not self._looks.is_due_for_usual():
-                return usual(self)
-            if self._looks.meters_next:
-                return self._looks.meter_usual(usual, self)
+            return self._moved(self.fetch())
+        if recorder.steady is owner:
+            if not self._sampling.is_due():
+                return take_fast(self)
+            if self._sampling.meters_next:
+                return self._sampling.meter(take_fast, self)
         if recorder.steady is not None:
             recorder.leave_steady()
-        # With a device's timeline this is every step, so that it is written out too. While a `data()` or `transfer()` is open the activity is another one.
-        if recorder.step_owner is self.owner and recorder.activity is IN_STEP:
-            begin = recorder.clock()
-            device, piece = recorder.device, None
-            if device is not None:
-                piece = device.end(begin)
-                if device.attention:
-                    recorder.attend(begin)
-            recorder.log.append(
-                (
-                    STEP,
-                    recorder.begin_ns,
-                    begin,
-                    recorder.data_ns,
-                    recorder.transfer_ns,
-                    recorder.samples,
-                    recorder.epoch_start,
-                    piece,
-                )
-            )
-            recorder.unfed = recorder.epoch_start = False
-            recorder.begin_ns = recorder.mark_ns = begin
-            recorder.data_ns = recorder.transfer_ns = 0
-            recorder.samples = UNKNOWN_SAMPLES
-        else:
+        # While a `data()` or `transfer()` is open the activity is another one.
+        follows = recorder.step_owner is owner and recorder.activity is IN_STEP
+        if not follows:
             if recorder.level != self._level:
                 self._settle_level()
-            begin = recorder.clock()
-            if recorder.parts or (recorder.in_step and recorder.step_owner is not self.owner):
-                return self._fetch_slowly(begin)
-            recorder.begin_step(self.owner, begin)
-        recorder.activity = DATA_WAIT
-        recorder.countdown = countdown = recorder.countdown - 1
+            if recorder.parts or (recorder.in_step and recorder.step_owner is not owner):
+                return self._ask_inside(recorder.clock())
+        begin = recorder.clock()
+        is_sampled = recorder.next_step(owner, begin, follows)
         try:
-            batch = self.fetch() if countdown else self._looks.fetch(self.fetch, begin, self._first)
+            batch = self._sampling.fetch(self.fetch, begin, self._first) if is_sampled else self.fetch()
         except BaseException as error:
-            self.nothing_came(error)
+            self.got_no_batch(error)
             raise
-        batch = self.came(batch, recorder.clock())
-        if not countdown:
-            self._looks.note_cost()
+        batch = self.got_batch(batch, recorder.clock())
+        if is_sampled:
+            self._sampling.note_cost()
         return batch
 
-    def came(self, batch: T, at_ns: int) -> T:
-        """The batch that was asked for has come: return it, on the device if it is to be moved there."""
+    def got_batch(self, batch: T, at_ns: int) -> T:
+        """Return the batch that the open step waited for, on the device if it is to be moved there."""
         recorder = self.recorder
         if recorder.step_owner is not self.owner:  # the main thread has taken over, or the run was closed, in the fetch
-            return batch if self._to is None else move(batch, self._to)
-        if self._first:  # a part of the wait, as all that gpuwatch does before a batch
+            return self._moved(batch)
+        if self._first:  # a part of the wait, like all that gpuwatch does before a batch
             self._note_first(batch)
             at_ns = recorder.clock()
-        recorder.data_ns += at_ns - recorder.mark_ns
-        recorder.activity = IN_STEP
-        if recorder.device is not None:
-            recorder.device.begin(at_ns)
-        count = self.samples
-        if count is not None:
-            try:
-                recorder.samples = count(batch)
-            except Exception as error:
-                self.cannot_count(error)
-        if self._to is not None:
-            return self._moved(batch)
-        if recorder.device is None and self._looks.is_quick and not recorder.epoch_start:
-            recorder.fed_ns = recorder.begin_ns + recorder.data_ns
-            recorder.steady = self.owner
+        recorder.batch_ready(at_ns)
+        self._count(batch)
+        if self.to is not None:
+            return recorder.timed_copy(move, batch, self.to)
+        if recorder.active_timeline is None and self._sampling.is_quick and not recorder.epoch_start:
+            recorder.become_steady()
         return batch
 
-    def nothing_came(self, error: BaseException) -> None:
+    def got_no_batch(self, error: BaseException) -> None:
         """The loader has come to its end, or raised: then the loop may go on to ask for the next batch, and stays open."""
+        recorder = self.recorder
         if isinstance(error, StopIteration) and self.is_open:
-            self.recorder.poll(self.recorder.clock())
-            self._close(unfed=True)
+            recorder.poll(recorder.clock())
+            self._close(without_batch=True)
             return
-        self._got_nothing()
+        self._abandon_step()
         if not isinstance(error, StopIteration):
-            self._watch._fetch_failed(error)
+            self._session.fetch_failed(error)
 
     def _moved(self, batch: T) -> T:
-        """Return the batch on the device, its copy timed by both clocks."""
-        recorder = self.recorder
-        recorder.activity = TRANSFERRING  # not timed once more by the watch on Tensor.to
-        recorder.mark_ns = begin = recorder.clock()
-        device = recorder.device
-        token = device.copy_begins(begin, follows=True) if device is not None else None
-        try:
-            batch = move(batch, self._to)
-        finally:
-            if device is not None:
-                device.copy_ends(token)
-            recorder.transfer_ns += recorder.clock() - begin
-            recorder.activity = IN_STEP
-        return batch
+        """Return the batch on the device, not timed, if it is to be moved there."""
+        return batch if self.to is None else move(batch, self.to)
 
-    def _fetch_slowly(self, begin: int) -> T:
+    def _ask_inside(self, begin: int) -> T:
         """Fetch inside an open `step()`, `data()` or `transfer()`, or for a step that another loader feeds too (zip)."""
         recorder = self.recorder
         if not recorder.in_step or recorder.step_owner is LOOSE or recorder.step_owner is self.owner:
@@ -221,55 +184,56 @@ class Loop(Generic[T]):
         except BaseException as error:
             recorder.end_part(recorder.clock())
             if mine:
-                self._got_nothing()
+                self._abandon_step()
             if not isinstance(error, StopIteration):
-                self._watch._fetch_failed(error)
+                self._session.fetch_failed(error)
             else:
-                recorder.unfed = recorder.in_step and recorder.step_owner is not LOOSE
+                recorder.no_second_batch()
                 self._close()
             raise
         recorder.end_part(recorder.clock())
-        recorder.unfed = False
+        recorder.got_second_batch()
         if self._first:
             self._note_first(batch)
         if recorder.samples == UNKNOWN_SAMPLES:
             self._count(batch)
-        if self._to is not None:
+        if self.to is not None:
             recorder.begin_part(TRANSFERRING, recorder.clock())
             try:
-                batch = move(batch, self._to)
+                batch = move(batch, self.to)
             finally:
                 recorder.end_part(recorder.clock())
         return batch
 
-    def _got_nothing(self) -> None:
-        """The loader raised, or has come to its end: this step was none."""
+    def _abandon_step(self) -> None:
+        """Discard the open step: the loader raised, or has come to its end."""
         if self.recorder.step_owner is self.owner:
             self.recorder.abandon(self.recorder.clock())
 
     def _note_first(self, batch: Any) -> None:
-        """Note what only a batch can tell, once a pass."""
+        """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.epoch_start = True
+        self.recorder.begin_epoch()
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:
-            self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._watch)
+            self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
-            self._watch._first_batch(self, batch)
+            self._session.first_batch(batch, self._is_known)
 
     def _count(self, batch: T) -> None:
-        """Set the number of samples of the open step, where they are counted. What every step goes through has this written out."""
+        """Set the number of samples of the open step, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
-                self.recorder.samples = self.samples(batch)
+                self.recorder.set_samples(self.samples(batch))
             except Exception as error:
                 self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
-        """Counting this batch's samples has failed: count none any more."""
-        self.samples, self.recorder.samples = None, UNKNOWN_SAMPLES
-        self._watch._failed("counting a batch's samples", error)
+        """Counting this batch's samples has failed: stop counting."""
+        self.samples = None
+        self.recorder.set_samples(UNKNOWN_SAMPLES)
+        self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:
         """Leave what was entered inside this loop's last step and not left, such as a nested loop that was broken off."""
@@ -280,28 +244,29 @@ class Loop(Generic[T]):
         else:  # it goes on outside of the phase in which it began
             self._level, self._nested = recorder.level, False
 
-    def _close(self, unfed: bool = False) -> None:
+    def _close(self, without_batch: bool = False) -> None:
         """End this loop's open step and, for a nested loop, go on with what it interrupted.
 
-        `unfed`: the step got no batch. What gpuwatch does at the end is then a part of the wait for one.
+        `without_batch`: the step got none. What gpuwatch does at the end is then a part of the wait for one.
         """
         if not self.is_open:
             return
         self.is_open = False
         recorder = self.recorder
-        if not unfed:
+        if not without_batch:
             self._leave(recorder.clock())
         try:
-            self._watch._loop_ends(self)
+            self._session.end_pass(self, self.training)
         finally:
-            if unfed:
+            if without_batch:
                 now = recorder.clock()
                 try:
                     if recorder.step_owner is self.owner:
                         recorder.abandon(now, is_polled=True)
                 finally:
                     self._leave(now)
-        self._watch._loop_ended(self)
+        if self._reports:
+            self._session.report_pass()
 
     def _leave(self, now: int) -> None:
         recorder = self.recorder
@@ -312,34 +277,137 @@ class Loop(Generic[T]):
             recorder.leave_loop(now)
 
     def dropped(self) -> None:
-        """The loop has let go of its iterator: at its end, by a `break`, or by an exception in its body."""
+        """The iterator is gone: at the loop's end, by a `break`, or by an exception in its body."""
         if self.is_open and self.recorder.thread == get_ident():
             self._close()
-        elif self.is_open and not self._nested:
-            self._end_elsewhere()
-
-    def _end_elsewhere(self) -> None:
-        """The iterator was handed to another thread and is gone: nobody else will end the step that it left open in this one's."""
-        self.is_open = False
-        recorder = self.recorder
-        # A device is asked by the training thread alone.
-        if recorder.step_owner is self.owner and recorder.device is None:
-            recorder.end_step(recorder.clock())
-        self._watch._loop_ends(self)
+        elif self.is_open and not self._nested:  # it was handed to another thread: end the step that it left open
+            self.is_open = False
+            recorder = self.recorder
+            # Only the training thread polls a device.
+            if recorder.step_owner is self.owner and recorder.active_timeline is None:
+                recorder.end_step(recorder.clock())
+            self._session.end_pass(self, self.training)
 
 
-def _with_tokens(tokens: Samples, samples: Samples | None, recorder: Recorder, watch: Watch) -> Samples:
-    """Return a counter of samples that logs the batch's tokens beside: a loop that counts none pays nothing for it."""
-    failed = False
+def take_fast(loop: Loop[T]) -> T:
+    """Take one step by the fast path, which was due to be sampled."""
+    batch: T = loop.recorder.fast_path(loop)(False)
+    return batch
+
+
+def _with_tokens(
+    tokens: Count, samples: Count | None, recorder: Recorder, failed: Callable[[str, BaseException], None]
+) -> Count:
+    """Return a counter of samples that also logs the batch's tokens, so that a loop which counts none pays nothing."""
+    has_failed = False
 
     def count(batch: Any) -> int:
-        nonlocal failed
-        if not failed:
+        nonlocal has_failed
+        if not has_failed:
             try:
                 recorder.log.append((TOKENS, max(0, int(tokens(batch)))))
             except Exception as error:
-                failed = True
-                watch._failed("counting a batch's tokens", error)
+                has_failed = True
+                failed("counting a batch's tokens", error)
         return UNKNOWN_SAMPLES if samples is None else samples(batch)
 
     return count
+
+
+class Sampling:
+    """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost.
+
+    The recorder's `countdown` holds after how many fetches the next one is due, over all loops.
+    """
+
+    def __init__(
+        self, recorder: Recorder, find_device: Callable[[], None], print_early: Callable[[int], None] | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._find_device = find_device
+        self._print_early = print_early
+        self.is_quick = True
+        """Fetches take so little that the hook's own cost matters."""
+        self._own_ns = self._fetched_ns = 0
+        """The hook's time before the fetch that is metered, and when that ended; 0: it is not metered."""
+
+    def is_due(self) -> bool:
+        """Count a round of fast steps; return whether the next fetch is to be sampled."""
+        left = self._recorder.countdown - SAMPLE_QUICK_EVERY
+        self._recorder.sample_after(max(1, left))
+        return left <= 0
+
+    @property
+    def meters_next(self) -> bool:
+        """Whether the next sample only meters the hook."""
+        return bool(self._recorder.meter.visits & 1)
+
+    def fetch(self, fetch: Callable[[], T], begin_ns: int, is_first: bool) -> T:
+        """Return the batch of `fetch`, sampled. A pass's first batch costs more than others, and is not metered."""
+        recorder = self._recorder
+        meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
+        self._visit_device(begin_ns)
+        meter.visits += 1
+        thread_time = fetches.thread_time if meter.visits & 1 else None
+        busy = 0 if thread_time is None else thread_time.busy_ns()
+        asked = clock()
+        batch = fetch()
+        fetched = clock()
+        if thread_time is not None:
+            fetches.count(thread_time.busy_ns() - busy, fetched - asked)
+        self._set_rate(fetched - asked)
+        harvest_at_ns, harvest_ns = meter.last_harvest
+        self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0)
+        self._fetched_ns = 0 if is_first else fetched
+        return batch
+
+    def note_cost(self) -> None:
+        """Meter the hook's time around the fetch that was sampled, without the fetch and a requested copy."""
+        recorder = self._recorder
+        if self._fetched_ns:
+            own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
+            recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.active_timeline is not None)
+        self._after_batch()
+
+    def meter(self, take: Callable[[L], T], loop: L) -> T:
+        """Return the batch of `take(loop)`, a fast step, and meter the hook's time around the fetch."""
+        recorder = self._recorder
+        meter, clock = recorder.meter, recorder.clock
+        owner = recorder.steady
+        meter.visits += 1
+        begin = clock()
+        self._visit_device(begin)
+        asked = clock()
+        batch = take(loop)
+        answered = clock()
+        wait_ns = recorder.batch_ready_ns - recorder.begin_ns
+        self._set_rate(wait_ns)
+        if recorder.steady is owner:
+            meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
+        self._after_batch()
+        return batch
+
+    def _after_batch(self) -> None:
+        """Print what is due early in a long pass; not metered, as it comes once per run."""
+        if self._print_early is not None:
+            self._print_early(self._recorder.clock())
+
+    def _set_rate(self, fetch_ns: int) -> None:
+        """Set when the next sample is due, given what a fetch takes."""
+        meter = self._recorder.meter
+        is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
+        self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
+        every = 1 if is_new else SAMPLE_QUICK_EVERY if self.is_quick else SAMPLE_EVERY
+        self._recorder.sample_after(every * meter.stretch)
+
+    def _visit_device(self, now_ns: int) -> None:
+        """Find a device that was set up by now; read what it has finished; pause its timeline where measuring costs too much."""
+        recorder = self._recorder
+        timeline, one_in = recorder.timeline, recorder.meter.device_one_in
+        if timeline is None or timeline.is_astray:
+            self._find_device()
+            return
+        if recorder.active_timeline is None:  # else its steps are read in their turn
+            recorder.poll(now_ns)
+        if one_in > 1 or recorder.resting:
+            recorder.rest_device(recorder.meter.visits % one_in != 0)

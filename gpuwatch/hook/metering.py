@@ -1,28 +1,38 @@
-"""What the hook costs the training thread, measured by itself, and what it leaves out when that is too much. No I/O, no clock.
+"""What the training thread measures of itself: the hook's own cost, with the sampling rate that follows from it, and evidence of its fetches.
 
-Accounting is never thinned: every step is logged. What may be sampled is: the look at a fetch's CPU time, and the device's timing events.
+Every step is logged, whatever the hook costs. Only a fetch's CPU time and the device's timing events are sampled.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
+from typing import Any
+
+from gpuwatch.errors import pass_on
+from gpuwatch.host.proc import ThreadTime
 
 BUDGET = 0.01
-"""Share of the step time that the hook may take, unless told otherwise."""
+"""Share of the step time that the hook may take by default."""
+
+SAMPLE_EVERY = 4
+"""One in so many fetches is sampled."""
+FIRST_VISITS = 4
+"""So many fetches of a run are all sampled: its device is set up in its first steps."""
 
 _KEPT = 15
 _ENOUGH = 3
 _MOST_STRETCH = 16
 _MOST_REST = 32
 _RELAX_AT = 0.25
-"""Of the budget: what was thinned comes back below this."""
+"""Share of the budget below which the sampling rate rises again."""
 
 
 class Meter:
     """The hook's own time in the training thread, and how much it samples.
 
-    The training thread notes the cost of a visit now and then; the background thread settles the account and sets the pace.
+    The training thread notes the cost of some fetches; the background thread adds up and sets the sampling rate.
     """
 
     __slots__ = (
@@ -34,37 +44,37 @@ class Meter:
         "_was_over",
         "budget",
         "cost_ns",
+        "device_ns",
         "device_one_in",
         "last_harvest",
         "ratio",
         "stretch",
-        "taps_ns",
         "visits",
     )
 
     def __init__(self, budget: float = BUDGET) -> None:
         self.budget = budget
         self.visits = 0
-        """Fetches that were looked at closely; every other one with a look at the thread's CPU time."""
+        """Fetches that were sampled; in every other one the thread's CPU time too."""
         self._plain: deque[int] = deque(maxlen=_KEPT)
         self._by_device: deque[int] = deque(maxlen=_KEPT)
         self._evidence: deque[int] = deque(maxlen=_KEPT)
         self._launches: deque[int] = deque(maxlen=_KEPT)
-        self.taps_ns = 0
-        """Time in device events outside of fetches: in the last launches of steps, and in reading what the device has done."""
+        self.device_ns = 0
+        """Time in device events outside of fetches: recording last launches, and reading what the device has finished."""
         self.last_harvest = (0, 0)
-        """When the device's times were last read for many steps at once, and how long that took; it is in `taps_ns` too."""
+        """When the device's times were last read for many steps at once, and how long that took; it is in `device_ns` too."""
         self.stretch = 1
-        """Fetches are looked at so many times more seldom than usual."""
+        """Fetches are sampled so many times less often than by default."""
         self.device_one_in = 1
-        """The device's timeline measures one stretch of steps in so many."""
+        """The device's timeline measures one in so many runs of steps."""
         self.cost_ns = 0
         """The training thread's time in the hook so far."""
         self.ratio: float | None = None
-        """Its share of the step time lately; None before it is known."""
+        """Its recent share of the step time; None before it is known."""
         self._settled = (0, 0, 0, 0)
         self._was_over = False
-        """Whether it cost more than the budget when the account was settled last."""
+        """Whether it cost more than the budget at the last `settle`."""
 
     @property
     def cost_s(self) -> float | None:
@@ -72,48 +82,50 @@ class Meter:
         return None if self.ratio is None else self.cost_ns / 1e9
 
     def note(self, own_ns: int, with_evidence: bool, by_device: bool) -> None:
-        """Note what the hook took of one fetch, beside the fetch itself."""
+        """Note what the hook took around one fetch, without the fetch itself."""
         kind = self._evidence if with_evidence else self._by_device if by_device else self._plain
         kind.append(own_ns)
 
     def launched(self, took_ns: int, launches: int) -> None:
-        """Note what it took to record a last launch, one of so many: the usual time counts, not the odd one that was interrupted."""
+        """Note what recording one in so many last launches took. The median counts, so that one interrupted recording does not."""
         self._launches.append(took_ns)
-        self.taps_ns += launches * int(median(self._launches))
+        self.device_ns += launches * int(median(self._launches))
 
     def harvested(self, at_ns: int, took_ns: int) -> None:
-        """Note what it took to read the device's times of many steps: of no single fetch, though it came before one."""
+        """Note what reading the device's times of many steps took: it counts for no single fetch."""
         self.last_harvest = (at_ns, took_ns)
-        self.taps_ns += took_ns
+        self.device_ns += took_ns
 
     def settle(self, steps: int, sampled: int, step_ns: int) -> None:
-        """Bring the account up to date: so many steps by now, so many fetches sampled, so much time in steps (cumulative)."""
-        taps_ns = self.taps_ns
+        """Update the cost, given the cumulative number of steps, of sampled fetches, and the time in steps."""
+        device_ns = self.device_ns
         plain, by_device, evidence = list(self._plain), list(self._by_device), list(self._evidence)
         if len(plain) + len(by_device) < _ENOUGH:
             return
-        last_steps, last_sampled, last_step_ns, last_taps_ns = self._settled
+        last_steps, last_sampled, last_step_ns, last_device_ns = self._settled
         new_steps, new_step_ns = steps - last_steps, step_ns - last_step_ns
         if new_steps <= 0 or new_step_ns <= 0:
             return
-        self._settled = (steps, sampled, step_ns, taps_ns)
+        self._settled = (steps, sampled, step_ns, device_ns)
         measured = 0.0 if not by_device else 1 / self.device_one_in if plain else 1.0
-        usual_ns = measured * (median(by_device) if by_device else 0) + (1 - measured) * (median(plain) if plain else 0)
-        looks_ns = (sampled - last_sampled) * (max(0.0, median(evidence) - usual_ns) if evidence else 0.0)
-        new_ns = new_steps * usual_ns + looks_ns + taps_ns - last_taps_ns
+        typical_ns = measured * (median(by_device) if by_device else 0) + (1 - measured) * (
+            median(plain) if plain else 0
+        )
+        samples_ns = (sampled - last_sampled) * (max(0.0, median(evidence) - typical_ns) if evidence else 0.0)
+        new_ns = new_steps * typical_ns + samples_ns + device_ns - last_device_ns
         self.cost_ns += int(new_ns)
         self.ratio = new_ns / new_step_ns
-        self._set_pace(self.ratio, looks_ns / new_step_ns, bool(by_device))
+        self._set_pace(self.ratio, samples_ns / new_step_ns, bool(by_device))
 
-    def _set_pace(self, ratio: float, looks_ratio: float, has_device: bool) -> None:
-        """Thin first the looks, if they matter, then the device's events; bring back in the opposite order.
+    def _set_pace(self, ratio: float, sampling_ratio: float, has_device: bool) -> None:
+        """Reduce first the sampling of fetches, if it matters, then the device's events; restore in the opposite order.
 
-        Steps that the device's timeline leaves out are estimated: it rests only when the hook is too dear twice running, not for one bad moment.
+        Steps that the device's timeline skips are estimated, so it rests only when the hook was over budget twice in a row.
         """
         still_over, self._was_over = self._was_over and ratio > self.budget, ratio > self.budget
         may_rest = has_device and self.device_one_in < _MOST_REST
         if ratio > self.budget:
-            if self.stretch < _MOST_STRETCH and (looks_ratio > self.budget / 8 or not may_rest):
+            if self.stretch < _MOST_STRETCH and (sampling_ratio > self.budget / 8 or not may_rest):
                 self.stretch *= 2
             elif may_rest and still_over:
                 self.device_one_in *= 2
@@ -122,3 +134,85 @@ class Meter:
                 self.device_one_in //= 2
             elif self.stretch > 1:
                 self.stretch //= 2
+
+
+class FetchEvidence:
+    """Cumulative counts of one recorder's fetches. One thread writes; any other reads single numbers.
+
+    Without workers the training thread makes the batches itself: its CPU time in some fetches distinguishes work from waiting. With
+    workers the number of batches that were ready at each request shows whether the workers keep up.
+    """
+
+    __slots__ = ("busy_ns", "empty", "from_workers", "ready", "sampled", "thread_time", "wall_ns")
+
+    def __init__(self) -> None:
+        self.busy_ns = 0
+        self.wall_ns = 0
+        """The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled."""
+        self.sampled = 0
+        self.from_workers = 0
+        """Fetches from workers, all of them."""
+        self.ready = 0
+        """Sum of the batches that were ready at these."""
+        self.empty = 0
+        """Those at which none was ready."""
+        self.thread_time: ThreadTime | None = None
+        """The training thread's."""
+
+    def begin_in_this_thread(self) -> None:
+        """The calling thread is the training thread from now on."""
+        self.thread_time = ThreadTime()
+
+    def count(self, busy_ns: int, wall_ns: int) -> None:
+        """Add a fetch that was sampled."""
+        self.busy_ns += busy_ns
+        self.wall_ns += wall_ns
+        self.sampled += 1
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Share of the sampled fetches in which the thread was on a CPU or in the queue for one; None without any."""
+        return self.busy_ns / self.wall_ns if self.wall_ns else None
+
+    def counting(self, iterator: Any) -> Callable[[], Any]:
+        """Return a function that fetches the iterator's next batch and, with workers, first counts the batches that are ready.
+
+        Counting takes 0.4 µs, while a batch from another process takes 50 µs and more.
+        """
+        fetch: Callable[[], Any] = iterator.__next__
+        ready = ready_batches(iterator)
+        if ready is None:
+            return fetch
+        count_ready = ready
+
+        def counted() -> Any:
+            try:
+                count = count_ready()
+            except Exception as error:  # a queue that was closed meanwhile, or that has no size
+                pass_on(error)
+                return fetch()
+            self.from_workers += 1
+            if count > 0:
+                self.ready += count
+            else:
+                self.empty += 1
+            return fetch()
+
+        return counted
+
+
+def ready_batches(iterator: Any) -> Callable[[], int] | None:
+    """Return a function that counts the batches which workers have ready; None for an iterator without workers, or of another kind.
+
+    Counted are those in torch's queue of results (of pinned results, where memory is pinned), and the next one where it came out of order.
+    Source: _MultiProcessingDataLoaderIter in torch.utils.data.dataloader, whose names are not public.
+    """
+    if not getattr(iterator, "_workers", None):
+        return None
+    try:
+        size, early = iterator._data_queue.qsize, iterator._task_info
+        size()
+        early.get(iterator._rcvd_idx)
+    except (AttributeError, NotImplementedError, OSError):  # macOS has no size of a queue between processes
+        return None
+    return lambda: int(size()) + (len(early.get(iterator._rcvd_idx, ())) > 1)

@@ -1,4 +1,4 @@
-"""The hook's background thread: folds the recorder, looks at the node, tells the agent. Twice a second, never in the way."""
+"""The hook's background thread: twice a second it drains the recorder, samples the node and publishes to the agent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from typing import TYPE_CHECKING
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.rates import Done, price_from
-from gpuwatch.errors import ConfigError
-from gpuwatch.hook import process_state as this_process
-from gpuwatch.hook.account import Accounts, activity
-from gpuwatch.hook.distributed import Membership
-from gpuwatch.hook.encoder import RunFacts, Speaker
-from gpuwatch.hook.events import CLOSED
-from gpuwatch.hook.interrupts import pass_on
+from gpuwatch.errors import ConfigError, pass_on
+from gpuwatch.hook.account import Accounts, activity, thresholds
+from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.send_buffer import MOST_MESSAGES, Outbox
+from gpuwatch.hook.transport import MOST_MESSAGES, Encoder, RunFacts, SendBuffer
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
@@ -34,67 +30,56 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 0.5
 _HELLO_EVERY = 2
 _HOST_EVERY = 4
-_STEPS_A_FRAME = 1024
-"""Steps in one message: 48 KiB, so that what queues for an agent that hangs stays small at 10,000 steps a second too."""
+_STEPS_PER_MESSAGE = 1024
+"""48 KiB, so that what is queued for an agent that hangs stays small at 10,000 steps a second too."""
 _CLOSE_S = 0.8
 _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
+_importing = threading.RLock()
+"""Held while modules are imported that a training does not need at once. A fork waits for it: a module that another thread was importing
+could never be imported in the child."""
+
 
 class Publisher:
-    """Owns the accounts and the socket. All of it happens in one daemon thread of the process that made it."""
+    """Owns the accounts and the socket. One daemon thread of the process that made it does the work."""
 
     def __init__(
         self,
         recorder: Recorder,
         membership: Membership,
         facts: RunFacts,
-        where: str | None = None,
+        endpoint: str | None = None,
         connect: Callable[[str], Sender] | None = None,
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
         self.membership = membership
-        self.outbox = Outbox(where, connect)
-        self._speaker: Speaker | None = None
+        self.send_buffer = SendBuffer(endpoint, connect)
+        self._encoder: Encoder | None = None
         self._facts = facts
         self._hello_due = True
-        self._heard = False
+        self._accepted = False
         """An agent has taken a message."""
         self._dropped = 0
         """Steps that were never put into a message, because there was no agent."""
         self._overhead_ns = 0
-        self._told_fetch_ns = (0, 0)
+        self._published_fetch_ns = (0, 0)
         self._thread: threading.Thread | None = None
         self._may_start = [True]
-        """Taken out by the one that starts the thread: a lock could be asked for by a signal handler that interrupts its holder."""
+        """Whoever pops it starts the thread: a signal handler could interrupt the holder of a lock and wait for it."""
         self._stopping = False
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the thread to end. An Event has a lock that is not re-entrant; this one may be put into by a finalizer too."""
-        self._turning: int | None = None
+        """Wakes the thread to end. The lock of an Event is not re-entrant; a finalizer may put into this one too."""
+        self._working: int | None = None
         """The background thread, while it is at work."""
         self._postponed: Callable[[], None] | None = None
-        self._warned: set[str] = set()
+        self._logged: set[str] = set()
 
-    def look_at_world(self, ask: bool = False) -> bool:
-        """Look whether torch.distributed tells our rank by now; return whether there is a run to tell of."""
-        speaks = self.membership.look(self._recorder.in_step, self.accounts.timeline.counts.steps > 0, ask)
+    def update_membership(self, ask: bool = False) -> bool:
+        """Read the rank from torch.distributed if it is known by now; return whether there is a run to publish."""
+        may_publish = self.membership.update(self._recorder.in_step, self.accounts.timeline.counts.steps > 0, ask)
         self.accounts.local_world_size = self.membership.identity.local_world_size
-        return speaks
-
-    @property
-    def loader(self) -> wire.Loader | None:
-        return self.accounts.loader
-
-    @loader.setter
-    def loader(self, loader: wire.Loader | None) -> None:
-        self.accounts.loader = loader
-
-    def note_batch(self, size_bytes: int | None) -> None:
-        if size_bytes is not None:
-            self.accounts.batch_bytes = size_bytes
-
-    def count_failure(self) -> None:
-        self.accounts.failures += 1
+        return may_publish
 
     def start(self) -> None:
         """Start the background thread unless it runs. Costs an attribute look-up when it does."""
@@ -110,14 +95,14 @@ class Publisher:
                 self._disable(error)
 
     def postpones(self, close: Callable[[], None]) -> bool:
-        """Return whether the run cannot be closed at this moment, because this thread is in the midst of the books: `close` is called after."""
-        busy = self.accounts.is_held_here or self._turning == get_ident()
+        """Return whether the run cannot be closed now, because this thread is changing the accounts: `close` is called afterwards."""
+        busy = self.accounts.is_held_here or self._working == get_ident()
         if busy:
             self._postponed = close
         return busy
 
     def close_if_postponed(self) -> None:
-        """Close the run if that was asked for while this thread was in the midst of the books."""
+        """Close the run if that was postponed, and this thread no longer changes the accounts."""
         if self._postponed is not None and not self.accounts.is_held_here:
             close, self._postponed = self._postponed, None
             close()
@@ -127,16 +112,16 @@ class Publisher:
 
         In a signal handler or a finalizer that interrupts another report: the run as it is booked, all later time as unknown.
         """
-        this_process.import_diagnosis()
+        import_diagnosis()
         from gpuwatch.diagnosis.report import make_report
 
         accounts = self.accounts
         if not closed:
-            self._look_at_host()
+            self._sample_host()
         with accounts.held() as is_outermost:
             if not closed and is_outermost:
-                accounts.fold(self._recorder.clock())
-            # The training thread may have logged an end between our look at the clock and at its log.
+                accounts.apply(self._recorder.clock())
+            # The training thread may have logged an end between our reading of the clock and of its log.
             now = accounts.timeline.ledger.start_ns + accounts.timeline.ledger.sum_ns
             now = now if closed else max(now, self._recorder.clock())
             window, tail_ns = accounts.window(now, settled=is_outermost)
@@ -156,11 +141,11 @@ class Publisher:
             flops=self._facts.flops,
             hook_s=self._recorder.meter.cost_s,
             price=self._price(),
-            thresholds=this_process.thresholds(),
+            thresholds=thresholds(),
         )
 
     def _price(self) -> tuple[float, str] | None:
-        """Return the price of a GPU-hour; a wrong one is said once, and is none."""
+        """Return the price of a GPU-hour; None, with a warning, where it is not valid."""
         try:
             return price_from(os.environ)
         except ConfigError as error:
@@ -168,7 +153,7 @@ class Publisher:
             return None
 
     def close(self, ended_ns: int) -> None:
-        """Book the tail up to the run's end, send what is left and the good-bye; takes about a second at most, agent or not."""
+        """Book the time up to the run's end and send what is left; takes about a second at most, with or without an agent."""
         self._may_start.clear()
         self._stopping = True
         self._stop.put(None)
@@ -176,149 +161,166 @@ class Publisher:
         own = thread is threading.current_thread()
         if thread is not None and not own:
             thread.join(timeout=_CLOSE_S)
-        self._look_at_host()
+        self._sample_host()
         with self.accounts.held():
             self.accounts.finish(ended_ns)
         if thread is None or (thread.is_alive() and not own):
             return
         with contextlib.suppress(Exception):
-            self._tell(hello=True, bye=True)
-        self.outbox.close()
+            self._publish(hello=True, bye=True)
+        self.send_buffer.close()
 
     def abandon(self) -> None:
-        """Forget everything without touching it: called in a forked child, where the socket is the parent's."""
+        """Forget everything without touching it: called in a forked child, whose socket is the parent's."""
         self._thread = None
-        self.outbox.abandon()
-        self.accounts.forget_holder()
+        self.send_buffer.abandon()
+        self.accounts.replace_lock()
 
     def _run(self) -> None:
         try:
-            this_process.import_diagnosis()
-            for turn in itertools.count():
-                self._turning = get_ident()
+            import_diagnosis()
+            for count in itertools.count():
+                self._working = get_ident()
                 self._overhead_ns = time.thread_time_ns()
-                if turn % _HOST_EVERY == 0:
-                    self._look_at_host()
+                if count % _HOST_EVERY == 0:
+                    self._sample_host()
                 with self.accounts.held():
-                    self.accounts.fold(self._recorder.clock())
+                    self.accounts.apply(self._recorder.clock())
                     self.accounts.settle_cost()
                 try:
-                    self._tell(hello=turn % _HELLO_EVERY == 0)
+                    self._publish(hello=count % _HELLO_EVERY == 0)
                 except Exception as error:
-                    self._failed("telling the agent", error)
+                    self._failed("publishing to the agent", error)
                 with contextlib.suppress(queue.Empty):
                     self._stop.get(timeout=INTERVAL_S)
-                self._turning = None
+                self._working = None
                 self.close_if_postponed()
                 if self._stopping:
                     return
         except Exception as error:
             self._disable(error)
 
-    def _look_at_host(self) -> None:
-        """Without evidence there is still a ledger."""
+    def _sample_host(self) -> None:
+        """Sample the node. Without evidence there is still a ledger."""
         try:
-            self.accounts.look_at_host()
+            self.accounts.sample_host()
         except Exception as error:
-            self._failed("looking at the node", error)
+            self._failed("sampling the node", error)
 
-    def _tell(self, hello: bool, bye: bool = False) -> None:
-        """Tell the agent what was folded. Step records that wait for it are bounded; the oldest go first, counted."""
+    def _publish(self, hello: bool, bye: bool = False) -> None:
+        """Send the agent what was applied. Step records are buffered within bounds; the oldest are dropped first, and counted."""
         if bye:
             self.membership.stop_asking()
-        if not self.look_at_world(ask=not bye):
+        if not self.update_membership(ask=not bye):
             return
         with self.accounts.held():
-            news = self.accounts.take_news()
-        told = 0
+            delta = self.accounts.take_delta()
+        published, buffer = 0, self.send_buffer
         try:
             if hello:
                 self._hello_due = True
                 self._find_agent()
-            if self.outbox.sender is None:
+            if buffer.sender is None:
                 return
-            speaker = self._take_place()
+            encoder = self._current_encoder()
             if self._hello_due:
-                self._greet(speaker, self.outbox.sender, _CONNECT_TRIES if bye and not self._heard else 1)
-            for phase in news.phases[-MOST_MESSAGES:]:
-                self.outbox.post(speaker.phase(phase, self._totals()))
+                self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
+            for phase in delta.phases[-MOST_MESSAGES:]:
+                buffer.append(encoder.phase(phase, self._totals()))
             while True:  # without steps too: a heartbeat
-                steps = news.steps[told : told + _STEPS_A_FRAME]
-                self.outbox.post(
-                    speaker.steps(
-                        steps,
-                        news.first_step + told,
-                        self._totals(),
-                        activity(self._recorder),
-                        self._fetch_cpu_ratio(),
-                    ),
-                    len(steps),
-                )
-                told += len(steps)
-                if told == len(news.steps):
+                steps = delta.steps[published : published + _STEPS_PER_MESSAGE]
+                first, doing = delta.first_step + published, activity(self._recorder)
+                message = encoder.steps(steps, first, self._totals(), doing, self._fetch_cpu_ratio())
+                buffer.append(message, len(steps))
+                published += len(steps)
+                if published == len(delta.steps):
                     break
             if bye:
-                self.outbox.post(speaker.bye("closed", self._totals()))
-            self.outbox.flush()
+                buffer.append(encoder.bye("closed", self._totals()))
+            buffer.flush()
         finally:
-            self._dropped += len(news.steps) - told
+            self._dropped += len(delta.steps) - published
 
-    def _greet(self, speaker: Speaker, sender: Sender, tries: int) -> None:
-        """Say who we are. At the end of a run that was too short for a connection, that is waited for a moment."""
+    def _send_hello(self, encoder: Encoder, sender: Sender, tries: int) -> None:
+        """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""
         with self.accounts.lock:
             loader = self.accounts.loader_with_batch()
             timeline = self.accounts.which_clock
             deaths = self.accounts.worker_deaths
-        while tries and not sender.send(speaker.hello(loader, timeline, deaths)):
+        while tries and not sender.send(encoder.hello(loader, timeline, deaths)):
             tries -= 1
             if tries:
                 time.sleep(_CONNECT_TRY_S)
         self._hello_due = not tries
-        self._heard = self._heard or not self._hello_due
+        self._accepted = self._accepted or not self._hello_due
 
-    def _take_place(self) -> Speaker:
-        """Speak as the rank that torch.distributed has named; what was told under another name ends there."""
-        before, now = self._speaker, self.membership.identity
+    def _current_encoder(self) -> Encoder:
+        """Return the encoder of the present identity; the run that was published under another one ends."""
+        before, now = self._encoder, self.membership.identity
         if before is not None and (before.identity.run, before.identity.rank) == (now.run, now.rank):
             before.identity = now
             return before
         if before is not None:
-            self.outbox.post(before.bye("moved", self._totals()))
-            self.outbox.flush()
+            self.send_buffer.append(before.bye("moved", self._totals()))
+            self.send_buffer.flush()
             self._hello_due = True
-        self._speaker = Speaker(now, self._facts)
-        return self._speaker
+        self._encoder = Encoder(now, self._facts)
+        return self._encoder
 
     def _find_agent(self) -> None:
         try:
-            self.outbox.find_agent()
+            self.send_buffer.find_agent()
         except ConfigError as error:
-            self._warn("endpoint", "gpuwatch: no agent is told: %s", error)
+            self._warn("endpoint", "gpuwatch: nothing is sent to an agent: %s", error)
 
     def _failed(self, doing: str, error: BaseException) -> None:
-        """Something that the ledger can do without has failed: training and the ledger go on."""
+        """Something that the ledger does not depend on has failed: training and the ledger go on."""
         pass_on(error)
         self.accounts.failures += 1
-        self._warn(doing, "gpuwatch: %s failed; what it would have told is missing: %r", doing, error)
+        self._warn(doing, "gpuwatch: %s failed; its data is missing: %r", doing, error)
 
     def _warn(self, cause: str, message: str, *arguments: object) -> None:
-        """Say each cause once."""
-        if cause not in self._warned:
-            self._warned.add(cause)
+        """Log each cause once."""
+        if cause not in self._logged:
+            self._logged.add(cause)
             logger.warning(message, *arguments)
 
     def _disable(self, error: BaseException) -> None:
-        self._recorder.thread = CLOSED
+        self._recorder.close()
         self.accounts.blind = True
         self.accounts.failures += 1
         self._warn("hook", "gpuwatch: the hook has stopped and records nothing more: %r", error)
 
     def _totals(self) -> wire.Totals:
         with self.accounts.lock:
-            return self.accounts.totals(self._dropped + self.outbox.steps_dropped, self._overhead_ns)
+            return self.accounts.totals(self._dropped + self.send_buffer.steps_dropped, self._overhead_ns)
 
     def _fetch_cpu_ratio(self) -> float | None:
         busy, wall = self._recorder.fetches.busy_ns, self._recorder.fetches.wall_ns
-        last_busy, last_wall = self._told_fetch_ns
-        self._told_fetch_ns = (busy, wall)
+        last_busy, last_wall = self._published_fetch_ns
+        self._published_fetch_ns = (busy, wall)
         return (busy - last_busy) / (wall - last_wall) if wall > last_wall else None
+
+
+def import_diagnosis() -> None:
+    """Import what only a report, a diagnosis or an agent needs: `import gpuwatch` leaves it to the background thread."""
+    with _importing:
+        import gpuwatch.diagnosis.report
+        import gpuwatch.hook.evidence
+        import gpuwatch.wire.sockets  # noqa: F401
+
+
+def _before_fork() -> None:
+    _importing.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _importing
+    _importing = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

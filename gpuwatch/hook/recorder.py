@@ -1,8 +1,7 @@
-"""What the training thread writes down: a log of steps and phases. Everything here is on the hot path.
+"""What the training thread records: a log of steps and phases. Everything here is on the hot path.
 
-The training thread reads the clock, changes a few slots and appends one tuple a step. Whoever wants to know what
-happened (the hook's background thread, `report()`) drains the log into a `Timeline`. Nothing here does I/O or takes a
-lock.
+The training thread reads the clock, sets a few slots and appends one tuple per step. The hook's background thread and `report()` drain the
+log into a `Timeline`. Nothing here does I/O or takes a lock.
 """
 
 from __future__ import annotations
@@ -12,15 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwatch.hook.events import (
+from gpuwatch.hook.metering import FetchEvidence, Meter
+from gpuwatch.ledger.events import (
     BETWEEN,
     CLOSED,
     COPY_FOLLOWS_NS,
     DATA_WAIT,
     ENTER,
     EXIT,
+    FAST_STEP,
     IN_STEP,
     LOOSE,
     PART,
@@ -33,39 +34,38 @@ from gpuwatch.hook.events import (
     UNKNOWN_SAMPLES,
     UNVERIFIED,
 )
-from gpuwatch.hook.fetches import FetchEvidence
-from gpuwatch.hook.metering import Meter
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.device_timeline import DeviceTimeline
 
+T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000
-"""Within this time of a batch a training launches nothing."""
+"""A training launches nothing within this time of receiving a batch."""
 _METERED = 16
-"""Of so many last launches one is metered."""
+"""One in so many last launches is metered."""
 
 
 class Recorder:
-    """The log and the open step. One training thread writes; others only read single slots and pop from the log."""
+    """The log and the open step. One training thread writes; other threads only read single slots and pop from the log."""
 
     __slots__ = (
+        "_copy",
         "_serial",
+        "active_timeline",
         "activity",
+        "batch_ready_ns",
         "begin_ns",
         "clock",
-        "copy",
         "countdown",
         "data_ns",
-        "device",
         "device_failed",
         "epoch_start",
         "failed",
-        "fed_ns",
         "fetches",
-        "home",
         "idle",
         "in_step",
+        "lacks_batch",
         "level",
         "levels",
         "log",
@@ -77,8 +77,8 @@ class Recorder:
         "steady",
         "step_owner",
         "thread",
+        "timeline",
         "transfer_ns",
-        "unfed",
     )
 
     def __init__(
@@ -86,59 +86,57 @@ class Recorder:
         clock: Callable[[], int] = time.monotonic_ns,
         failed: Callable[[str, BaseException], None] | None = None,
     ) -> None:
+        """`failed` is called with what has failed, and why."""
         self.clock = clock
         self.failed = failed
-        """Called with what has failed and why."""
         self.log: deque[tuple[Any, ...]] = deque()
         self.thread: int | None = None
         """The training thread; None until a loop begins, CLOSED once nothing is to be recorded any more."""
         self.in_step = False
-        self.begin_ns = 0
-        self.data_ns = 0
-        self.transfer_ns = 0
+        self.begin_ns = self.data_ns = self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
-        self.unfed = False
-        """The open step asked a second loader for a batch, and that had none: unless more happens it is no step."""
-        self.activity = STARTUP
-        self.idle = STARTUP
-        """The activity while no step is open."""
+        self.lacks_batch = False
+        """The open step asked a second loader for a batch, and got none: unless more happens it is no step."""
+        self.activity = self.idle = STARTUP
+        """What the training thread does now, and what it does while no step is open."""
         self.mark_ns = 0
-        """When `activity` last changed: a wait or a copy that is open is counted from here."""
+        """When `activity` last changed: an open wait or copy is counted from here."""
         self.parts: list[str] = []
         """The activities that each open `data()` or `transfer()` interrupted."""
         self.steady: object | None = None
-        """The owner of the open step, while that is one of many alike with nothing out of the ordinary in it: see `leave_steady`."""
-        self.fed_ns = 0
-        """When the open step's batch had come, 0 while it is waited for. Kept in place of `data_ns` while steps are steady."""
+        """The owner of the open step while that step is an ordinary one: see `leave_steady`."""
+        self.batch_ready_ns = 0
+        """When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady."""
         self.step_owner: object | None = None
         """The loop whose next batch ends the open step, or the context whose exit does."""
         self.levels: list[tuple[Any, ...]] = []
-        """What was interrupted by each phase or nested loop that is open now; its serial number first."""
-        self.level = 0
-        """Serial number of the innermost of them, 0 without any. Numbers are never used again, so that a loop which is
-        forgotten late (a kept iterator, a cycle) cannot close somebody else's phase."""
-        self._serial = 0
+        """What each open phase or nested loop interrupted; its serial number first."""
+        self.level = self._serial = 0
+        """Serial number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop which is
+        collected late (a kept iterator, a cycle) cannot close another one's phase."""
         self.countdown = 1
-        """Fetches until the next one that is looked at closely."""
+        """Fetches until the next one that is sampled, over all loops."""
         self.fetches = FetchEvidence()
         self.meter = Meter()
-        self.home: DeviceTimeline | None = None
+        self.timeline: DeviceTimeline | None = None
         """The device's timeline, once the user's code has set a device up."""
-        self.device: DeviceTimeline | None = None
-        """The same while steps are measured by it: not in declared phases, nor while it rests."""
+        self.active_timeline: DeviceTimeline | None = None
+        """The same while it measures steps: not in declared phases, nor while it rests."""
         self.resting = False
-        """The device's timeline leaves steps out, because measuring all of them costs too much."""
+        """The device's timeline skips steps, because measuring all of them costs too much."""
         self.device_failed = False
         """An event call has raised: the host's clock measures for the rest of the run."""
-        self.copy: object | None = None
+        self._copy: object | None = None
         """The open copy, as the device's timeline knows it."""
 
+    # The training thread --------------------------------------------------------------------------------------------
+
     def claim_thread(self, steps: bool = True) -> bool:
-        """Return whether the calling thread is the training thread, becoming it when no other one is at work.
+        """Return whether the calling thread is the training thread; it becomes that when no other one is at work.
 
         Steps of the main thread win over those of any other, such as one that prefetches. A phase or a wait without a step
-        (a checkpoint written by a thread, say) makes no thread the training thread while there is one.
+        (`steps` False; a checkpoint written by a thread, say) takes no thread's place.
         """
         return self.thread == get_ident() or self._take_over(steps)
 
@@ -159,26 +157,165 @@ class Recorder:
         self.fetches.begin_in_this_thread()
         return True
 
+    def close(self) -> int | None:
+        """Record nothing from now on; return what `thread` was."""
+        owner, self.thread = self.thread, CLOSED
+        return owner
+
+    # Steps of a loop over a loader ----------------------------------------------------------------------------------
+
+    def fast_path(self, loop: Any) -> Callable[[bool], Any]:
+        """Return a function that ends one step of a `Loop` and fetches the next one's batch; it leaves all but ordinary steps to `loop.ask()`.
+
+        In a real training all of this runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
+        """
+        owner, fetch, clock, log = loop.owner, loop.fetch, self.clock, self.log.append
+
+        def ask(due: bool) -> Any:
+            if due or self.steady is not owner or self.thread != get_ident():
+                if (
+                    self.active_timeline is None
+                    or self.step_owner is not owner
+                    or self.activity is not IN_STEP
+                    or self.countdown == 1
+                    or loop.to is not None
+                    or self.thread != get_ident()
+                ):
+                    return loop.ask()
+                self.next_step(owner, clock(), True)
+            else:
+                now = clock()
+                copied_ns = self.transfer_ns
+                log((FAST_STEP, self.begin_ns, now, self.batch_ready_ns, copied_ns, self.samples))
+                self.begin_ns = now
+                self.batch_ready_ns = 0
+                if copied_ns:
+                    self.transfer_ns = 0
+            try:
+                batch = fetch()
+            except BaseException as error:
+                loop.got_no_batch(error)
+                raise
+            ready_ns = clock()
+            if self.steady is owner:
+                self.batch_ready_ns = ready_ns
+            elif self.active_timeline is not None and self.step_owner is owner:
+                self.batch_ready(ready_ns)
+            else:  # something else went on in the fetch, or another thread has taken over meanwhile
+                return loop.got_batch(batch, ready_ns)
+            count = loop.samples
+            if count is not None:
+                try:
+                    self.samples = count(batch)
+                except Exception as error:
+                    loop.cannot_count(error)
+            return batch
+
+        return ask
+
     def leave_steady(self) -> None:
         """Bring up to date what is not kept while steps are steady: `activity`, `data_ns` and `mark_ns`.
 
-        Most steps of most loops are alike: a batch is waited for, then worked on. Of these the hot path keeps `begin_ns`, `fed_ns`,
-        `transfer_ns` and `samples` alone. Whatever else happens calls this first.
+        Most steps are alike: wait for a batch, then work on it. For these only `begin_ns`, `batch_ready_ns`, `transfer_ns` and `samples`
+        are kept. Whatever else happens calls this first.
         """
         if self.steady is not None:
             self.steady = None
-            self.activity = IN_STEP if self.fed_ns else DATA_WAIT
-            self.mark_ns = self.fed_ns or self.begin_ns
+            self.activity = IN_STEP if self.batch_ready_ns else DATA_WAIT
+            self.mark_ns = self.batch_ready_ns or self.begin_ns
             self.data_ns = self.mark_ns - self.begin_ns
+
+    def become_steady(self) -> None:
+        """Take the fast path from now on. The open step's batch is ready."""
+        self.batch_ready_ns = self.begin_ns + self.data_ns
+        self.steady = self.step_owner
 
     def doing(self) -> str:
         """Return what the training thread does now. Any thread may ask."""
         if self.steady is None:
             return self.activity
-        return IN_STEP if self.fed_ns else DATA_WAIT
+        return IN_STEP if self.batch_ready_ns else DATA_WAIT
+
+    def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
+        """End the open step and wait for the next one's batch; return whether its fetch is to be sampled.
+
+        `follows`: the open step is the owner's, and nothing else is open in it.
+        """
+        if follows:
+            timeline, piece = self.active_timeline, None
+            if timeline is not None:
+                piece = timeline.end(at_ns)
+                if timeline.attention:
+                    self._attend(at_ns)
+            self.log.append(
+                (STEP, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
+            )
+            self.lacks_batch = self.epoch_start = False
+            self.begin_ns = self.mark_ns = at_ns
+            self.data_ns = self.transfer_ns = 0
+            self.samples = UNKNOWN_SAMPLES
+        else:
+            self.begin_step(owner, at_ns)
+        self.activity = DATA_WAIT
+        self.countdown -= 1
+        return not self.countdown
+
+    def batch_ready(self, at_ns: int) -> None:
+        """The batch that the open step waited for has come."""
+        self.data_ns += at_ns - self.mark_ns
+        self.activity = IN_STEP
+        if self.active_timeline is not None:
+            self.active_timeline.begin(at_ns)
+
+    def timed_copy(self, move: Callable[[T, Any], T], batch: T, place: Any) -> T:
+        """Return `move(batch, place)`, timed by both clocks as the open step's copy to the device."""
+        self.activity = TRANSFERRING  # the replacement of Tensor.to does not time it again
+        self.mark_ns = begin = self.clock()
+        timeline = self.active_timeline
+        copy = timeline.copy_begins(begin, follows=True) if timeline is not None else None
+        try:
+            return move(batch, place)
+        finally:
+            if timeline is not None:
+                timeline.copy_ends(copy)
+            self.transfer_ns += self.clock() - begin
+            self.activity = IN_STEP
+
+    def set_copied(self, before_ns: int, begin_ns: int) -> None:
+        """Set the open fast step's time in copies: `before_ns` and what has passed since `begin_ns`. Nothing where the step began later."""
+        if self.steady is not None and self.begin_ns <= begin_ns:
+            self.transfer_ns = before_ns + self.clock() - begin_ns
+
+    def set_samples(self, samples: int) -> None:
+        """Set the open step's number of samples."""
+        self.samples = samples
+
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
+    def sample_after(self, fetches: int) -> None:
+        """Sample the fetch that comes after so many."""
+        self.countdown = fetches
+
+    # Any step, declared ones too ------------------------------------------------------------------------------------
+
+    def enter_step(self, owner: object, samples: int, visit: Callable[[], None]) -> bool:
+        """Begin a declared step, which `owner` ends; return False inside another step, whose part it is. `visit` is called now and then."""
+        self.countdown -= 1
+        if self.countdown <= 0:
+            visit()
+        if not self.in_step:
+            self.open(owner, self.clock())
+        elif self.step_owner is LOOSE:
+            self.begin_step(owner, self.clock())
+        else:
+            return False
+        self.samples = samples
+        return True
 
     def begin_step(self, owner: object, at_ns: int) -> None:
-        """Begin a step, ending the one that is open. A `data()` or `transfer()` that is open goes on in it."""
+        """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
         going_on = self.activity if self.parts and self.activity in (DATA_WAIT, TRANSFERRING) else IN_STEP
         if self.in_step:
             self.end_step(at_ns)
@@ -187,50 +324,62 @@ class Recorder:
 
     def end_step(self, at_ns: int, more_follows: bool = False) -> None:
         """End the open step, if there is one."""
-        self.leave_steady()
-        if self.unfed:
+        if self.steady is not None:
+            self.leave_steady()
+        if self.lacks_batch:
             self.abandon(at_ns)
         if self.in_step:
-            kind = PART if self.step_owner is LOOSE else STEP
-            if self.activity is not IN_STEP:
-                self._credit(at_ns)
-            self._log_piece(kind, at_ns, more_follows)
+            self._log_piece(PART if self.step_owner is LOOSE else STEP, at_ns, more_follows)
         self._shut()
 
     def abandon(self, at_ns: int, state: str = "input_wait", is_polled: bool = False) -> None:
-        """The open step got no batch: its time was a wait for data, and it was no step."""
+        """Discard the open step, which got no batch: its time was a wait for data."""
         self.leave_steady()
         if self.in_step:
             self.log.append((SPAN, self.begin_ns, at_ns, state))
-        if self.device is not None:
-            self.device.start(at_ns)
+        if self.active_timeline is not None:
+            self.active_timeline.start(at_ns)
         if not is_polled:
             self.poll(at_ns)  # no step follows that would
         self._shut()
 
+    def no_second_batch(self) -> None:
+        """The open step asked one more loader for a batch, and that has come to its end."""
+        self.lacks_batch = self.in_step and self.step_owner is not LOOSE
+
+    def got_second_batch(self) -> None:
+        """The open step got a batch of one more loader."""
+        self.lacks_batch = False
+
     def leave_loop(self, at_ns: int) -> None:
         """The loop was left by a `break`: what follows is no pause between two of its steps."""
         self.log.append((SPAN, at_ns, at_ns, "other"))
-        if self.device is not None:
-            self.device.start(at_ns)
+        if self.active_timeline is not None:
+            self.active_timeline.start(at_ns)
 
     def begin_part(self, part: str, at_ns: int) -> None:
-        """A wait for data or a copy begins, inside the open step or outside of any, inside another part or not."""
+        """Begin a wait for data or a copy, inside the open step or outside of any, inside another part or not."""
+        if self.steady is None and self.activity is IN_STEP and self.active_timeline is None:  # the most frequent case
+            self.parts.append(IN_STEP)
+            self.activity = part
+            self.mark_ns = at_ns
+            return
         self.leave_steady()
         if not self.in_step:
             self.open(LOOSE, at_ns)
         self._credit(at_ns)
-        within, worked_ns = self.copies, at_ns - self.begin_ns - self.data_ns - self.transfer_ns
+        within, worked_ns = self._is_copying, at_ns - self.begin_ns - self.data_ns - self.transfer_ns
         works = self.transfer_ns or worked_ns > _AT_ONCE_NS
-        if part is DATA_WAIT and self.device is not None and works and self.activity is IN_STEP:
+        if part is DATA_WAIT and self.active_timeline is not None and works and self.activity is IN_STEP:
             self._divide(at_ns)  # the device may work on while this is waited for
         self.parts.append(self.activity)
         self.activity = part
-        if part is TRANSFERRING and self.device is not None and not within:
-            self.copy = self.device.copy_begins(at_ns, worked_ns < COPY_FOLLOWS_NS, in_fetch=DATA_WAIT in self.parts)
+        if part is TRANSFERRING and self.active_timeline is not None and not within:
+            follows, in_fetch = worked_ns < COPY_FOLLOWS_NS, DATA_WAIT in self.parts
+            self._copy = self.active_timeline.copy_begins(at_ns, follows, in_fetch=in_fetch)
 
     def end_part(self, at_ns: int, more_follows: bool = False) -> None:
-        """The innermost part ends; the one around it goes on, so that no time is in two of them."""
+        """End the innermost part; the one around it goes on, so that no time is in two of them."""
         if not self.parts:
             return
         if self.activity is DATA_WAIT:
@@ -241,38 +390,86 @@ class Recorder:
         ended, self.activity = self.activity, self.parts.pop()
         if not self.in_step:
             return
-        if self.device is not None:
+        if self.active_timeline is not None:
             if ended is DATA_WAIT:
-                self.device.begin(at_ns)
-            elif ended is TRANSFERRING and not self.copies:
-                copy, self.copy = self.copy, None
-                self.device.copy_ends(copy)
+                self.active_timeline.begin(at_ns)
+            elif ended is TRANSFERRING and not self._is_copying:
+                copy, self._copy = self._copy, None
+                self.active_timeline.copy_ends(copy)
         if not self.parts and self.step_owner is LOOSE:
             self.end_step(at_ns, more_follows)
+
+    def open(self, owner: object, at_ns: int) -> None:
+        """Open a step (or a piece outside of one, LOOSE) while none is open."""
+        if self.idle is STARTUP and owner is not LOOSE:
+            self.idle = BETWEEN
+        self.step_owner = owner
+        self.begin_ns = self.mark_ns = at_ns
+        self.data_ns = self.transfer_ns = 0
+        self.samples = UNKNOWN_SAMPLES
+        self.epoch_start = False
+        self.activity = IN_STEP
+        self.in_step = True
+        if self.active_timeline is not None:
+            self.active_timeline.begin(at_ns)
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether a copy is open, inside another part or not: further copies are a part of it."""
+        return self.activity is TRANSFERRING or TRANSFERRING in self.parts
+
+    def _divide(self, at_ns: int) -> None:
+        """Continue the open step in a second piece, with a wait and device times of its own."""
+        owner, samples, epoch_start, parts = self.step_owner, self.samples, self.epoch_start, self.parts
+        self._log_piece(PART, at_ns, more_follows=True)
+        self.open(owner, at_ns)
+        self.samples, self.epoch_start, self.parts = samples, epoch_start, parts
+
+    def _shut(self) -> None:
+        self.in_step = self.lacks_batch = False
+        self.step_owner = None
+        self.activity = self.idle
+
+    def _credit(self, at_ns: int) -> None:
+        """Count the open part until now."""
+        if self.activity is DATA_WAIT:
+            self.data_ns += at_ns - self.mark_ns
+        elif self.activity is TRANSFERRING:
+            self.transfer_ns += at_ns - self.mark_ns
+        self.mark_ns = at_ns
+
+    def _log_piece(self, kind: int, at_ns: int, more_follows: bool) -> None:
+        """Log the open piece. `more_follows`: pieces of the same loop, at whose end the device is polled at the latest."""
+        if self.activity is not IN_STEP:
+            self._credit(at_ns)
+        timeline, piece = self.active_timeline, None
+        if timeline is not None:
+            piece = timeline.end(at_ns)
+            if timeline.saw_foreign():
+                self.log.append((UNVERIFIED,))
+        self.log.append(
+            (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
+        )
+        if self.timeline is not None and (not more_follows or (timeline is not None and timeline.attention)):
+            self.poll(at_ns)
+
+    # Phases and nested loops ----------------------------------------------------------------------------------------
 
     def enter(self, name: str | None, at_ns: int) -> int:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
         self.leave_steady()
         if self.in_step:
             self._log_piece(PART, at_ns, more_follows=name is None)
-        interrupted = (
-            self.in_step,
-            self.step_owner,
-            self.samples,
-            self.epoch_start,
-            self.activity,
-            self.idle,
-            self.parts,
-        )
-        if self.device is not None:
-            self.device.start(at_ns)
         self._serial += 1
         self.level = self._serial
-        self.levels.append((self.level, *interrupted))
+        open_step = (self.in_step, self.step_owner, self.samples, self.epoch_start, self.activity)
+        self.levels.append((self.level, *open_step, self.idle, self.parts))
+        if self.active_timeline is not None:
+            self.active_timeline.start(at_ns)
         self.log.append((ENTER, at_ns, name))
         if name is not None:
             self.idle = PHASE + name
-            self.device = None
+            self.active_timeline = None
         elif self.idle is STARTUP:
             self.idle = BETWEEN
         self.parts = []
@@ -286,9 +483,9 @@ class Recorder:
             self.log.append((EXIT, at_ns))
             _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts = self.levels.pop()
             # A device that was found inside the phase is measured after it.
-            self.device = None if self.in_phase or self.resting else self.home
-            if self.device is not None:
-                self.device.start(at_ns)
+            self.active_timeline = None if self.in_phase or self.resting else self.timeline
+            if self.active_timeline is not None:
+                self.active_timeline.start(at_ns)
             self.level = self.levels[-1][0] if self.levels else 0
             if in_step:
                 self.open(owner, at_ns)
@@ -309,149 +506,94 @@ class Recorder:
         """Whether a declared phase is open: what happens now is not training."""
         return self.idle.startswith(PHASE)
 
-    def open(self, owner: object, at_ns: int) -> None:
-        """Open a step (or a piece outside of one, LOOSE) while none is."""
-        if self.idle is STARTUP and owner is not LOOSE:
-            self.idle = BETWEEN
-        self.step_owner = owner
-        self.begin_ns = self.mark_ns = at_ns
-        self.data_ns = self.transfer_ns = 0
-        self.samples = UNKNOWN_SAMPLES
-        self.epoch_start = False
-        self.activity = IN_STEP
-        self.in_step = True
-        if self.device is not None:
-            self.device.begin(at_ns)
+    # The device's timeline ------------------------------------------------------------------------------------------
 
-    @property
-    def copies(self) -> bool:
-        """Whether a copy is open, in another part or not: what is copied meanwhile is a part of it."""
-        return self.activity is TRANSFERRING or TRANSFERRING in self.parts
-
-    def _divide(self, at_ns: int) -> None:
-        """Have the open step go on in a second piece, with a wait and times on the device of its own."""
-        owner, samples, epoch_start, parts = self.step_owner, self.samples, self.epoch_start, self.parts
-        self._log_piece(PART, at_ns, more_follows=True)
-        self.open(owner, at_ns)
-        self.samples, self.epoch_start, self.parts = samples, epoch_start, parts
-
-    def _shut(self) -> None:
-        self.in_step = False
-        self.step_owner = None
-        self.unfed = False
-        self.activity = self.idle
-
-    def _credit(self, at_ns: int) -> None:
-        """Count the part that is open until now."""
-        if self.activity is DATA_WAIT:
-            self.data_ns += at_ns - self.mark_ns
-        elif self.activity is TRANSFERRING:
-            self.transfer_ns += at_ns - self.mark_ns
-        self.mark_ns = at_ns
-
-    def _log_piece(self, kind: int, at_ns: int, more_follows: bool) -> None:
-        """Log the open piece. `more_follows`: of the same loop, at whose end the device is asked at the latest."""
-        self._credit(at_ns)
-        piece = None
-        if self.device is not None:
-            piece = self.device.end(at_ns)
-            if self.device.saw_foreign():
-                self.log.append((UNVERIFIED,))
-        self.log.append(
-            (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
-        )
-        if not more_follows or (self.device is not None and self.device.attention):
-            self.poll(at_ns)
-
-    def attend(self, at_ns: int) -> None:
-        """Do what the device's timeline asks for at the end of a piece: read what the device has finished, note what it saw."""
-        home = self.home
-        if home is None:
+    def _attend(self, at_ns: int) -> None:
+        """Read what the device has finished and note what its timeline saw, as it asked for at the end of a piece."""
+        timeline = self.timeline
+        if timeline is None:
             return
-        if home.saw_foreign():
+        if timeline.saw_foreign():
             self.log.append((UNVERIFIED,))
         begin = self.clock()
         self.poll(at_ns)
         self.meter.harvested(at_ns, self.clock() - begin)
 
     def launched(self, *_: Any) -> None:
-        """The optimizer has made its step: the last known launch. (Torch hands over the optimizer and its arguments.)"""
-        device = self.device
-        if device is None or not self.in_step:
+        """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""
+        timeline = self.active_timeline
+        if timeline is None or not self.in_step:
             return
         if self.thread != get_ident() and get_ident() in getattr(threading, "_active", (get_ident(),)):
-            return  # else it is a thread of autograd's own: the backward pass, which the training thread waits for, makes the step
+            return  # another Python thread. One of autograd's is let through: the training thread waits for its backward pass
         begin = self.clock()
-        device.launched(begin)
-        if device.launches % _METERED == 0:
+        timeline.launched(begin)
+        if timeline.launches % _METERED == 0:
             self.meter.launched(self.clock() - begin, _METERED)
 
     def poll(self, at_ns: int) -> None:
         """Read what the device has finished by now. Called in the training thread only."""
-        home = self.home
-        if home is not None:
-            home.harvest(at_ns)
-            if home.error is not None:
-                self._device_broke(home.error)
-
-    # By which device steps are measured, and when that rests ------------------------------------------------------------
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.harvest(at_ns)
+            error = timeline.error
+            if error is not None:  # go on by the host's clock
+                self.device_failed = True
+                self.release_device(None)
+                if self.failed is not None:
+                    self.failed("measuring by events on the device", error)
 
     def adopt_device(self, timeline: DeviceTimeline) -> None:
         """Measure by this timeline from the next batch on."""
         self.leave_steady()
         now = self.clock()
         self.release_device(now)
-        self.home = timeline
+        self.timeline = timeline
         if not self.in_phase:
-            self.device = timeline
+            self.active_timeline = timeline
             timeline.start(now)
 
     def release_device(self, at_ns: int | None) -> None:
-        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not ask it again."""
-        home, self.home, self.device = self.home, None, None
-        if home is not None:
+        """Stop measuring by the device: what it has not finished is left to the host's clock. None: do not poll it again."""
+        timeline, self.timeline, self.active_timeline = self.timeline, None, None
+        if timeline is not None:
             if at_ns is not None:
-                home.harvest(at_ns)
-            home.abandon()
+                timeline.harvest(at_ns)
+            timeline.abandon()
         if self.resting:
             self.resting = False
             self.log.append((REST, False))
 
     def rest_device(self, resting: bool) -> None:
-        """From now on leave steps out of the device's timeline, or measure them again. Called while a batch is fetched."""
-        home = self.home
-        if home is None or resting == self.resting or self.in_phase:
+        """Skip steps in the device's timeline from now on, or measure them again. Called while a batch is fetched."""
+        timeline = self.timeline
+        if timeline is None or resting == self.resting or self.in_phase:
             return
         self.leave_steady()
         self.resting = resting
         self.log.append((REST, resting))
         if resting:
-            home.interrupt()
-            self.device = None
+            timeline.interrupt()
+            self.active_timeline = None
         else:
-            home.start(self.clock())
-            self.device = home
+            timeline.start(self.clock())
+            self.active_timeline = timeline
 
-    def _device_broke(self, error: Exception) -> None:
-        """An event call has raised: go on by the host's clock, and say so once."""
-        self.device_failed = True
-        self.release_device(None)
-        if self.failed is not None:
-            self.failed("measuring by events on the device", error)
+    # What other threads read ----------------------------------------------------------------------------------------
 
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
         """Return when the open step began and its time so far by state; (now, {}) when none is open.
 
-        Any thread may ask: the training thread may go on meanwhile, so a step may have begun after `now_ns`.
+        Any thread may call it; the training thread goes on meanwhile, so a step may have begun after `now_ns`.
         """
-        steady, fed = self.steady is not None, self.fed_ns
+        steady, ready_ns = self.steady is not None, self.batch_ready_ns
         begin, data, transfer = self.begin_ns, self.data_ns, self.transfer_ns
         if not self.in_step or begin >= now_ns:
             return now_ns, {}
         open_ns = now_ns - begin
         part_ns = max(0, now_ns - self.mark_ns)
         if steady:
-            data = max(0, fed - begin) if fed else open_ns
+            data = max(0, ready_ns - begin) if ready_ns else open_ns
         elif self.activity is DATA_WAIT:
             data += part_ns
         elif self.activity is TRANSFERRING:

@@ -1,4 +1,4 @@
-"""One file a framework: its events told to a `Watch`. Each needs its framework, and says so where that is missing.
+"""One file per framework, which measures its trainings by a `Watch`. Each raises `MissingFramework` where its framework is not installed.
 
 Nothing here is imported by `import gpuwatch`.
 """

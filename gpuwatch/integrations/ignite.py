@@ -6,14 +6,13 @@ A step is one iteration of that engine. Another engine that runs inside its run,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import Training, checked
+from gpuwatch.integrations.training import TimedIterator, Training, checked
 
 try:
     _engine: Any = import_module("ignite.engine")
@@ -23,7 +22,7 @@ except ImportError as error:
 
 
 class GpuWatchHandler:
-    """Tells a `Watch` what an engine's `run` does. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
+    """Measures an engine's `run`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
         self._watch = watch
@@ -62,18 +61,17 @@ class GpuWatchHandler:
                 return original(*args, **kwargs)
             finally:
                 self._training = None
-                _forget(engine)
+                iterator = getattr(engine, "_dataloader_iter", None)
+                if isinstance(iterator, TimedIterator):  # an interrupted run keeps its iterator
+                    engine._dataloader_iter = iterator.iterator
 
     def _follow(self, training: Training, trainer: Any) -> None:
-        """Watch what the engine does inside: its iterator, other engines' runs, checkpoints."""
+        """Measure what the engine does inside: its iterator, other engines' runs, checkpoints."""
 
         def run(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
             if engine is trainer:
                 return original(engine, *args, **kwargs)
             return training.in_phase("eval", original, engine, *args, **kwargs)
-
-        def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-            return training.in_phase("checkpoint", original, *args, **kwargs)
 
         def make_iterator(original: Any, *args: Any, **kwargs: Any) -> Any:
             with training.starting_workers():
@@ -82,14 +80,14 @@ class GpuWatchHandler:
             return made
 
         training.patches.wrap(_engine.Engine, "run", run)
-        training.patches.wrap(_handlers.Checkpoint, "__call__", save)
+        training.wrap_phase(_handlers.Checkpoint, "__call__", "checkpoint")
         training.patches.wrap(trainer, "_setup_dataloader_iter", make_iterator)
 
     def _time_fetches(self, engine: Any) -> None:
         """Measure the engine's waits where they happen. Private to Ignite, unchanged from 0.4 to 0.5."""
         iterator = getattr(engine, "_dataloader_iter", None)
-        if self._training is not None and iterator is not None and not isinstance(iterator, _Fetched):
-            engine._dataloader_iter = _Fetched(self._training, iterator)
+        if self._training is not None and iterator is not None and not isinstance(iterator, TimedIterator):
+            engine._dataloader_iter = TimedIterator(self._training, iterator)
 
     def _trains(self, engine: Any) -> None:
         if self._training is not None:
@@ -101,24 +99,3 @@ class GpuWatchHandler:
 
 
 GpuWatchCallback = GpuWatchHandler
-
-
-def _forget(engine: Any) -> None:
-    """Give back the engine's own iterator, which an interrupted run keeps."""
-    iterator = getattr(engine, "_dataloader_iter", None)
-    if isinstance(iterator, _Fetched):
-        engine._dataloader_iter = iterator.iterator
-
-
-class _Fetched:
-    """The engine's iterator, its waits measured."""
-
-    def __init__(self, training: Training, iterator: Iterator[Any]) -> None:
-        self._training = training
-        self.iterator = iterator
-
-    def __iter__(self) -> _Fetched:
-        return self
-
-    def __next__(self) -> Any:
-        return self._training.fetch(self.iterator.__next__)

@@ -37,7 +37,7 @@ else:
 
 
 class GpuWatchCallback(_Callback):
-    """Tells a `Watch` what `trainer.fit` does. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
+    """Measures `trainer.fit`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`."""
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
         self._watch = watch
@@ -75,24 +75,16 @@ class GpuWatchCallback(_Callback):
             training.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing that runs goes to another process with the trainer: a spawned one has a Watch of its own."""
+        """A spawned process gets the trainer without what runs here: it makes its own Watch."""
         return {**self.__dict__, "_training": None, "_watch": None}
 
 
 def _follow(training: Training, trainer: Any) -> None:
-    """Watch the trainer from inside: its fetches where they happen, its copies, validations and checkpoints."""
-    patches = training.patches
-
-    def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return training.in_phase("eval", original, *args, **kwargs)
-
-    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return training.in_phase("checkpoint", original, *args, **kwargs)
-
-    patches.wrap(trainer.strategy, "batch_to_device", training.copy)
-    patches.wrap(trainer, "save_checkpoint", save)
+    """Measure what the trainer does inside: its fetches where they happen, its copies, validations and checkpoints."""
+    training.patches.wrap(trainer.strategy, "batch_to_device", training.copy)
+    training.wrap_phase(trainer, "save_checkpoint", "checkpoint")
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-    patches.wrap(getattr(loop, "val_loop", None), "run", evaluate)
+    training.wrap_phase(getattr(loop, "val_loop", None), "run", "eval")
     _follow_fetcher(training, trainer)
 
 
@@ -101,7 +93,7 @@ def _follow_fetcher(training: Training, trainer: Any) -> None:
     package = "pytorch_lightning" if type(trainer).__module__.startswith("pytorch_lightning") else "lightning.pytorch"
     fetcher = getattr(sys.modules.get(f"{package}.loops.fetchers"), "_DataFetcher", None)
     if fetcher is None:
-        say_once(f"{package} has no _DataFetcher: waits for data are counted as other, and no steps")
+        say_once(f"{package} has no _DataFetcher: waits for data are counted as other, and steps are not counted")
         return
 
     def start(original: Any, self: Any) -> Any:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.hook.loader import time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import Watch
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import Training, checked
+from gpuwatch.integrations.training import TimedIterator, Training, checked
 
 try:
     _transformers: Any = import_module("transformers")
@@ -32,10 +34,10 @@ _patches: list[Patches] = []
 
 
 class GpuWatchCallback(_TrainerCallback):
-    """Tells a `Watch` what `trainer.train` does. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`.
+    """Measures `trainer.train`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`.
 
-    A callback is told neither the trainer nor of an exception, so `Trainer.train` is replaced while there is such a callback; another
-    trainer's passes through.
+    A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback; a trainer without
+    one trains as before.
     """
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
@@ -80,52 +82,28 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _follow(training: Training, trainer: Any) -> None:
-    """Watch one trainer from inside. `get_batch_samples` came with transformers 4.46, the others are older."""
+    """Measure what one trainer does inside. `get_batch_samples` came with transformers 4.46, the others are older."""
 
     def fetch_step(original: Any, iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        found = original(_Fetched(training, iterator), *args, **kwargs)
+        found = original(TimedIterator(training, iterator), *args, **kwargs)
         try:
             training.fetched(found[0])
         except (TypeError, IndexError):
             say_once("get_batch_samples() returns no list of batches: samples are not counted")
         return found
 
-    def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return training.in_phase("eval", original, *args, **kwargs)
-
-    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return training.in_phase("checkpoint", original, *args, **kwargs)
-
     patches = training.patches
     patches.wrap(trainer, "get_batch_samples", fetch_step)
     patches.wrap(trainer, "_prepare_inputs", training.copy)
-    patches.wrap(trainer, "evaluate", evaluate)
-    patches.wrap(trainer, "predict", evaluate)
-    patches.wrap(trainer, "_save_checkpoint", save)
-    patches.wrap(trainer, "save_model", save)
-    try:
-        from gpuwatch.integrations.accelerate import time_copies
-
-        time_copies(patches, lambda: training.watch if training.is_input() else None)
-    except ImportError:  # an old transformers that does without it
-        pass
-
-
-class _Fetched:
-    """The epoch's iterator, its waits measured."""
-
-    def __init__(self, training: Training, iterator: Iterator[Any]) -> None:
-        self._training = training
-        self._iterator = iterator
-
-    def __iter__(self) -> _Fetched:
-        return self
-
-    def __next__(self) -> Any:
-        return self._training.fetch(self._iterator.__next__)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
+    for method, phase in (
+        ("evaluate", "eval"),
+        ("predict", "eval"),
+        ("_save_checkpoint", "checkpoint"),
+        ("save_model", "checkpoint"),
+    ):
+        training.wrap_phase(trainer, method, phase)
+    if find_spec("accelerate") is not None:  # an old transformers does without it
+        time_accelerate_copies(patches, lambda: training.session if training.is_input() else None)
 
 
 def _restore_when_unused() -> None:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpuwatch.hook.interrupts import pass_on
+from gpuwatch.errors import pass_on
 
 RING = 256
 """Pieces that the device has not finished, at most. Where there are more, all of them are let go, counted: it was busy all the time."""

@@ -1,4 +1,4 @@
-"""Log entries that wait for the device: what follows a piece that it has not finished is booked after that piece."""
+"""Pending log entries: what follows a piece that the device has not finished is booked after that piece."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from gpuwatch.hook.events import ENTER, EXIT, PART, SPAN, STEP
+from gpuwatch.ledger.events import ENTER, EXIT, PART, SPAN, STEP
 from gpuwatch.ledger.states import COMPUTE, OTHER, phase_state
 
 
-class HeldEntries:
-    """Entries from the oldest piece on whose device times are not known yet."""
+class PendingEntries:
+    """Entries from the oldest piece whose device times are not known yet."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Any, ...]] = deque()
@@ -27,10 +27,10 @@ class HeldEntries:
         return False
 
     def released(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the entries that can be booked by now, in order."""
-        held = self._entries
-        while held and not _waits(held[0]):
-            yield held.popleft()
+        """Yield the entries that can be booked now, in order."""
+        entries = self._entries
+        while entries and not _waits(entries[0]):
+            yield entries.popleft()
 
     @property
     def has_phase(self) -> bool:
@@ -38,9 +38,9 @@ class HeldEntries:
         return any(entry[0] == ENTER for entry in self._entries)
 
     def tail(self, names: list[str | None]) -> tuple[list[tuple[str, int]], str]:
-        """Return the provisional states of held time, as (state, until) in order, and the state of what follows it.
+        """Return the provisional states of pending time, as (state, until) in order, and the state of what follows it.
 
-        A held piece is one that the device still works on. `names` are those of the phases that were open before, outermost first.
+        The device still works on a pending piece. `names` are those of the phases that were open before, outermost first.
         """
         parts: list[tuple[str, int]] = []
         names = list(names)

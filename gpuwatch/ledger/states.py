@@ -1,4 +1,4 @@
-"""The states of a GPU-second and their arithmetic. No I/O, no clock: every time is handed in, in ns.
+"""The states of a GPU-second and their arithmetic. No I/O, no clock: every time is an argument, in ns.
 
 A ledger is final up to its watermark. Time is only ever appended after the watermark, each nanosecond to exactly one
 state, so that `sum(totals) == watermark - start` holds by construction and no value ever goes back.
@@ -28,7 +28,7 @@ STARTUP, COMPILE, INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT, EVAL, CHE
 
 BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED = "busy_unattributed", "held_idle", "unallocated"
 GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED)
-"""States of a GPU's wall clock: a run's, or what is known of a GPU that no hook explains."""
+"""States of a GPU's wall clock: a run's, and those of a GPU without a hook."""
 
 PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}
 """Declared phases that are states of their own. A phase of any other name is `other`."""
@@ -52,7 +52,7 @@ class Ledger:
     def book(self, state: str, until_ns: int) -> int:
         """Book the time from the watermark to `until_ns` under `state`; return how much that was, in ns.
 
-        Nothing is booked for a moment that is final already, so a late end counts only after the watermark.
+        Final time is not booked again, so a late end counts only after the watermark.
         """
         booked = until_ns - self.watermark_ns
         if booked <= 0:
@@ -62,7 +62,7 @@ class Ledger:
         return booked
 
     def book_parts(self, parts_ns: Mapping[str, int]) -> None:
-        """Book so much time under each state, from the watermark on: the sum of a run of bookings."""
+        """Book so much time under each state, from the watermark on: the sum of several bookings."""
         for state, part in parts_ns.items():
             self.totals_ns[state] += part
             self.watermark_ns += part
@@ -70,9 +70,8 @@ class Ledger:
     def book_mixture(self, parts_ns: Mapping[str, int], until_ns: int) -> None:
         """Book the time from the watermark to `until_ns`, divided among states in the proportion of `parts_ns`.
 
-        For time that is known by its sums only (a run's cumulative totals). When the parts cover exactly the open time,
-        as they do unless some of it is final already, they are booked to the nanosecond. Parts without any time
-        leave the open time `unknown`.
+        For time of which only sums are known (a run's cumulative totals). Parts that cover exactly the open time, as they do unless
+        some of it is final already, are booked to the nanosecond. Parts without any time leave the open time `unknown`.
         """
         open_ns = until_ns - self.watermark_ns
         if open_ns <= 0:

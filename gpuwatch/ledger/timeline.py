@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwatch.hook.events import COMM, ENTER, EXIT, REST, SPAN, STEP, TOKENS, UNVERIFIED, USUAL
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.device_timeline import Piece
-from gpuwatch.ledger.pending import HeldEntries
+from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, REST, SPAN, STEP, TOKENS, UNVERIFIED
+from gpuwatch.ledger.pending import PendingEntries
 from gpuwatch.ledger.states import (
     COMM_WAIT,
     COMPUTE,
@@ -22,8 +22,7 @@ from gpuwatch.ledger.states import (
     Ledger,
     phase_state,
 )
-from gpuwatch.ledger.step_counts import BUCKETS_NS, MEDIAN_OF, StepCounts
-from gpuwatch.ledger.step_records import Carry, Level, PhaseRecord, StepRecord
+from gpuwatch.ledger.step_records import BUCKETS_NS, MEDIAN_OF, Carry, Level, PhaseRecord, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
 STALL_MEDIANS = 10
@@ -52,7 +51,7 @@ class Timeline:
         self.last_progress_ns = self.start_ns
         self._levels: list[Level] = []
         self._carry = Carry()
-        self._held = HeldEntries()
+        self._held = PendingEntries()
         self._resting = False
         self._on_device = DeviceBooking(self.ledger)
 
@@ -66,11 +65,11 @@ class Timeline:
         steps, phases = self._made
         while self._at < len(entries):
             entry = entries[self._at]
-            if entry[0] in (STEP, USUAL) and (whole := self._book_whole_steps(entries, self._at, steps)):
+            if entry[0] in (STEP, FAST_STEP) and (whole := self._book_whole_steps(entries, self._at, steps)):
                 self._at += whole
                 continue
             self._at += 1
-            if entry[0] == USUAL:
+            if entry[0] == FAST_STEP:
                 _, begin, end, fed, transfer, samples = entry
                 if fed:
                     entry = (STEP, begin, end, fed - begin, transfer, samples, False, None)
@@ -99,7 +98,7 @@ class Timeline:
         between = waited = copied = computed = samples_seen = 0
         for index in range(at, len(entries)):
             entry = entries[index]
-            if entry[0] == USUAL:
+            if entry[0] == FAST_STEP:
                 _, begin, end, fed, transfer, samples = entry
                 data, epoch_start = fed - begin, False
             elif entry[0] == STEP:

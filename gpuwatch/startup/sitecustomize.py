@@ -1,7 +1,7 @@
-"""Runs at the start of every Python that `gpuwatch run` starts, before its script: watches for the imports that matter.
+"""Runs at the start of every Python that `gpuwatch run` starts, before its script: waits for the imports of torch's loaders and of frameworks.
 
-Nothing is imported here but the standard library, and gpuwatch itself only once torch's loaders or a framework are: other programs
-that a script starts pay next to nothing. A `sitecustomize` that was there before is run as if this one were not.
+Only the standard library is imported here, and gpuwatch itself once torch's loaders or a framework are, so that other programs
+that a script starts pay next to nothing. A `sitecustomize` that existed before is run too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ INSTRUMENTED = {
     "pytorch_lightning.trainer.trainer": "watch_lightning",
     "ignite.engine.engine": "watch_ignite",
 }
-"""Module → the function of gpuwatch.hook.instrument that is called with it once it is imported."""
+"""Module → the function of gpuwatch.integrations.instrument that is called with it once it is imported."""
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules above as the others do, and has a function called after each is executed."""
+    """Finds the modules above as the other finders do, and has a function called after each is executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         function = INSTRUMENTED.pop(name, None)
@@ -50,7 +50,7 @@ def _call_after(loader: Any, function: str) -> None:
         del loader.exec_module
         execute(module)
         try:
-            from gpuwatch.hook import instrument
+            from gpuwatch.integrations import instrument
 
             getattr(instrument, function)(module)
         except Exception as error:
@@ -59,7 +59,7 @@ def _call_after(loader: Any, function: str) -> None:
     loader.exec_module = exec_module
 
 
-def _run_the_next_one() -> None:
+def _run_other_sitecustomize() -> None:
     """Run the `sitecustomize` that Python would have found without this one."""
     others = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -72,4 +72,4 @@ def _run_the_next_one() -> None:
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
 if os.environ.get("GPUWATCH_AUTO") == "1" and os.environ.get("GPUWATCH_DISABLE", "") in ("", "0"):
     sys.meta_path.insert(0, Finder())
-_run_the_next_one()
+_run_other_sitecustomize()

@@ -95,7 +95,7 @@ def test_the_same_batches_in_two_passes(watch: Watch, make: Callable[[], Any], o
     report = watch.report()
     assert report.steps == 2 * len(plain)
     assert report.samples == 2 * sum(map(len, plain))
-    facts = watch._publisher.loader
+    facts = watch._publisher.accounts.loader
     assert facts is not None and facts.num_workers == options.get("num_workers", 0)
     assert len(facts.worker_pids) == options.get("num_workers", 0)
 

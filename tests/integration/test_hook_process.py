@@ -328,7 +328,7 @@ def test_a_hook_that_cannot_open_a_socket_trains_on(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert done.stderr.count("telling the agent failed") == 1
+    assert done.stderr.count("publishing to the agent failed") == 1
     assert "10 steps" in done.stderr
 
 

@@ -53,7 +53,7 @@ def test_the_operations_are_the_bare_loops() -> None:
     assert bare["aten::item"] == STEPS // 10
     with Watch(quiet=True, endpoint="ipc:///nobody/listens/here.sock") as watch:
         assert training.profiled(watch.steps(training.batches())) == bare
-        watch._taps.attach(FakeDevice())  # with a device's timeline, whose events are its own
+        watch.session.torch_hooks.attach(FakeDevice())  # with a device's timeline, whose events are its own
         assert training.profiled(watch.steps(training.batches())) == bare
         assert watch.report().steps == 2 * STEPS
 

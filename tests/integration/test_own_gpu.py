@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.hook.own_gpu import OwnGpu
+from gpuwatch.hook.evidence import OwnGpu
 from tests.nvml.fake import FakeGpu, FakeNvml, recorded
-from tests.unit.test_hook_device import Rig
+from tests.unit.hook.test_hook_device import Rig
 
 
 def test_the_mean_of_the_readings_is_given_once_there_are_enough(nvml: FakeNvml) -> None:
@@ -46,7 +46,7 @@ def test_a_launch_bound_run_knows_how_much_its_gpu_idles_without_an_agent(
     for _ in rig.watch.steps(rig.batches([0.0] * 60)):
         rig.train(host_ms=20, launch_ms=20)
         rig.watch._publisher.report(closed=False)
-        accounts.look_at_host()
+        accounts.sample_host()
     rig.states()
     report: Any = rig.watch.report()
     assert report.verdict.state == "host"

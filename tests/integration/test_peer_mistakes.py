@@ -23,7 +23,7 @@ from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402
 from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402
 from gpuwatch_agent.runs import Run  # noqa: E402
-from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
+from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
 
 pytestmark = pytest.mark.alone
 
@@ -80,7 +80,7 @@ class Rig:
         self.clock = Clock()
         self.device = FakeDevice(self.clock, lambda seconds: self.clock.sleep_ms(seconds * 1e3))
         self.watch = fake_watch(self.clock, monkeypatch)
-        self.watch._taps.attach(self.device)
+        self.watch.session.torch_hooks.attach(self.device)
 
     def batches(self, count: int, wait_ms: float) -> Iterator[Any]:
         for _ in range(count):
@@ -332,7 +332,7 @@ class Guarded(FakeDevice):
 def test_events_are_never_touched_from_another_thread() -> None:
     device = Guarded()
     with Watch(quiet=True, endpoint=NO_OWNER) as watch:
-        watch._taps.attach(device)
+        watch.session.torch_hooks.attach(device)
         reports: list[gpuwatch.Report] = []
         for number, _ in enumerate(watch.steps(range(60))):
             device.launch(0.01 if number < 59 else 30.0)  # the last one is still at work when the run is closed
@@ -352,7 +352,7 @@ def test_events_are_never_touched_from_another_thread() -> None:
 
 def test_nothing_is_polled_or_recorded_while_a_graph_is_captured(watch: Watch) -> None:
     device = Guarded()
-    watch._taps.attach(device)
+    watch.session.torch_hooks.attach(device)
     for number, _ in enumerate(watch.steps(range(30))):
         device.capturing = 10 <= number < 20
         device.launch(0.002)
@@ -375,7 +375,7 @@ def test_nothing_synchronises_and_no_collective_runs_in_a_step(monkeypatch: pyte
             monkeypatch.setattr(distributed, name, forbidden)
     device = FakeDevice()
     with Watch(quiet=True, endpoint=NO_OWNER) as watch:
-        watch._taps.attach(device)
+        watch.session.torch_hooks.attach(device)
         for _ in watch.steps(range(50)):
             device.launch(0.05)  # far behind: whoever waits for it is caught
             watch._recorder.launched()
@@ -433,7 +433,7 @@ def test_no_socket_thread_or_context_crosses_a_fork(tmp_path: Path) -> None:
             time.sleep(0.06)
             if number != 15:
                 continue
-            assert watch._publisher.outbox.sender is not None
+            assert watch._publisher.send_buffer.sender is not None
             assert _fork(lambda: _child_is_clean(watch)) == 0
     last = None
     while pull.poll(200):
@@ -447,7 +447,7 @@ def _child_is_clean(watch: Watch) -> bool:
     publisher = watch._publisher
     for _ in watch.steps(range(5)):
         pass
-    return publisher.outbox.sender is None and publisher._thread is None and threading.active_count() == 1
+    return publisher.send_buffer.sender is None and publisher._thread is None and threading.active_count() == 1
 
 
 def _fork(check: Callable[[], bool]) -> int:
@@ -486,7 +486,7 @@ def test_every_drop_is_counted_and_exported(monkeypatch: pytest.MonkeyPatch) -> 
             clock.sleep_ms(0.1)
         turn(watch)
     publisher = watch._publisher
-    kept = sum(count for _, count in publisher.outbox.frames)
+    kept = sum(count for _, count in publisher.send_buffer.frames)
     dropped = publisher._totals().records_dropped
     assert dropped > 0 and dropped + kept == steps * turns
     sender.connected = True  # it is back

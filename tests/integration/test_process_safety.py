@@ -185,8 +185,8 @@ _NOTEBOOK = """
         return said.getvalue()
     said = [run({cell!r}), run({cell!r})]
     alive = [t.name for t in threading.enumerate()].count("gpuwatch")
-    from gpuwatch.hook import process_state as this_process
-    print(json.dumps([said, alive, len(this_process.open_watches)]))
+    from gpuwatch.hook.watch import open_watches
+    print(json.dumps([said, alive, len(open_watches)]))
 """
 
 

@@ -89,7 +89,7 @@ def test_reports_in_signal_handlers_while_reports_are_made(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("then", ["w.report()", "w.close()"])
-@pytest.mark.parametrize("inside", ["fold", "window", "finish", "take_news", "settle_cost"])
+@pytest.mark.parametrize("inside", ["fold", "window", "finish", "take_delta", "settle_cost"])
 def test_a_handler_that_comes_while_the_books_are_held(tmp_path: Path, inside: str, then: str) -> None:
     """The handler runs right in the middle: in the books' own method, after it has begun. The run ends once, with every step."""
     source = f"""
@@ -136,7 +136,7 @@ def test_close_in_a_handler_during_reports_ends_the_run_once(tmp_path: Path) -> 
         for _ in w.steps(range(50)): time.sleep(0.001)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         begin = time.monotonic()
-        while not w._closed: w.report()
+        while not w.session.closed: w.report()
         took = time.monotonic() - begin
         print(json.dumps([took, w.report().steps, off(w.report())]))
     """
@@ -198,15 +198,15 @@ def test_an_iterator_collected_by_the_background_thread(tmp_path: Path) -> None:
         for _ in range(10): next(holder.iterator)
         del holder
         collected = []
-        fold = Accounts.fold
+        fold = Accounts.apply
         def collecting(self, now_ns):
             fold(self, now_ns)
             if threading.current_thread().name == "gpuwatch" and not collected: collected.append(gc.collect())
-        Accounts.fold = collecting
+        Accounts.apply = collecting
         begin = time.monotonic()
         while not collected and time.monotonic() - begin < 10: time.sleep(0.01)
         time.sleep(0.2)
-        print(json.dumps([collected[0] > 0, len(w._loops), w.report().steps]), flush=True)
+        print(json.dumps([collected[0] > 0, len(w.session.loops), w.report().steps]), flush=True)
         printed = os.fstat(2).st_size
         """,
     )
@@ -224,18 +224,18 @@ def test_a_finalizer_in_the_background_thread_that_calls_gpuwatch(tmp_path: Path
         class Trainer:
             def __init__(self): self.itself = self
             def __del__(self): where.append(threading.current_thread().name), w.{call}()
-        where, fold = [], Accounts.fold
+        where, fold = [], Accounts.apply
         trainer = Trainer()
         for _ in w.steps(range(10)): time.sleep(0.001)
         def collecting(self, now_ns):
             fold(self, now_ns)
             if threading.current_thread().name == "gpuwatch" and not where: gc.collect()
-        Accounts.fold = collecting
+        Accounts.apply = collecting
         del trainer
         begin = time.monotonic()
-        while not (where and w._closed == ({call!r} == "close")) and time.monotonic() - begin < 10: time.sleep(0.01)
+        while not (where and w.session.closed == ({call!r} == "close")) and time.monotonic() - begin < 10: time.sleep(0.01)
         time.sleep(0.3)
-        print(json.dumps([where, w._closed, w.report().steps, w._publisher.accounts.failures]))
+        print(json.dumps([where, w.session.closed, w.report().steps, w._publisher.accounts.failures]))
     """
     with receiver(tmp_path) as (listening, where):
         result, err = run(tmp_path, source, where)

@@ -104,7 +104,7 @@ def test_a_compilation_inside_a_step_is_not_the_step_s_time(watch: Watch) -> Non
 def test_mixed_precision_with_a_scaler_that_skips_a_step(watch: Watch) -> None:
     """The scaler leaves `optimizer.step()` out where a gradient overflowed: that step has no last launch, and is a step."""
     device = FakeDevice()
-    watch._taps.attach(device)
+    watch.session.torch_hooks.attach(device)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -132,7 +132,7 @@ def test_mixed_precision_with_a_scaler_that_skips_a_step(watch: Watch) -> None:
 def test_gradient_accumulation_measures_each_micro_batch(watch: Watch) -> None:
     """Three of four micro-batches have no optimizer step: they end when the next batch is asked for, and no host wait is claimed of them."""
     device = FakeDevice()
-    watch._taps.attach(device)
+    watch.session.torch_hooks.attach(device)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, batch in enumerate(watch.steps(DataLoader(Numbers(16, 0.02), batch_size=1))):
@@ -170,7 +170,7 @@ def test_a_stateful_loader_saves_and_resumes_through_the_watch(watch: Watch, wor
     assert seen == [0, 1, 2, 3] and rest == [4, 5, 6, 7, 8, 9]
     assert watch.report().steps == 10
     assert len(resumed) == 10
-    facts = watch._publisher.loader
+    facts = watch._publisher.accounts.loader
     assert facts is not None and len(facts.worker_pids) == workers
 
 
@@ -185,7 +185,7 @@ def test_spawned_workers_that_persist_start_once_and_are_the_same_in_every_pass(
         for number, _batch in enumerate(loader):
             if number == 0:
                 starts.append(time.perf_counter() - begin)
-        facts = watch._publisher.loader
+        facts = watch._publisher.accounts.loader
         assert facts is not None
         pids.add(facts.worker_pids)
     assert len(pids) == 1 and len(next(iter(pids))) == 1
@@ -193,7 +193,7 @@ def test_spawned_workers_that_persist_start_once_and_are_the_same_in_every_pass(
     assert report.steps == 18
     assert report.states["input_wait"] >= starts[0] > max(starts[1:])
     counts = watch._recorder.fetches
-    assert counts.looked == 21, "18 batches, and three ends that were found"
+    assert counts.from_workers == 21, "18 batches, and three ends that were found"
 
 
 def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_do_not() -> None:
@@ -203,9 +203,9 @@ def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_d
                 time.sleep(step_s)
             counts = watch._recorder.fetches
             totals = watch._publisher._totals()
-        assert counts.looked == totals.worker_fetches == 21 and counts.thread_time is not None
+        assert counts.from_workers == totals.worker_fetches == 21 and counts.thread_time is not None
         assert 0 <= counts.ready <= 4 * 21
-        return counts.empty / counts.looked
+        return counts.empty / counts.from_workers
 
     assert share_empty(item_s=0.06, step_s=0.0) > 0.6
     assert share_empty(item_s=0.0, step_s=0.05) < 0.4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ PACKAGES = {
     "gpuwatch_agent": ROOT / "agent/gpuwatch_agent",
     "gpuwatch_dashboards": ROOT / "dashboards/gpuwatch_dashboards",
 }
+MODULES = {
+    ".".join(path.relative_to(base.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for base in PACKAGES.values()
+    for path in base.rglob("*.py")
+}
+"""Every file of the product by its dotted name."""
 PURE = ["metrics", "ledger", "diagnosis", "diagnosis/rules", "formatting", "alerting"]
 WIRE = ["wire/__init__"]
 """Messages. Beside them are the sockets that carry them."""
@@ -67,9 +74,9 @@ def test_what_a_training_process_imports_needs_msgspec_and_zmq_alone() -> None:
 import sys
 before = set(sys.modules)
 import gpuwatch
-from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook.publisher import import_diagnosis
 at_once = set(sys.modules) - before
-this_process.import_diagnosis()
+import_diagnosis()
 print(*at_once)
 print(*(set(sys.modules) - before))
 """
@@ -103,8 +110,6 @@ def _printed(script: str) -> list[set[str]]:
 
 
 def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:
-    import re
-
     from gpuwatch.metrics import BY_NAME
 
     pattern = re.compile(r"\"(gpuwatch_[a-z0-9_]+_(?:total|seconds|bytes|ratio|info|watts|celsius|active|up))\"")
@@ -116,34 +121,66 @@ def test_nothing_names_a_metric_that_the_catalogue_lacks() -> None:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Circles of imports, those inside of functions too; what is imported for its type alone is none.
-
-    A package's `__init__` stands for what it gives, and is left out.
-    """
-    known = {
-        ".".join(path.relative_to(base.parent).with_suffix("").parts): path
-        for base in PACKAGES.values()
-        for path in base.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    graph = {name: _modules(path) & known.keys() - {name} for name, path in known.items()}
+    """Circles at run time, those of imports inside functions too. A package's `__init__` stands for what it exports, and is left out."""
+    known = {name for name, path in MODULES.items() if path.name != "__init__.py"}
+    graph = {name: _modules(MODULES[name], types=False) & known - {name} for name in known}
     assert len(graph) > 100
-    reached = {name: _reached(graph, name) for name in graph}
-    assert {name for name in graph if name in reached[name]} == set()
+    assert [each for each in _components(graph) if len(each) > 1] == []
 
 
-def _modules(path: Path) -> set[str]:
-    """Return all that a file imports, `from package import module` as the module."""
+def test_no_circle_of_imports_has_more_than_three_files() -> None:
+    """All imports count: of a package's `__init__`, inside functions, for types alone, by `import_module` with a literal name."""
+    graph = {name: _modules(path, types=True) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    assert graph["gpuwatch"] >= {"gpuwatch.hook.watch", "gpuwatch.diagnosis.report"}
+    assert [sorted(each) for each in _components(graph) if len(each) > 3] == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "e"}, "c": {"d"}, "d": {"b"}, "e": {"f"}, "f": set(), "g": {"a", "f"}}
+    assert sorted(map(sorted, _components(graph)), key=len)[-1] == ["b", "c", "d"] and len(_components(graph)) == 5
+
+
+def test_only_the_recorder_writes_its_slots() -> None:
+    """`hook/torch/transfers.py` adds a copy's time by itself: a call would be paid for by every batch."""
+    writes = re.compile(r"\brecorder\.\w+(?:, recorder\.\w+)* (?:[-+|]?=) ")
+    guilty = {path.name for path in sources("gpuwatch") if writes.search(path.read_text())}
+    assert guilty <= {"transfers.py"}
+
+
+def test_nothing_private_of_a_watch_is_used_by_other_files() -> None:
+    private = re.compile(r"\b(?:watch|session|recorder|publisher|accounts)\._\w+")
+    assert {path.name: found for path in sources("gpuwatch") if (found := private.findall(path.read_text()))} == {
+        "compile.py": ["watch._register"]  # a CompileWatch of its own module
+    }
+
+
+def _modules(path: Path, types: bool) -> set[str]:
+    """Return the names that a file imports, `from package import module` as both. `types`: those for type checkers alone too."""
     found = set()
     tree = ast.parse(path.read_text())
     for block in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:
-        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+        if not types and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
             block.body = [ast.Pass()]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            # What a package only passes on is its module's: `__version__` is set before `gpuwatch` imports anything.
+            found |= names & MODULES.keys() or ({node.module} if node.names[0].name != "__version__" else set())
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
+            found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+    return found
+
+
+def _components(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected components: files that reach each other."""
+    reached = {name: _reached(graph, name) for name in graph}
+    left, found = set(graph), []
+    while left:
+        name = left.pop()
+        found.append({name} | {other for other in reached[name] & left if name in reached[other]})
+        left -= found[-1]
     return found
 
 

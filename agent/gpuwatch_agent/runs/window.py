@@ -10,7 +10,7 @@ from itertools import compress
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window, make_window
-from gpuwatch.hook.events import BETWEEN, DATA_WAIT, IN_STEP
+from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import HistogramSample, Sample
 from gpuwatch_agent.processes import ProcessTable

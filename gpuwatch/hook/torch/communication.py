@@ -18,9 +18,9 @@ from typing import Any
 from weakref import WeakSet
 
 from gpuwatch.hook.batches import tensors
-from gpuwatch.hook.events import COMM, IN_STEP
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.device_timeline import DeviceTimeline
+from gpuwatch.ledger.events import COMM, IN_STEP
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class CommunicationWatch:
         if is_ddp:
             self._handles.append(model.register_forward_hook(self._forward))
         self._devices |= kinds != {"cpu"}
-        if self._recorder.home is not None:
-            self.measure_by(self._recorder.home)
+        if self._recorder.timeline is not None:
+            self.measure_by(self._recorder.timeline)
 
     def measure_by(self, timeline: DeviceTimeline) -> None:
         """Have a device's timeline time the waits of the models that are on a device."""
@@ -90,7 +90,7 @@ class CommunicationWatch:
         if not self._on_device:
             self._begin = recorder.clock()
         else:  # the streams of the backward pass have joined the current one by now
-            self._begin = None if recorder.device is None else recorder.device.wait_begins()
+            self._begin = None if recorder.active_timeline is None else recorder.active_timeline.wait_begins()
         _engine().queue_callback(self._reduced)
 
     def _reduced(self) -> None:
@@ -100,8 +100,8 @@ class CommunicationWatch:
             return
         recorder = self._recorder
         if self._on_device:
-            if recorder.device is not None:
-                recorder.device.wait_ends(begin)
+            if recorder.active_timeline is not None:
+                recorder.active_timeline.wait_ends(begin)
         elif begin >= recorder.begin_ns:
             recorder.log.append((COMM, begin, recorder.clock()))
 
@@ -114,9 +114,9 @@ class CommunicationWatch:
         if recorder.doing() is not IN_STEP:
             return False
         return (
-            recorder.device is not None
+            recorder.active_timeline is not None
             if self._on_device
-            else recorder.device is None and recorder.thread == get_ident()
+            else recorder.active_timeline is None and recorder.thread == get_ident()
         )
 
 

@@ -1,10 +1,9 @@
-"""What is tapped in torch and JAX while a training is watched: the device's times, copies, compilations. All of it is taken back."""
+"""What is hooked in torch and JAX while a training is watched: the device's times, copies, compilations. All of it is removed again."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.hook.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from gpuwatch.hook.torch.patches import Patches
 
 
-class Taps:
-    """The taps of one recorder. Nothing of torch is imported, and no device is set up, for them."""
+class TorchHooks:
+    """The hooks of one recorder. Nothing of torch is imported for them, and no device is set up."""
 
     def __init__(self, recorder: Recorder, device_events: bool, transfers: bool) -> None:
         self._recorder = recorder
@@ -35,25 +34,24 @@ class Taps:
         self._streams = StreamWaits(recorder)
         self._accelerate: Patches | None = None
 
-    def loader_made(self) -> None:
-        """A loader is watched, and may be handed to Accelerate before its first pass."""
+    def make_loader(self, prepare: Callable[[], Patches]) -> None:
+        """A loader is watched, and may be given to Accelerate before its first pass: `prepare` patches that."""
         if self._accelerate is None and "accelerate.accelerator" in sys.modules:
-            # By name: the integration is built on the hook, and is loaded where its framework is.
-            self._accelerate = import_module("gpuwatch.integrations.accelerate").watched_loaders_prepared()
+            self._accelerate = prepare()
 
-    def loop_begins(self) -> None:
+    def begin_loop(self) -> None:
         """A pass over a loader begins: time copies and compilations while it runs."""
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.install()
         self._compiling.install()
 
-    def step_begins(self) -> None:
+    def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
         self._compiling.install()
         self.find_device()
 
-    def loop_ends(self) -> None:
+    def end_loop(self) -> None:
         """The pass is over."""
         if self._transfers is not None:
             self._transfers.remove()
@@ -64,20 +62,20 @@ class Taps:
         One that the training has left for another device or stream is left too.
         """
         recorder, torch = self._recorder, sys.modules.get("torch")
-        home, framework = recorder.home, asynchronous_framework()
+        timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:
             self._torch_hook = _after_each_optimizer_step(torch_steps.note)
-        if not self._device_events or recorder.device_failed or not (home is None or home.is_astray):
+        if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
         is_used = torch is not None and (framework is None or torch.cuda.memory_allocated() > 0 or torch_steps.seen)
         events = torch_events(torch) if is_used else None
         if events is not None:
             self.attach(events)
-        elif home is not None and torch_steps.seen:
+        elif timeline is not None and torch_steps.seen:
             recorder.release_device(recorder.clock())
-        elif home is None and (timeline := jax_timeline(recorder.clock)) is not None:
-            recorder.adopt_device(timeline)
+        elif timeline is None and (found := jax_timeline(recorder.clock)) is not None:
+            recorder.adopt_device(found)
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
@@ -91,7 +89,7 @@ class Taps:
             self._optimizer_hook = _after_each_optimizer_step(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
-        """Take every tap back. The device is asked a last time in the training thread only."""
+        """Remove every hook. The device is polled a last time in the training thread only."""
         self.remove_from_torch()
         self._recorder.release_device(self._recorder.clock() if in_training_thread else None)
 

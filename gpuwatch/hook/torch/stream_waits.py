@@ -22,9 +22,9 @@ from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.hook.events import IN_STEP
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.tensor_patch import TorchMethods
+from gpuwatch.ledger.events import IN_STEP
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.device_timeline import DeviceTimeline
@@ -87,7 +87,7 @@ class StreamWaits:
 
         @functools.wraps(original)
         def synchronizes(*args: Any, **kwargs: Any) -> Any:
-            device = recorder.device
+            device = recorder.active_timeline
             if device is None or recorder.thread != get_ident() or recorder.doing() is not IN_STEP:
                 return original(*args, **kwargs)
             begin = recorder.clock()
@@ -102,7 +102,7 @@ class StreamWaits:
 
         @functools.wraps(original)
         def waits(*args: Any, **kwargs: Any) -> Any:
-            device = recorder.device
+            device = recorder.active_timeline
             if device is None or not (device.copied_aside or device.watches_ranks) or self._is_waiting:
                 return original(*args, **kwargs)
             end, begin = self._begins(device, stream_of(*args, **kwargs))

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.hook.events import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
-from gpuwatch.hook.interrupts import pass_on
+from gpuwatch.errors import pass_on
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.tensor_patch import TorchMethods
+from gpuwatch.ledger.events import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 
 _COPIES = ("to", "cuda")
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
@@ -55,7 +55,7 @@ class TransferWatch:
         recorder = self._recorder
         acts = (
             self.methods.loops
-            and (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns)
+            and (recorder.activity is IN_STEP if recorder.steady is None else recorder.batch_ready_ns)
             and (recorder.thread == get_ident())
         )
         before_ns, begin = recorder.transfer_ns, recorder.clock()
@@ -70,10 +70,10 @@ class TransferWatch:
                 if name in _COPIES:
                     if was_on_cpu and not result.is_cpu:
                         recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
-                    elif recorder.device is not None and result.is_cpu and not was_on_cpu:
-                        recorder.device.read_back(recorder.clock() - begin)
-                elif recorder.device is not None and not was_on_cpu:
-                    recorder.device.read_back(recorder.clock() - begin)
+                    elif recorder.active_timeline is not None and result.is_cpu and not was_on_cpu:
+                        recorder.active_timeline.read_back(recorder.clock() - begin)
+                elif recorder.active_timeline is not None and not was_on_cpu:
+                    recorder.active_timeline.read_back(recorder.clock() - begin)
         except Exception as error:  # a subclass with a device of its own making: its copy is not timed
             pass_on(error)
         return result
@@ -104,7 +104,7 @@ class TransferWatch:
             if (
                 place is known
                 and recorder.steady is not None
-                and recorder.fed_ns
+                and recorder.batch_ready_ns
                 and recorder.thread == get_ident()
                 and not is_overridden(tensor)
             ):
@@ -124,11 +124,11 @@ class TransferWatch:
             nonlocal known, last_ns
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            device, clock = recorder.device, recorder.clock
+            device, clock = recorder.active_timeline, recorder.clock
             if recorder.thread != get_ident():
                 return original(tensor, *args, **kwargs)
             fed = device if device is not None and tensor.is_cpu and not _names_cpu(place_of(args, kwargs)) else None
-            if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.fed_ns) or not (
+            if not (recorder.activity is IN_STEP if recorder.steady is None else recorder.batch_ready_ns) or not (
                 isinstance(args[0], places) if args else always or _names_a_device(kwargs)
             ):
                 if fed is None or recorder.doing() is not DATA_WAIT:
@@ -173,8 +173,8 @@ class TransferWatch:
         def noted(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            if recorder.device is not None and recorder.activity is IN_STEP and methods.loops:
-                device = recorder.device
+            if recorder.active_timeline is not None and recorder.activity is IN_STEP and methods.loops:
+                device = recorder.active_timeline
                 if device is not None and not tensor.is_cpu and recorder.thread == get_ident():
                     begin = recorder.clock()
                     result = original(tensor, *args, **kwargs)

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from gpuwatch.errors import ConfigError, NoData
 from gpuwatch.formatting import size
-from gpuwatch.hook.worker_deaths import OomKills
+from gpuwatch.hook.loader_health import OomKills
 from gpuwatch.host.cgroup import memory_room
 from gpuwatch.host.proc import mapped_bytes, memory_bytes, stat_fields
 from gpuwatch.host.shm import shm_bytes

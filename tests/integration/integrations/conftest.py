@@ -42,7 +42,7 @@ def truth() -> Truth:
 def _no_agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GPUWATCH_ENDPOINT", "ipc:///nonexistent/hook.sock")
     yield
-    from gpuwatch.hook.process_state import open_watches as _open_watches
+    from gpuwatch.hook.watch import open_watches as _open_watches
 
     left = list(_open_watches)
     for watch in left:

@@ -108,7 +108,7 @@ def test_workers_are_known_to_the_integration(accelerator: Any) -> None:
     loader = accelerator.prepare(torch.utils.data.DataLoader([torch.zeros(8)] * 8, batch_size=4, num_workers=1))
     with gpuwatch.Watch(quiet=True) as watch:
         for _ in integration.watch(loader):
-            known = watch._publisher.loader
+            known = watch._publisher.accounts.loader
             assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
 
 

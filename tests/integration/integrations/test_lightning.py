@@ -120,7 +120,7 @@ def test_workers_start_inside_the_wait_and_are_known(truth: w.Truth, tmp_path: P
     loader = DataLoader([{"x": torch.ones(8), "labels": torch.zeros(1)}] * 8, batch_size=4, num_workers=1)
     with gpuwatch.Watch(quiet=True) as watch:
         fit_lightning(truth, tmp_path, [GpuWatchCallback(watch)], loader=loader, max_epochs=1)
-        known = watch._publisher.loader
+        known = watch._publisher.accounts.loader
     assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
 
 

@@ -12,7 +12,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.eval_share import eval_share
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ConfigError
-from gpuwatch.hook import process_state as this_process
+from gpuwatch.hook import account
 from gpuwatch.hook import watch as hook
 from tests.unit.rules.windows import states, steps, window
 
@@ -46,18 +46,18 @@ def test_seconds_and_factors_may_be_above_one() -> None:
 def test_a_training_s_own_verdict_compares_with_the_file_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(this_process, "site_thresholds", None)
+    monkeypatch.setattr(account, "site_thresholds", None)
     assert verdict_on_a_phase(monkeypatch) == "eval"
     file = tmp_path / "gpuwatch.toml"
     file.write_text("[thresholds]\nphase_share = 1.0\n")
     monkeypatch.setenv("GPUWATCH_CONFIG", str(file))
     assert verdict_on_a_phase(monkeypatch) == "compute"
-    assert this_process.thresholds() == Thresholds(phase_share=1.0)
+    assert account.thresholds() == Thresholds(phase_share=1.0)
 
 
 def verdict_on_a_phase(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the verdict on a run of steps in which an evaluation takes most of the time."""
-    monkeypatch.setattr(this_process, "made", 0)
+    monkeypatch.setattr(hook, "_made", 0)
     with hook.Watch(quiet=True) as watch:
         for _ in range(10):
             with watch.step():
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read_hurts_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GPUWATCH_CONFIG", str(tmp_path / "absent.toml"))
-    monkeypatch.setattr(this_process, "made", 0)
-    monkeypatch.setattr(this_process, "site_thresholds", None)
+    monkeypatch.setattr(hook, "_made", 0)
+    monkeypatch.setattr(account, "site_thresholds", None)
     hook.Watch(quiet=True).close()
-    assert "absent.toml" in caplog.text and this_process.thresholds() is THRESHOLDS
+    assert "absent.toml" in caplog.text and account.thresholds() is THRESHOLDS

@@ -10,7 +10,7 @@ import pytest
 from gpuwatch.diagnosis.rates import Done, Throughput, declared, throughput
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
-from tests.unit.hook_fakes import Clock, connect, fake_watch, states_ms, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn
 
 
 class Tokens:

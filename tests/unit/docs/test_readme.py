@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from gpuwatch.diagnosis.rates import Done
-
 from gpuwatch.diagnosis.report import make_report
 from gpuwatch.diagnosis.window import HostFacts, StepColumns, Window
 from gpuwatch.wire import Loader

@@ -1,0 +1,324 @@
+"""What a `Watch` consists of, for those who work on it: the loops over its loaders, the contexts, the integrations.
+
+Nothing here raises into training: whatever fails is logged once, counted, and left out from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import current_thread, get_ident, main_thread
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.errors import pass_on
+from gpuwatch.hook.batches import loader_settings, size_bytes
+from gpuwatch.hook.identity import Membership
+from gpuwatch.hook.loader_health import LoaderHealth
+from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
+from gpuwatch.hook.publisher import Publisher
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.torch.install import TorchHooks
+from gpuwatch.hook.transport import RunFacts
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, TRANSFERRING
+from gpuwatch.wire import Loader
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.report import Report
+
+logger = logging.getLogger(__name__)
+
+_EARLY_NS = 60_000_000_000
+"""Age of a run from which one line is printed in a first pass that has not ended."""
+
+
+class Session:
+    """One run's recorder and all that goes with it."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        facts: RunFacts,
+        endpoint: str | None,
+        quiet: bool,
+        transfers: bool,
+        device_events: bool,
+        budget: float,
+    ) -> None:
+        self.recorder = Recorder(failed=self.failed)
+        self.recorder.meter.budget = budget
+        self.publisher = Publisher(self.recorder, membership, facts, endpoint)
+        self.torch_hooks = TorchHooks(self.recorder, device_events, transfers)
+        self.verdicts = VerdictPrinter(self.report, quiet, self.failed, self.recorder.clock())
+        self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
+        self.trained_with_gradients = False
+        """A training batch was taken while gradients were enabled: a loop without them is an evaluation."""
+        self.loops: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Passes that have begun and not ended."""
+        self.closed = self.disabled = False
+        """Whether the run has ended; whether this process must not record at all."""
+        self._health = LoaderHealth(self.publisher.accounts, quiet)
+        self._known_loader: Callable[[], Any] = _no_loader
+        """The loader of the last training pass, if it has no workers: its settings have been read."""
+        self._logged: set[str] = set()
+
+    def failed(self, doing: str, error: BaseException) -> None:
+        """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
+        pass_on(error)
+        self.publisher.accounts.failures += 1
+        if doing not in self._logged:
+            self._logged.add(doing)
+            logger.warning("gpuwatch: %s failed and is left out from now on: %r", doing, error)
+
+    def guard(self, call: Callable[[], object], doing: str = "hooking torch") -> None:
+        """Call something that may fail, for example with a torch that is built differently."""
+        try:
+            call()
+        except Exception as error:
+            self.failed(doing, error)
+
+    def start(self) -> None:
+        """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
+        if not self.closed and not self.disabled:
+            self.publisher.update_membership()
+            self.publisher.start()
+
+    def find_device(self) -> None:
+        """Begin to measure by a device that the user's code has set up by now."""
+        self.guard(self.torch_hooks.find_device)
+
+    def visit_step(self) -> None:
+        """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
+        meter = self.recorder.meter
+        meter.visits += 1
+        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
+        self.guard(self.torch_hooks.begin_step)
+
+    # A pass over a loader -------------------------------------------------------------------------------------------
+
+    def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> bool:
+        """Prepare for a pass whose iterator was made: a part of the wait for its first batch. Return whether the loader's settings are known."""
+        self.loops.add(loop)
+        self.guard(self.torch_hooks.begin_loop)
+        if not has_settings:
+            return False
+        try:
+            if loader is self._known_loader() and not getattr(iterator, "_workers", ()):
+                return True
+            settings = self.note_loader(loader, iterator)
+            self._health.begin_pass(loader, iterator)
+            self._known_loader = _no_loader if settings.num_workers else _reference(loader)
+        except Exception as error:
+            self.failed("reading the loader's settings", error)
+        return False
+
+    def note_loader(self, loader: Any, iterator: Any) -> Loader:
+        """Note and return a loader's settings and workers: evidence, and advice in numbers."""
+        self.publisher.accounts.loader = settings = loader_settings(loader, iterator)
+        return settings
+
+    def first_batch(self, batch: Any, is_known: bool) -> None:
+        """Note what is read from one batch per training pass. `is_known`: the loader's settings were, and so the batch's size."""
+        try:
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.is_grad_enabled():
+                self.trained_with_gradients = True
+            accounts = self.publisher.accounts
+            if not is_known and (size := size_bytes(batch)) is not None:
+                accounts.batch_bytes = size
+            self._health.first_batch(batch)
+        except Exception as error:
+            self.failed("reading a batch", error)
+
+    def fetch_failed(self, error: BaseException) -> None:
+        """A loader raised this."""
+        with sigchld_held():
+            self.guard(lambda: self._health.fetch_failed(error))
+
+    def end_pass(self, loop: Any, training: bool) -> None:
+        """Undo what `begin_pass` has prepared, if it has."""
+        with sigchld_held():
+            has_begun = loop in self.loops
+            self.loops.discard(loop)
+            if training and self.recorder.thread == get_ident():
+                self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
+            if has_begun:
+                self.guard(self.torch_hooks.end_loop)
+
+    def report_pass(self) -> None:
+        """Print the verdict after the first pass; later ones wait for the end, so that a log is not flooded."""
+        recorder = self.recorder
+        if (
+            recorder.thread != get_ident()  # the garbage collector ended a forgotten loop: no place to print
+            or self.publisher.accounts.is_held_here  # it may also do so while this thread makes a report
+            or self.verdicts.printed
+            or recorder.levels
+            or recorder.in_step
+            or sys.is_finalizing()
+        ):
+            return
+        with sigchld_held():
+            self.verdicts.print()
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """Return the run so far, and close it if that was requested meanwhile."""
+        try:
+            return self.publisher.report(self.closed)
+        finally:
+            self.publisher.close_if_postponed()
+
+    def close(self) -> None:
+        """End the run now: what closing takes is not the training's."""
+        self.closed = True
+        try:
+            owner = self.recorder.close()
+            now = self.recorder.clock()
+            for loop in list(self.loops):
+                loop.is_open = False
+            try:
+                if owner not in (None, CLOSED):
+                    self.recorder.exit_all(now)
+                    self.recorder.end_step(now)
+            finally:  # whatever a signal handler raises
+                in_training_thread = owner == get_ident()
+                self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
+                self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
+                self.publisher.close(now)
+            self.verdicts.print_last()
+        except Exception as error:
+            self.failed("closing", error)
+
+    def abandon(self) -> None:
+        """This is a forked child: record, send and print nothing of the parent's run."""
+        self.recorder.close()
+        self.closed = True
+        self.publisher.abandon()
+        self.guard(self.torch_hooks.remove_from_torch)
+
+
+class PartContext:
+    """`with w.data():` and `with w.transfer():` — the training thread waits for input, or copies a batch."""
+
+    __slots__ = ("_part", "_recorder", "_session")
+
+    def __init__(self, session: Session, part: str) -> None:
+        self._session = session
+        self._recorder = session.recorder
+        self._part = part
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        if recorder.thread != get_ident():
+            if not recorder.claim_thread(steps=False):
+                return
+            self._session.start()
+        recorder.begin_part(self._part, recorder.clock())
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        recorder = self._recorder
+        if recorder.thread == get_ident():
+            recorder.end_part(recorder.clock())
+
+
+class VerdictPrinter:
+    """Prints one run's verdicts on stderr: after the first pass, at the end, and one line early in a long first pass. Never the same twice."""
+
+    def __init__(
+        self,
+        report: Callable[[], Report],
+        quiet: bool,
+        failed: Callable[[str, BaseException], None],
+        start_ns: int = 0,
+    ) -> None:
+        """`failed` is called with what has failed, and why."""
+        self._report = report
+        self.quiet = quiet
+        self._failed = failed
+        self._last = (0, 0.0)
+        """Steps and seconds of the verdict that was printed last."""
+        self._early_ns = start_ns + _EARLY_NS
+        self._early_done = False
+
+    @property
+    def printed(self) -> bool:
+        """Whether a verdict was printed."""
+        return bool(self._last[0])
+
+    def print(self) -> None:
+        """Print the verdict, if there was a step."""
+        self._guarded(lambda: self._print(self._report()))
+
+    def print_last(self) -> None:
+        """Print the verdict of a run that has ended, if more than a moment has passed since the last one."""
+
+        def print_if_new() -> None:
+            report = self._report()
+            steps, duration_s = self._last
+            if report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0:
+                self._print(report)
+
+        self._guarded(print_if_new)
+
+    def print_early(self, now_ns: int) -> None:
+        """Print one line after the first minute of a long first pass. Called with each sampled fetch of the training thread."""
+        if now_ns < self._early_ns or self._early_done:
+            return
+        self._early_done = True
+        if not self.printed:
+            self._guarded(self._print_line)
+
+    def _print_line(self) -> None:
+        report = self._report()
+        self._early_done = bool(report.steps)
+        if report.steps:
+            print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
+
+    def _print(self, report: Report) -> None:
+        if report.steps:
+            self._last = (report.steps, report.duration_s)
+            print(report, file=sys.stderr, flush=True)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        if not self.quiet:
+            try:
+                call()
+            except Exception as error:
+                self._failed("printing the verdict", error)
+
+
+@contextmanager
+def sigchld_held() -> Iterator[None]:
+    """Hold Python's handler of SIGCHLD back, and call it afterwards if it was due: what it raises is the user's.
+
+    torch's handler raises "DataLoader worker (pid …) is killed by signal" (torch.utils.data._utils.signal_handling). Inside gpuwatch, which
+    raises nothing into the training, that would be taken for a failure of gpuwatch's own, just when it has the most to report.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    if current_thread() is not main_thread() or not callable(handler):
+        yield
+        return
+    held: list[tuple[Any, ...]] = []
+    signal.signal(signal.SIGCHLD, lambda *arguments: held.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        if held:
+            handler(*held[-1])
+
+
+def _reference(loader: Any) -> Callable[[], Any]:
+    """Return a weak reference to a loader; to nothing where it takes none."""
+    try:
+        return weakref.ref(loader)
+    except TypeError:
+        return _no_loader
+
+
+def _no_loader() -> None:
+    return None

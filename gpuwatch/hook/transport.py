@@ -1,0 +1,234 @@
+"""How a run's messages reach an agent: encoded, numbered, buffered while no agent takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import platform
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuwatch import __version__, wire
+from gpuwatch.hook.account import device
+from gpuwatch.hook.identity import Identity
+from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
+from gpuwatch.wire import endpoint
+
+if TYPE_CHECKING:
+    from gpuwatch.wire.sockets import Sender
+
+_PHASE_TIME_TO_LIVE_S = 3600.0
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What the user declared about the run."""
+
+    name: str
+    job: str
+    tags: dict[str, str]
+    flops: wire.Flops | None = None
+
+
+class Encoder:
+    """Encodes one run's messages. Their sequence numbers let the agent count what got lost."""
+
+    def __init__(self, identity: Identity, facts: RunFacts) -> None:
+        self.identity = identity
+        self._facts = facts
+        self._id = uuid.uuid4().hex
+        self._seq = itertools.count(1)
+
+    def hello(self, loader: wire.Loader | None, timeline: str, deaths: tuple[wire.WorkerDeath, ...] = ()) -> bytes:
+        """Return the message that identifies the run. `timeline`: "host" or "device", the clock that the states come from."""
+        who = self.identity
+        torch = sys.modules.get("torch")
+        versions = {"gpuwatch": __version__, "python": platform.python_version()}
+        if torch is not None:
+            versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
+        return wire.encode(
+            wire.Hello(
+                origin=self._origin(),
+                run=who.run,
+                name=self._facts.name,
+                job=self._facts.job,
+                rank=who.rank,
+                local_rank=who.local_rank,
+                world_size=who.world_size,
+                pid=who.pid,
+                process_start_ticks=who.process_start_ticks,
+                pid_namespace=who.pid_namespace,
+                host=who.host,
+                timeline=timeline,
+                device=device(),
+                loader=loader,
+                versions=versions,
+                tags=self._facts.tags,
+                flops=self._facts.flops,
+                worker_deaths=deaths,
+            )
+        )
+
+    def steps(
+        self,
+        steps: list[StepRecord],
+        first_step: int,
+        totals: wire.Totals,
+        activity: str,
+        fetch_cpu_ratio: float | None,
+    ) -> bytes:
+        """Return the message of these steps; without any it is a heartbeat."""
+        return wire.encode(
+            wire.Steps(
+                origin=self._origin(),
+                run=self.identity.run,
+                rank=self.identity.rank,
+                totals=totals,
+                activity=activity,
+                first_step=first_step,
+                columns=columns(steps),
+                fetch_cpu_ratio=fetch_cpu_ratio,
+            )
+        )
+
+    def phase(self, phase: PhaseRecord, totals: wire.Totals) -> bytes:
+        """Return the message of a phase that began or ended."""
+        return wire.encode(
+            wire.Phase(
+                origin=self._origin(),
+                run=self.identity.run,
+                rank=self.identity.rank,
+                totals=totals,
+                name=phase.name,
+                start_ns=phase.start_ns,
+                seconds=None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9,
+                time_to_live_s=_PHASE_TIME_TO_LIVE_S,
+            )
+        )
+
+    def bye(self, reason: str, totals: wire.Totals) -> bytes:
+        """Return the run's last message."""
+        return wire.encode(
+            wire.Bye(
+                origin=self._origin(), run=self.identity.run, rank=self.identity.rank, totals=totals, reason=reason
+            )
+        )
+
+    def _origin(self) -> wire.Origin:
+        return wire.Origin(
+            version=wire.PROTOCOL_VERSION,
+            sender=self._id,
+            seq=next(self._seq),
+            boot_id=self.identity.boot_id,
+            monotonic_ns=time.monotonic_ns(),
+            time_ns=time.time_ns(),
+        )
+
+
+def columns(steps: list[StepRecord]) -> dict[str, bytes]:
+    """Return the steps as packed columns; a column without a value is left out."""
+    if not steps:
+        return {}
+    rows = {
+        "start_ns": [step.start_ns for step in steps],
+        "data_wait_ns": [step.data_wait_ns for step in steps],
+        "transfer_ns": [step.transfer_ns for step in steps],
+        "compute_ns": [step.compute_ns for step in steps],
+        "samples": [step.samples for step in steps],
+    }
+    if any(step.epoch_start for step in steps):
+        rows["epoch_start"] = [int(step.epoch_start) for step in steps]
+    if any(step.exposed is not None for step in steps):
+        rows["input_wait_ns"] = [wire.MISSING if s.exposed is None else s.exposed.input_wait_ns for s in steps]
+        rows["host_wait_ns"] = [
+            wire.MISSING if s.exposed is None or s.exposed.host_wait_ns is None else s.exposed.host_wait_ns
+            for s in steps
+        ]
+        rows["device_transfer_ns"] = [wire.MISSING if s.exposed is None else s.exposed.transfer_ns for s in steps]
+        rows["device_compute_ns"] = [wire.MISSING if s.exposed is None else s.exposed.compute_ns for s in steps]
+    if any(step.comm_wait_ns is not None for step in steps):
+        rows["comm_wait_ns"] = [wire.MISSING if step.comm_wait_ns is None else step.comm_wait_ns for step in steps]
+    return {name: wire.pack(column) for name, column in rows.items()}
+
+
+MOST_MESSAGES = 120
+MOST_BYTES = 4 << 20
+"""Messages kept while an agent is away: a minute, or 4 MiB. Older ones are dropped and counted; their time stays in the totals."""
+_FIND_AGAIN_AFTER = 20
+"""An agent that has taken nothing in so many attempts may have come back at another endpoint."""
+
+_not_ours: list[object] = []
+"""Sockets that a fork copied into this process: kept, because collecting them would touch them."""
+
+
+class SendBuffer:
+    """Frames on their way to an agent. Used by one thread of one process."""
+
+    def __init__(self, where: str | None = None, connect: Callable[[str], Sender] | None = None) -> None:
+        self.sender: Sender | None = None
+        self.frames: deque[tuple[bytes, int]] = deque()
+        """Each with the number of steps in it, oldest first."""
+        self.bytes = 0
+        self.steps_dropped = 0
+        self.connect = connect or _zmq_sender
+        self._where = where
+        self._connected_to: str | None = None
+        self._refused = 0
+
+    def find_agent(self) -> None:
+        """Connect once an agent's socket exists. ZeroMQ reconnects by itself when an agent comes back there.
+
+        Raises: ConfigError if the configured endpoint is not valid.
+        """
+        if self.sender is not None and self._refused < _FIND_AGAIN_AFTER:
+            return
+        where = endpoint.checked(self._where, "endpoint") if self._where else endpoint.find()
+        if where is None or where == self._connected_to:
+            return
+        old, self.sender, self._connected_to = self.sender, None, None
+        if old is not None:
+            old.close()
+        self.sender = self.connect(where)
+        self._connected_to = where
+        self._refused = 0
+
+    def append(self, frame: bytes, steps: int = 0) -> None:
+        """Append a message; the oldest ones beyond the bounds are dropped."""
+        self.frames.append((frame, steps))
+        self.bytes += len(frame)
+        while len(self.frames) > MOST_MESSAGES or self.bytes > MOST_BYTES:
+            old, lost = self.frames.popleft()
+            self.bytes -= len(old)
+            self.steps_dropped += lost
+
+    def flush(self) -> None:
+        """Send as much as the agent takes without waiting."""
+        self._refused += 1
+        while self.frames and self.sender is not None and self.sender.send(self.frames[0][0]):
+            self.bytes -= len(self.frames.popleft()[0])
+            self._refused = 0
+
+    def close(self) -> None:
+        """Close the socket; what is queued in it has a moment to leave."""
+        if self.sender is not None:
+            with contextlib.suppress(Exception):
+                self.sender.close()
+            self.sender = None
+
+    def abandon(self) -> None:
+        """Forget everything without touching it: called in a forked child, whose socket is the parent's."""
+        _not_ours.append(self.sender)
+        self.sender = None
+        self.frames.clear()
+        self.bytes = 0
+
+
+def _zmq_sender(where: str) -> Sender:
+    from gpuwatch.wire.sockets import ZmqSender
+
+    return ZmqSender(where)

@@ -1,0 +1,133 @@
+"""What `gpuwatch run` does inside an unmodified script: it watches the loaders, and adds the framework's integration.
+
+`gpuwatch/startup/sitecustomize.py` calls each function with a module that has just been imported. The patches stay for the process's life.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from gpuwatch.hook.loader import time_accelerate_copies
+from gpuwatch.hook.torch.patches import Patches, say_once
+from gpuwatch.hook.watch import open_session, records_here, watch
+from gpuwatch.integrations.training import is_watched_already
+
+_ITERATE_FOR_OTHERS = {
+    "gpuwatch.hook.loop",
+    "accelerate.data_loader",
+    "torchdata.stateful_dataloader.stateful_dataloader",
+}
+"""Modules whose iteration over a loader is a part of one that is watched already."""
+
+
+def watch_torch(module: ModuleType) -> None:
+    """Watch every DataLoader that the main thread iterates."""
+    _watch_iteration(module.DataLoader)
+
+
+def watch_torchdata(module: ModuleType) -> None:
+    """Watch StatefulDataLoader, which has an `__iter__` of its own."""
+    _watch_iteration(module.StatefulDataLoader)
+
+
+def watch_accelerate(module: ModuleType) -> None:
+    """Watch what `accelerator.prepare` returns: it fetches a batch ahead of the DataLoader inside."""
+    for name in ("DataLoaderShard", "DataLoaderDispatcher"):
+        _watch_iteration(getattr(module, name))
+    time_accelerate_copies(Patches(), open_session)
+
+
+def watch_transformers(module: ModuleType) -> None:
+    """Give every Trainer the callback."""
+    from gpuwatch.integrations.transformers import GpuWatchCallback
+
+    callback = GpuWatchCallback()
+
+    def train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, GpuWatchCallback) for each in trainer.callback_handler.callbacks):
+            trainer.add_callback(callback)
+        _open_watch_for_the_process()
+        return original(trainer, *args, **kwargs)
+
+    Patches().wrap(module.Trainer, "train", train)
+
+
+def watch_lightning(module: ModuleType) -> None:
+    """Give every Trainer the callback when `fit` is called."""
+
+    def fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from gpuwatch.integrations.lightning import GpuWatchCallback
+
+        if not any(isinstance(each, GpuWatchCallback) for each in trainer.callbacks):
+            trainer.callbacks.append(GpuWatchCallback())
+        _open_watch_for_the_process()
+        return original(trainer, *args, **kwargs)
+
+    Patches().wrap(module.Trainer, "fit", fit)
+
+
+def watch_ignite(module: ModuleType) -> None:
+    """Attach to the outermost engine that runs; those inside its run are evaluators."""
+
+    def run(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_watched_already() or not _trains_here():
+            return original(engine, *args, **kwargs)
+        from gpuwatch.integrations.ignite import GpuWatchHandler
+
+        _open_watch_for_the_process()
+        handler = GpuWatchHandler().attach(engine)
+        try:
+            return engine.run(*args, **kwargs)
+        finally:
+            handler.detach()
+
+    Patches().wrap(module.Engine, "run", run)
+
+
+def _watch_iteration(loader_class: Any) -> None:
+    original = loader_class.__iter__
+
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if caller in _ITERATE_FOR_OTHERS or is_watched_already() or not _trains_here():
+            return original(self)
+        try:
+            watched = watch(_Original(self, original))
+        except Exception as error:
+            say_once(f"{loader_class.__name__} is not watched: {error!r}")
+            return original(self)
+        return iter(watched)
+
+    loader_class.__iter__ = __iter__
+
+
+class _Original:
+    """A loader that is iterated by its class's original `__iter__`; all else is the loader's own."""
+
+    def __init__(self, loader: Any, iterate: Any) -> None:
+        self._wrapped = loader, iterate
+
+    def __iter__(self) -> Any:
+        loader, iterate = self._wrapped
+        return iterate(loader)
+
+    def __len__(self) -> int:
+        return len(self._wrapped[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped[0], name)
+
+
+def _trains_here() -> bool:
+    """Whether this is the main thread of a process that is no loader's worker."""
+    return records_here() and threading.current_thread() is threading.main_thread()
+
+
+def _open_watch_for_the_process() -> None:
+    """Open the Watch that ends with the process, if none is open: several trainings are one run."""
+    watch(())

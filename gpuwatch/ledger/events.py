@@ -1,0 +1,37 @@
+"""Kinds of entries in the training thread's log, and its activities. The recorder writes them, the timeline reads them."""
+
+from __future__ import annotations
+
+STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range(10)
+"""Kinds of log entries; the first field of each tuple. Times in ns.
+
+(STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
+(FAST_STEP, begin, end, batch_ready, transfer, samples)         a step too; its batch was ready at `batch_ready`
+(PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after something else
+(SPAN, begin, end, state)                                       time of one state outside steps
+(ENTER, at, name)                                               a phase begins; name None: a nested training loop
+(EXIT, at)                                                      the innermost one ends
+(TOKENS, count)                                                 tokens of the open step, in addition to those it has already
+(COMM, begin, end)                                              the open step waited for other ranks' gradients
+(REST, resting)                                                 the device's timeline rests, or measures again
+(UNVERIFIED,)                                                   work on another stream or device was seen in the open step
+
+`piece` is the `gpuwatch.ledger.device_timeline.Piece` whose times the device's timeline will set; None, or left out, where only the host's clock
+measures.
+"""
+
+STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "
+"""Activities of the training thread; PHASE is followed by the name of a declared phase."""
+
+TRANSFERRING = "transfer"
+"""In a step, copying a batch to the device. Published as IN_STEP."""
+
+UNKNOWN_SAMPLES = -1
+CLOSED = -1
+"""The training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more."""
+
+COPY_FOLLOWS_NS = 100_000
+"""A copy that begins this soon after the batch came, or after the copy before it, continues it."""
+
+LOOSE = object()
+"""Owner of a wait or a copy outside of any step: it becomes a part of the next one."""

@@ -1,0 +1,84 @@
+"""A `Watch` on a clock that tests set, with no background thread, no network and a node that says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuwatch import wire
+from gpuwatch.diagnosis.window import HostFacts
+from gpuwatch.hook.account import Accounts
+from gpuwatch.hook.evidence import HostWatcher
+from gpuwatch.hook.publisher import Publisher
+from gpuwatch.hook.watch import Watch
+from gpuwatch.testing import MemorySender
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+class Clock:
+    """Monotonic ns that stand still until somebody says so."""
+
+    def __init__(self, now_ns: int = 1_000 * S) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep_ms(self, milliseconds: float) -> None:
+        self.now_ns += round(milliseconds * MS)
+
+
+class BlindWatcher(HostWatcher):
+    """Sees nothing of this node, so that findings depend on the test alone."""
+
+    def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
+        pass
+
+    def facts(self) -> HostFacts:
+        return HostFacts()
+
+    def worker_cpu_ratios(self) -> tuple[float, ...] | None:
+        return None
+
+
+class QuietPublisher(Publisher):
+    """Its thread never starts: tests turn it by hand."""
+
+    def start(self) -> None:
+        pass
+
+
+def fake_watch(clock: Clock, monkeypatch: Any, **options: Any) -> Watch:
+    """Return a Watch whose every second comes from `clock`. `turn(watch)` does what its thread would."""
+    monkeypatch.setattr("gpuwatch.hook.session.Publisher", QuietPublisher)
+    options.setdefault("quiet", True)
+    watch = Watch(**options)
+    watch._recorder.clock = clock
+    watch._publisher.accounts = Accounts(watch._recorder, BlindWatcher())
+    return watch
+
+
+def turn(watch: Watch, hello: bool = False) -> None:
+    """Do one turn of the background thread."""
+    publisher = watch._publisher
+    with publisher.accounts.lock:
+        publisher.accounts.apply(watch._recorder.clock())
+    publisher._publish(hello)
+
+
+def connect(watch: Watch) -> MemorySender:
+    """Give the watch an agent that keeps what it is told."""
+    sender = MemorySender()
+    watch._publisher.send_buffer.sender = sender
+    return sender
+
+
+def told(sender: MemorySender) -> list[wire.Message]:
+    return [wire.decode(frame) for frame in sender.frames]
+
+
+def states_ms(watch: Watch) -> dict[str, float]:
+    """Return the milliseconds of each state that has any, to the microsecond."""
+    return {state: round(seconds * 1e3, 3) for state, seconds in watch.report().states.items() if seconds}

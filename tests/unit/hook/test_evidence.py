@@ -1,0 +1,109 @@
+"""What a training process sees of its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.hook.batches import loader_settings
+from gpuwatch.hook.evidence import HostWatcher
+from gpuwatch.host import proc as procfs
+
+
+class Node:
+    """A /proc whose counters a test sets."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "pressure").mkdir()
+
+    def set(self, busy_ticks: int, idle_ticks: int, cpu_us: int, workers: dict[int, int]) -> None:
+        (self.root / "stat").write_text(f"cpu {busy_ticks} 0 0 {idle_ticks} 0 0 0 0 0 0\ncpu0 0\n")
+        for name in ("cpu", "io"):
+            (self.root / "pressure" / name).write_text(f"some avg10=0.00 total={cpu_us}\nfull total=1\n")
+        for pid, ticks in workers.items():
+            (self.root / str(pid)).mkdir(exist_ok=True)
+            fields = " ".join("0" for _ in range(11))
+            (self.root / str(pid) / "stat").write_text(f"{pid} (a) b) {fields} {ticks} 0 0 0 0 0 0 77 0")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+TICKS = procfs.TICKS_PER_S
+
+
+def test_means_over_the_run_and_each_workers_use(node: Node, tmp_path: Path) -> None:
+    watcher = HostWatcher(tmp_path, tmp_path)
+    node.set(0, 0, 0, {11: 0, 12: 5 * TICKS})
+    watcher.sample(100.0, [11, 12])
+    node.set(30 * TICKS, 10 * TICKS, 4_000_000, {11: 10 * TICKS, 12: 6 * TICKS})
+    watcher.sample(110.0, [11, 12])
+    facts = watcher.facts()
+    assert (facts.cpu_busy_ratio, facts.cpu_pressure_ratio, facts.io_pressure_ratio) == (0.75, 0.4, 0.4)
+    assert watcher.worker_cpu_ratios() == (1.0, 0.1)
+
+
+def test_one_look_gives_no_rates(node: Node, tmp_path: Path) -> None:
+    watcher = HostWatcher(tmp_path, tmp_path)
+    assert watcher.facts().cpu_busy_ratio is None and watcher.worker_cpu_ratios() is None
+    node.set(5, 5, 5, {11: 3})
+    watcher.sample(1.0, [11])
+    assert watcher.facts().cpu_busy_ratio is None and watcher.worker_cpu_ratios() is None
+
+
+def test_workers_that_have_gone_or_just_come_are_left_out(node: Node, tmp_path: Path) -> None:
+    watcher = HostWatcher(tmp_path, tmp_path)
+    node.set(0, 1, 0, {11: 0})
+    watcher.sample(0.0, [11, 99])
+    node.set(0, 2, 0, {11: 5 * TICKS, 12: 0})
+    watcher.sample(10.0, [11, 12])
+    assert watcher.worker_cpu_ratios() == (0.5,)
+
+
+def test_nothing_readable_is_nothing_measured(tmp_path: Path) -> None:
+    watcher = HostWatcher(tmp_path / "none", tmp_path / "none")
+    for at in (0.0, 1.0):
+        watcher.sample(at, [1])
+    facts = watcher.facts()
+    assert (facts.cpu_busy_ratio, facts.cpu_pressure_ratio, facts.shm_size_bytes) == (None, None, None)
+
+
+def test_memory_is_what_the_jobs_limit_leaves(tmp_path: Path) -> None:
+    job = tmp_path / "sys/fs/cgroup/job"
+    for path, text in (
+        (tmp_path / "proc/meminfo", "MemAvailable: 8388608 kB\n"),
+        (tmp_path / "proc/self/cgroup", "0::/job\n"),
+        (job / "memory.max", f"{4 << 30}\n"),
+        (job / "memory.current", f"{3 << 30}\n"),
+        (job / "memory.stat", f"anon 1\ninactive_file {1 << 29}\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    watcher = HostWatcher(tmp_path / "proc", tmp_path, sysfs=tmp_path / "sys")
+    watcher.sample(0.0, [])
+    assert watcher.facts().memory_available_bytes == (4 - 3 << 30) + (1 << 29)
+    (job / "memory.max").write_text("max\n")
+    other = HostWatcher(tmp_path / "proc", tmp_path, sysfs=tmp_path / "sys")
+    other.sample(0.0, [])
+    assert other.facts().memory_available_bytes == 8 << 30
+
+
+def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None:
+    class Process:
+        pid = 42
+
+    class Iterator:
+        _workers = (Process(), object())
+
+    class Loader(list[int]):
+        num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers = 2, None, 32, True, False
+
+    told = loader_settings(Loader([1, 2, 3]), Iterator())
+    assert (told.num_workers, told.prefetch_factor, told.batch_size, told.batches) == (2, None, 32, 3)
+    assert (told.pin_memory, told.persistent_workers, told.worker_pids) == (True, False, (42,))
+    silent = loader_settings((x for x in "ab"), None)
+    assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())

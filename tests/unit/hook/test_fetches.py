@@ -1,0 +1,95 @@
+"""Batches that were ready when one was asked for: counted for loaders with workers alone."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gpuwatch.diagnosis.input_wait import queue_evidence
+from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
+from gpuwatch.hook.metering import FetchEvidence, ready_batches
+from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.rules.windows import STARVED
+
+
+class Queue:
+    def __init__(self) -> None:
+        self.size = 0
+        self.fails = False
+
+    def qsize(self) -> int:
+        if self.fails:
+            raise NotImplementedError
+        return self.size
+
+
+class Workers:
+    """An iterator made like torch's own with workers."""
+
+    def __init__(self, sizes: list[int], early: frozenset[int] = frozenset()) -> None:
+        self._workers = [object()]
+        self._data_queue = Queue()
+        self._rcvd_idx = 0
+        self._task_info = {index: (0, "data") if index in early else (0,) for index in range(len(sizes))}
+        self._sizes = sizes
+
+    def __iter__(self) -> Workers:
+        self._data_queue.size = self._sizes[0]
+        return self
+
+    def __next__(self) -> int:
+        if self._rcvd_idx >= len(self._sizes):
+            raise StopIteration
+        self._rcvd_idx += 1
+        self._data_queue.size = self._sizes[self._rcvd_idx] if self._rcvd_idx < len(self._sizes) else 0
+        return self._rcvd_idx
+
+
+def test_every_fetch_from_workers_counts_what_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = fake_watch(Clock(), monkeypatch)
+    sender = connect(watch)
+    sizes = [0, 0, 2, 3, 0]
+    for _ in watch.steps(Workers(sizes)):
+        pass
+    turn(watch, hello=True)
+    totals = told(sender)[-1].totals  # type: ignore[union-attr]
+    assert (totals.worker_fetches, totals.ready_batches, totals.empty_fetches) == (
+        6,
+        5,
+        4,
+    )  # the last one finds the end
+    watch.close()
+
+
+def test_a_batch_that_came_out_of_its_turn_is_ready() -> None:
+    look = ready_batches(iter(Workers([0, 0], early=frozenset({0}))))
+    assert look is not None and look() == 1
+
+
+@pytest.mark.parametrize("other", [iter([1]), (i for i in range(2))], ids=["list", "generator"])
+def test_without_workers_nothing_is_counted(other: object) -> None:
+    evidence = FetchEvidence()
+    assert ready_batches(other) is None
+    assert evidence.counting(other) == other.__next__  # type: ignore[attr-defined]
+
+
+def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nobody() -> None:
+    silent = Workers([1, 1])
+    silent._data_queue.fails = True
+    assert ready_batches(silent) is None
+    later, evidence = Workers([1, 1]), FetchEvidence()
+    fetch = evidence.counting(later)
+    later._data_queue.fails = True
+    assert [fetch(), fetch()] == [1, 2] and evidence.from_workers == 0
+    with pytest.raises(StopIteration):
+        fetch()
+
+
+def test_an_empty_queue_is_evidence_and_what_was_not_counted_is_none() -> None:
+    assert queue_evidence(STARVED) == ()
+    starved = replace(STARVED, ready_batches=0.1, empty_fetch_ratio=0.96)
+    assert [evidence.text for evidence in queue_evidence(starved)] == [
+        "the queue was empty at 96% of the fetches (0.1 batches ready on average)"
+    ]
+    finding = input_unexplained(starved)
+    assert finding is not None and "empty queue" in [evidence.what for evidence in finding.evidence]

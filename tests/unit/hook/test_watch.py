@@ -1,0 +1,604 @@
+"""`Watch` and `watch`: what they promise, and that nothing inside them ever reaches training."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import gpuwatch
+from gpuwatch import wire
+from gpuwatch.hook import watch as hook_watch
+from gpuwatch.hook.watch import Watch
+from gpuwatch.ledger.events import CLOSED
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = fake_watch(clock, monkeypatch)
+    yield watch
+    watch.close()
+
+
+def loop(watch: Watch, clock: Clock, steps: int = 3, **options: Any) -> None:
+    for _ in watch.steps(range(steps), **options):
+        clock.sleep_ms(7)
+
+
+class Batch:
+    """As much of a tensor as anybody here looks at."""
+
+    def __init__(self, samples: int, nbytes: int = 100) -> None:
+        self.shape, self.nbytes = (samples, 3), nbytes
+
+
+# What it promises ---------------------------------------------------------------------------------------------------
+
+
+def test_the_public_names() -> None:
+    assert sorted(gpuwatch.__all__) == [
+        "ConfigError", "GpuwatchError", "MissingExtra", "NoData", "ProtocolError", "Report", "TuneResult", "Watch", "__version__",
+        "tune", "watch",
+    ]  # fmt: skip
+    assert all(hasattr(gpuwatch, name) for name in gpuwatch.__all__)
+
+
+def test_a_report_covers_all_time_since_the_watch_was_opened(watch: Watch, clock: Clock) -> None:
+    clock.sleep_ms(100)
+    loop(watch, clock)
+    clock.sleep_ms(50)
+    report = watch.report()
+    assert report.duration_s == sum(report.states.values()) == pytest.approx(0.171)
+    assert states_ms(watch) == {"startup": 100, "compute": 21, "other": 50}
+    assert report.provisional == pytest.approx({"other": 0.05})
+
+
+def test_a_report_inside_a_step_adds_the_open_part_and_says_so(watch: Watch, clock: Clock) -> None:
+    with watch.step():
+        with watch.data():
+            clock.sleep_ms(3)
+            assert watch.report().provisional == pytest.approx({"input_wait": 0.003})
+        with watch.transfer():
+            clock.sleep_ms(2)
+        clock.sleep_ms(5)
+        report = watch.report()
+    assert report.provisional == pytest.approx({"input_wait": 0.003, "transfer": 0.002, "compute": 0.005})
+    assert report.steps == 0
+    assert watch.report().provisional == {}
+
+
+def test_samples_are_counted_from_the_batch_or_as_told(watch: Watch, clock: Clock) -> None:
+    for _ in watch.steps([[Batch(32), Batch(1)], {"x": Batch(32)}, (Batch(7),)]):
+        clock.sleep_ms(1)
+    assert watch.report().samples == 71
+    loop(watch, clock, samples=lambda batch: 10)
+    assert watch.report().samples == 101
+
+
+def test_samples_nobody_knows_are_none(watch: Watch, clock: Clock) -> None:
+    loop(watch, clock)
+    assert watch.report().samples is None
+
+
+def test_watch_uses_the_open_watch_else_opens_one(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook_watch, "open_watches", [])
+    mine = fake_watch(clock, monkeypatch)
+    for _ in gpuwatch.watch([1, 2]):
+        clock.sleep_ms(1)
+    assert mine.report().steps == 2
+    mine.close()
+    monkeypatch.setenv("GPUWATCH_QUIET", "1")
+    assert list(gpuwatch.watch([1, 2])) == [1, 2]
+    [opened] = hook_watch.open_watches
+    assert opened is not mine and opened.report().steps == 2
+    assert list(gpuwatch.watch([1])) == [1]
+    assert hook_watch.open_watches == [opened]
+    opened.close()
+
+
+def test_two_threads_that_begin_at_once_start_one_background_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    class SlowThread:
+        def __init__(self, target: Any, name: str, daemon: bool) -> None:
+            self.name = name
+
+        def start(self) -> None:
+            started.append(self.name)
+            time.sleep(0)  # lets the others in
+
+    watch = Watch(quiet=True)
+    threads = [threading.Thread(target=watch.session.start) for _ in range(8)]
+    monkeypatch.setattr("gpuwatch.hook.publisher.threading.Thread", SlowThread)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert started == ["gpuwatch"]
+    watch._publisher._thread = None
+    watch.close()
+
+
+def test_two_watches_of_one_process_are_two_runs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = fake_watch(clock, monkeypatch), fake_watch(clock, monkeypatch)
+    assert first.run != second.run
+    loop(first, clock)
+    loop(second, clock, steps=2)
+    assert (first.report().steps, second.report().steps) == (3, 2)
+    for each in (first, second):
+        each.close()
+
+
+# Verdicts -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_is_printed_when_the_first_loop_ends_and_at_the_end_but_not_twice_the_same(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False, run="mine")
+    loop(watch, clock, 100)
+    assert capsys.readouterr().err.count("gpuwatch · mine · 700 ms, 100 steps") == 1
+    loop(watch, clock, 100)
+    assert capsys.readouterr().err == ""
+    watch.close()
+    assert capsys.readouterr().err.count("gpuwatch · mine · 1.4 s, 200 steps") == 1
+    watch.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_of_one_loop_gets_one_verdict(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    loop(watch, clock, 100)
+    clock.sleep_ms(500)
+    watch.close()
+    captured = capsys.readouterr()
+    assert captured.err.count("gpuwatch ·") == 1 and captured.out == ""
+
+
+def test_the_end_of_an_evaluation_inside_the_first_pass_prints_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    for _ in watch.steps(range(3)):
+        clock.sleep_ms(1)
+        list(watch.steps(range(2)))
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    watch.close()
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_quiet_prints_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    monkeypatch.setenv("GPUWATCH_QUIET", "1" if how == "environment" else "0")
+    watch = fake_watch(clock, monkeypatch, quiet=True if how == "option" else None)
+    loop(watch, clock)
+    clock.sleep_ms(61_000)
+    loop(watch, clock)
+    watch.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_one_line_is_said_early_in_a_long_first_pass_once_there_are_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    watch.session.verdicts._early_ns = clock() + 60_000 * MS
+    printed_at_s, begin_ns = [], clock()
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+        if printed := capsys.readouterr().err:
+            assert printed == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
+            printed_at_s.append((clock() - begin_ns) / 1e9)
+    assert len(printed_at_s) == 1 and 60 < printed_at_s[0] < 70
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+    assert capsys.readouterr().err == ""
+    watch.close()
+
+
+def test_what_is_printed_early_is_printed_by_the_training_thread_and_only_before_the_verdict(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    watch.session.verdicts._early_ns = clock() + 60_000 * MS
+    loop(watch, clock)
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+        turn(watch)
+    assert capsys.readouterr().err == ""
+    watch.close()
+
+
+def test_a_stderr_that_is_gone_harms_nobody(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("builtins.print", broken)
+    loop(watch, clock)
+    loop(watch, clock)
+    watch.close()
+    assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [
+        "gpuwatch: printing the verdict"
+    ]
+
+
+# Nothing reaches training -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no"), None, "many", [1]])
+def test_a_samples_function_that_fails_is_said_once_and_left_out(
+    watch: Watch, clock: Clock, caplog: pytest.LogCaptureFixture, answer: Any
+) -> None:
+    calls = []
+
+    def samples(batch: Any) -> Any:
+        calls.append(batch)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    loader = watch.steps(range(5), samples=samples)
+    for _ in range(2):
+        for _ in loader:
+            clock.sleep_ms(7)
+    assert watch.report().steps == 10 and watch.report().samples is None
+    assert len(calls) == 2, "asked once a pass"
+    assert len(caplog.records) == 1 and "counting a batch's samples failed" in caplog.text
+
+
+def test_batches_and_loaders_that_fail_when_looked_at_are_trained_on(
+    watch: Watch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hostile:
+        @property
+        def nbytes(self) -> int:
+            raise RuntimeError("do not look")
+
+        shape = (4,)
+
+    class Loader(list[Any]):
+        @property
+        def num_workers(self) -> int:
+            raise RuntimeError("do not look")
+
+    for _ in range(2):
+        for _ in watch.steps(Loader([Hostile(), Hostile()])):
+            clock.sleep_ms(7)
+    assert watch.report().steps == 4
+    assert sorted(record.getMessage().partition(" failed")[0] for record in caplog.records) == [
+        "gpuwatch: reading a batch",
+        "gpuwatch: reading the loader's settings",
+    ]
+    assert watch._publisher.accounts.failures == 4
+
+
+def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = watch._publisher
+
+    def tell(hello: bool, bye: bool = False) -> None:
+        publisher._stopping = next(turns) >= 5
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(publisher, "_publish", tell)
+    monkeypatch.setattr("gpuwatch.hook.publisher.INTERVAL_S", 0)
+    turns = itertools.count()
+    publisher._run()
+    assert next(turns) == 6
+    loop(watch, clock)
+    assert watch.report().steps == 3
+    assert [r.getMessage() for r in caplog.records if "publishing to the agent failed" in r.getMessage()] == [
+        "gpuwatch: publishing to the agent failed; its data is missing: OSError(24, 'Too many open files')"
+    ]
+
+
+def test_a_hook_that_breaks_stops_recording_says_so_and_books_the_rest_as_unknown(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop(watch, clock)
+    watch.report()
+
+    def broken(now_ns: int) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watch._publisher.accounts, "apply", broken)
+        watch._publisher._run()
+    assert watch._recorder.thread == CLOSED
+    assert caplog.text.count("the hook has stopped and records nothing more") == 1
+    for _ in range(2):
+        loop(watch, clock)
+        with watch.step(), watch.data(), watch.phase("eval"):
+            clock.sleep_ms(1)
+    assert states_ms(watch) == {"compute": 21, "unknown": 44}
+    assert len(watch._recorder.log) == 0, "nothing grows"
+    watch.close()
+    assert states_ms(watch) == {"compute": 21, "unknown": 44}
+
+
+def test_a_loop_that_is_collected_during_a_report_does_not_lock_up(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    iterator: Any = iter(watch.steps(range(9)))
+    next(iterator)
+    clock.sleep_ms(7)
+    iterator.cycle = iterator
+    del iterator  # only the garbage collector finds it
+    accounts = watch._publisher.accounts
+    window = accounts.window
+
+    def collecting(now_ns: int, settled: bool) -> Any:
+        gc.collect()
+        return window(now_ns, settled)
+
+    monkeypatch.setattr(accounts, "window", collecting)
+    assert sum(watch.report().states.values()) == pytest.approx(0.007)
+    assert not watch._recorder.in_step
+    watch.close()
+
+
+def test_disabled_it_is_the_loader_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWATCH_DISABLE", "1")
+    monkeypatch.setattr(hook_watch, "open_watches", [])
+    loader = [1, 2, 3]
+    assert gpuwatch.watch(loader) is loader
+    with Watch() as watch:
+        assert watch.steps(loader) is loader
+        with watch.step(samples=3), watch.data(), watch.transfer(), watch.phase("eval"):
+            pass
+        assert watch._publisher._thread is None, "no thread"
+        assert watch.report().steps == 0
+    assert hook_watch.open_watches == []
+
+
+def test_disabled_it_still_moves_batches_and_is_otherwise_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWATCH_DISABLE", "1")
+
+    class Tensor:
+        device = "cpu"
+
+        def to(self, device: str) -> str:
+            return f"on {device}"
+
+    class Loader(list[Any]):
+        sampler = "mine"
+
+    watched: Any = gpuwatch.watch(Loader([Tensor()]), to="cuda")
+    assert (list(watched), len(watched), watched.sampler) == (["on cuda"], 1, "mine")
+
+
+def test_moving_is_a_transfer_and_its_errors_are_the_users(watch: Watch, clock: Clock) -> None:
+    class Tensor:
+        def to(self, device: str) -> Any:
+            if device == "gone":
+                raise RuntimeError("no such device")
+            clock.sleep_ms(4)
+            return device
+
+    moved: list[Any] = []
+    for batch in watch.steps([{"x": Tensor()}, {"x": Tensor()}], to="cuda"):
+        clock.sleep_ms(6)
+        moved.append(batch)
+    assert moved == [{"x": "cuda"}, {"x": "cuda"}]
+    assert states_ms(watch) == {"transfer": 8, "compute": 12}
+    with pytest.raises(RuntimeError, match="no such device"):
+        list(watch.steps([Tensor()], to="gone"))
+
+
+def test_a_forked_child_records_tells_and_prints_nothing(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = connect(watch)
+    loop(watch, clock)
+    monkeypatch.setattr(hook_watch, "open_watches", [watch])
+    watch._publisher.accounts.lock.acquire()  # the background thread was at work when the process forked
+    hook_watch.forget_in_child()
+    loop(watch, clock)
+    assert watch.report().steps == 0
+    watch.close()
+    watch._at_exit()
+    assert sender.frames == [] and sender.connected, "the parent's socket is left alone"
+    assert hook_watch.open_watches == []
+
+
+def test_only_the_process_that_made_it_ends_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -5)
+    watch._at_exit()
+    assert not watch.session.closed
+
+
+# What the agent is told ---------------------------------------------------------------------------------------------
+
+
+def test_steps_are_told_with_totals_that_close(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    loop(watch, clock)
+    turn(watch, hello=True)
+    loop(watch, clock, 2)
+    turn(watch)
+    hello, first, second = told(sender)
+    assert isinstance(hello, wire.Hello) and hello.run == watch.run and hello.pid == os.getpid()
+    assert isinstance(first, wire.Steps) and isinstance(second, wire.Steps)
+    assert (first.first_step, second.first_step, second.totals.steps) == (0, 3, 5)
+    assert list(wire.unpack(second.columns["compute_ns"])) == [7 * MS, 7 * MS]
+    assert list(wire.unpack(first.columns["epoch_start"])) == [1, 0, 0]
+    assert [message.origin.seq for message in (hello, first, second)] == [1, 2, 3]
+
+
+def test_without_an_agent_steps_are_counted_as_dropped_and_nothing_is_kept(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(50):
+        loop(watch, clock, 100)
+        turn(watch)
+    publisher = watch._publisher
+    assert (publisher._totals().records_dropped, len(publisher.send_buffer.frames), len(watch._recorder.log)) == (
+        5000,
+        0,
+        0,
+    )
+    sender = connect(watch)
+    loop(watch, clock)
+    turn(watch)
+    [message] = told(sender)[-1:]
+    assert isinstance(message, wire.Steps)
+    assert (message.first_step, message.totals.steps, message.totals.records_dropped) == (5000, 5003, 5000)
+
+
+def test_an_agent_that_is_away_gets_a_minute_of_records_and_the_count_of_older_ones(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    sender.connected = False
+    for _ in range(150):
+        loop(watch, clock, 10)
+        turn(watch)
+    sender.connected = True
+    turn(watch)
+    assert len(sender.frames) == 121, "a minute of them, and who it is"
+    turn(watch)  # the count of what had to go is in the next message
+    messages = [message for message in told(sender) if isinstance(message, wire.Steps)]
+    rows = sum(wire.step_count(message.columns) for message in messages)
+    assert rows + messages[-1].totals.records_dropped == 1500
+    assert [m.totals.watermark_ns for m in messages] == sorted(m.totals.watermark_ns for m in messages)
+    assert messages[0].first_step == 1500 - rows
+
+
+def test_ten_thousand_steps_a_second_are_told_without_loss_in_bounded_messages(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    loop(watch, clock, 10_000)
+    turn(watch)
+    messages = [message for message in told(sender) if isinstance(message, wire.Steps)]
+    assert [message.first_step for message in messages] == [index * 1024 for index in range(10)]
+    assert sum(wire.step_count(message.columns) for message in messages) == 10_000
+    assert max(map(len, sender.frames)) < 64_000
+    assert messages[-1].totals.records_dropped == 0
+
+
+def test_what_waits_for_an_agent_is_bounded_in_bytes_too(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    sender.connected = False
+    for _ in range(12):
+        loop(watch, clock, 10_000)
+        turn(watch)
+    publisher = watch._publisher
+    assert sum(len(frame) for frame, _ in publisher.send_buffer.frames) == publisher.send_buffer.bytes <= 4 << 20
+    assert sum(steps for _, steps in publisher.send_buffer.frames) + publisher._totals().records_dropped == 120_000
+
+
+def test_phases_are_told_when_they_begin_and_end(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    with watch.phase("eval"):
+        clock.sleep_ms(20)
+        turn(watch)
+        clock.sleep_ms(30)
+    turn(watch)
+    phases = [message for message in told(sender) if isinstance(message, wire.Phase)]
+    assert [(p.name, p.seconds) for p in phases] == [("eval", None), ("eval", 0.05)]
+    assert phases[0].totals.states_ns == {"eval": 20 * MS}
+    activities = [message.activity for message in told(sender) if isinstance(message, wire.Steps)]
+    assert activities == ["phase eval", "startup"]
+
+
+def test_a_phase_in_every_step_does_not_flood_the_agent(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    for _ in range(5000):
+        with watch.phase("logging"):
+            clock.sleep_ms(1)
+    turn(watch)
+    assert len(sender.frames) <= 121
+
+
+def test_a_hello_that_nobody_took_is_said_again_at_once(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    sender.connected = False
+    turn(watch, hello=True)
+    sender.connected = True
+    turn(watch)
+    assert isinstance(told(sender)[0], wire.Hello)
+    before = len(sender.frames)
+    turn(watch)
+    assert not any(isinstance(message, wire.Hello) for message in told(sender)[before:])
+
+
+def test_the_good_bye_carries_the_complete_totals(watch: Watch, clock: Clock) -> None:
+    sender = connect(watch)
+    loop(watch, clock)
+    clock.sleep_ms(100)
+    publisher = watch._publisher
+    with publisher.accounts.lock:
+        publisher.accounts.finish(clock())
+    publisher._publish(hello=True, bye=True)
+    *_, last, bye = told(sender)
+    assert isinstance(last, wire.Steps) and isinstance(bye, wire.Bye)
+    assert bye.totals.states_ns == {"compute": 21 * MS, "other": 100 * MS}
+    assert bye.totals.steps == 3
+
+
+def test_an_agent_that_came_back_elsewhere_is_found(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "ipc:///first"
+    monkeypatch.setattr("gpuwatch.wire.endpoint.find", lambda: where)
+    made: list[tuple[str, Any]] = []
+
+    def make(endpoint: str) -> Any:
+        from gpuwatch.testing import MemorySender
+
+        made.append((endpoint, MemorySender()))
+        return made[-1][1]
+
+    watch._publisher.send_buffer.connect = make
+    turn(watch, hello=True)
+    turn(watch, hello=True)
+    assert [endpoint for endpoint, _ in made] == ["ipc:///first"]
+    made[0][1].connected = False
+    where = "ipc:///second"
+    for _ in range(19):
+        turn(watch, hello=True)
+    assert len(made) == 1, "a restart at the same place is given its time"
+    for _ in range(3):
+        turn(watch, hello=True)
+    assert [endpoint for endpoint, _ in made] == ["ipc:///first", "ipc:///second"]
+    messages = told(made[1][1])
+    assert isinstance(messages[0], wire.Hello) and len(messages) > 20, "with all that had waited"
+
+
+def test_an_endpoint_that_cannot_be_used_is_named_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    watch = fake_watch(clock, monkeypatch)
+    monkeypatch.setenv("GPUWATCH_ENDPOINT", "http://collector:80")
+    for _ in range(3):
+        loop(watch, clock)
+        turn(watch, hello=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "gpuwatch: nothing is sent to an agent: GPUWATCH_ENDPOINT=http://collector:80: "
+        "give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT"
+    ]
+    assert watch.report().steps == 9
+    watch.close()
