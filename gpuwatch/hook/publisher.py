@@ -38,6 +38,8 @@ _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 _importing = threading.RLock()
 """Held while modules are imported that a training does not need at once. A fork waits for it: a module that another thread was importing
 could never be imported in the child."""
+_imported = threading.Event()
+"""They are all imported."""
 
 
 class Publisher:
@@ -303,11 +305,28 @@ class Publisher:
 
 
 def import_diagnosis() -> None:
-    """Import what only a report, a diagnosis or an agent needs: `import gpuwatch` leaves it to the background thread."""
+    """Import what only a report, a diagnosis or an agent needs: `import gpuwatch` leaves it to the background thread.
+
+    The main thread waits for another one that imports: a signal handler that reports would find modules half imported in its own.
+    """
+    if _imported.is_set():
+        return
+    if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(RuntimeError):  # no thread can be started any more: the interpreter ends
+            thread = threading.Thread(target=_import_diagnosis, name="gpuwatch-import", daemon=True)
+            thread.start()
+            thread.join()
+    _import_diagnosis()
+
+
+def _import_diagnosis() -> None:
+    if _imported.is_set():
+        return
     with _importing:
         import gpuwatch.diagnosis.report
         import gpuwatch.hook.evidence
         import gpuwatch.wire.sockets  # noqa: F401
+    _imported.set()
 
 
 def _before_fork() -> None:
