@@ -21,7 +21,8 @@ from itertools import filterfalse
 from operator import methodcaller
 from typing import Any
 
-from gpuwatch.ledger.device_timeline import DeviceTimeline, DeviceTimes, Piece
+from gpuwatch.ledger.device_pieces import DeviceTimes, Piece
+from gpuwatch.ledger.device_timeline import DeviceTimeline
 
 POLL_NS = 1_000_000
 _BACKOFF = 50
@@ -183,8 +184,6 @@ class JaxTimeline(DeviceTimeline):
 
     Not measured: copies (a part of `compute`, or of the wait), the host's work within a step, the device's lag behind the host.
     """
-
-    __slots__ = ("_arrays", "_before", "_gap_ns", "_last_piece")
 
     def __init__(self, arrays: JaxArrays) -> None:
         super().__init__(arrays)  # type: ignore[arg-type]  # it records no events

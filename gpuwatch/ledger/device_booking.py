@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuwatch.ledger.device_timeline import DeviceTimes
+from gpuwatch.ledger.device_pieces import DeviceTimes
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
 
 _REMEMBERED = 512

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.ledger.device_booking import DeviceBooking
-from gpuwatch.ledger.device_timeline import Piece
+from gpuwatch.ledger.device_pieces import Piece
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, REST, SPAN, STEP, TOKENS, UNVERIFIED
 from gpuwatch.ledger.pending import PendingEntries
 from gpuwatch.ledger.states import (

@@ -13,7 +13,8 @@ from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
-from gpuwatch.ledger.device_timeline import DeviceTimeline, Events
+from gpuwatch.ledger.device_pieces import Events
+from gpuwatch.ledger.device_timeline import DeviceTimeline
 
 if TYPE_CHECKING:
     from gpuwatch.hook.torch.patches import Patches

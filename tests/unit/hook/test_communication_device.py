@@ -178,7 +178,7 @@ def test_random_delays_are_estimated_within_two_points_where_a_part_of_the_waits
     assert min(check(ranks)) > 0.15
     for rank in ranks:
         timeline = rank.watch._recorder.timeline
-        assert timeline is not None and 200 < timeline._waits_timed < 450
+        assert timeline is not None and 200 < timeline._reader._waits_timed < 450
 
 
 def test_a_late_batch_on_one_rank_is_its_input_wait_and_the_others_comm_wait(ranks: list[Rank]) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwatch.ledger.device_booking import DeviceBooking, Exposed
-from gpuwatch.ledger.device_timeline import DeviceTimeline, Piece
+from gpuwatch.ledger.device_pieces import Piece
+from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.states import OTHER, Ledger
 from gpuwatch.testing import FakeClock, FakeDevice
 
