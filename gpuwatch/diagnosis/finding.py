@@ -113,7 +113,6 @@ class Rule:
 
     @property
     def cause(self) -> str:
-
         return self.find.__name__
 
     def __call__(self, window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding | None:

@@ -21,7 +21,9 @@ def test_every_collector_of_the_folder_runs(node):
         for found in re.findall(r'^class \w+Collector\b.*?^    name = "(\w+)"', text, re.M | re.S)
     ]
     assert len(declared) >= 12
-    assert sorted(collector.name for collector in build(node)) == sorted({*declared} - OF_GPUS | {"gpu"})
+    assert sorted(collector.name for collector in build(node)) == sorted({*declared} - OF_GPUS | {"gpu"}), (
+        "add the collector to build() in agent/gpuwatch_agent/collectors/__init__.py"
+    )
 
 
 def test_samples_are_as_the_catalogue_has_them(node):
