@@ -67,7 +67,10 @@ class Http:
         try:
             if self._pool is None:
                 self._pool = self._connect()
-            reply = self._pool.request("GET", self._prefix + path, timeout=timeout, retries=False)
+            target = self._prefix + path
+            if not target.startswith("/"):
+                target = f"/{target}"
+            reply = self._pool.request("GET", target, timeout=timeout, retries=False)
         except LocationValueError as error:
             raise OSError(f"{self._url}: the URL has to begin with http:// or https:// and a host") from error
         except HTTPError as error:
