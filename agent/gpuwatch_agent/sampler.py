@@ -76,7 +76,7 @@ class Sampler:
         self._node = RecentSamples()
         self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds)
         self._ticks_done = 0
-        self._kept_findings: Collection[tuple[str, int, str, str]] = ()
+        self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: Snapshot | None = None
@@ -191,7 +191,14 @@ class Sampler:
         changed = [run for run in runs if run.changed]
         active = {key: entry for key, entry in self._evaluator.findings.entries.items() if entry.active}
         again = self._ticks_done % _FINDINGS_EVERY == 0
-        found = {key: entry for key, entry in active.items() if again or key not in self._kept_findings}
+        kept = {
+            (key, entry.stacks is not None) for key, entry in active.items()
+        }  # stacks come seconds after the finding
+        found = {
+            key: entry
+            for key, entry in active.items()
+            if again or (key, entry.stacks is not None) not in self._kept_findings
+        }
         tick = Tick(
             time_s=now_s,
             samples=[sample for sample in samples if isinstance(sample, Sample)],
@@ -204,7 +211,7 @@ class Sampler:
             ],
         )
         if self._history.commit(tick):
-            self._kept_findings = active.keys()
+            self._kept_findings = kept
             for run in changed:
                 run.changed = False
 

@@ -181,7 +181,7 @@ def test_options_of_the_agent_override_the_environment_and_both_override_the_fil
     from gpuwatch.cli import build
 
     started = []
-    monkeypatch.setattr(agent_main, "go_on_as_agent", lambda options, thresholds: started.append(options))
+    monkeypatch.setattr(agent_main, "go_on_as_agent", started.append)
     file = tmp_path / "gpuwatch.toml"
     file.write_text(
         '[agent]\nhttp = "0.0.0.0:1"\nlisten = ["ipc:///a", "ipc:///b"]\nkeep_days = 3\nprocfs = "/host/proc"\nseries = "full"\n'

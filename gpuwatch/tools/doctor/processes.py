@@ -5,6 +5,7 @@ A process is named by its program alone: a whole command line may hold secrets.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -227,9 +228,11 @@ def holder(inode: int, procfs: Path) -> int | None:
     wanted = f"socket:[{inode}]"
     for pid in pids(procfs):
         try:
-            for descriptor in (procfs / str(pid) / "fd").iterdir():
-                if str(descriptor.readlink()) == wanted:
-                    return pid
+            descriptors = list((procfs / str(pid) / "fd").iterdir())
         except OSError:
             continue
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile, as the one that listed them is
+                if str(descriptor.readlink()) == wanted:
+                    return pid
     return None
