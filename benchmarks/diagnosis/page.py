@@ -1,4 +1,4 @@
-"""docs/evidence/diagnosis.md: what the programs are, what was said of them, and the confusion matrix."""
+"""docs/evidence/diagnosis.md: what the programs are, the diagnosis of each, and the confusion matrix."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SMALL_SHM = 'mount -t tmpfs -o size={}m tmpfs /dev/shm && exec "$@"'
 
 @dataclass
 class Said:
-    """What was said of one program. Findings are as in docs/reference/api.md, roots first."""
+    """The diagnosis of one program. Findings are as in docs/reference/api.md, roots first."""
 
     program: Program
     agent: list[dict[str, Any]] = field(default_factory=list)

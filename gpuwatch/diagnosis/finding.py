@@ -94,9 +94,9 @@ class Rule:
     find: Find
     """Pure: a window and thresholds in, a finding of this cause or None out."""
     explains: tuple[str, ...]
-    """Causes that are consequences of this one. A fallback among them is not reported beside it."""
+    """Causes that are consequences of this one. A fallback among them is not reported with it."""
     explained_by: tuple[str, ...]
-    """Causes that this one is a consequence of, beside those that say so in `explains`."""
+    """Causes that this one is a consequence of, besides those that name it in `explains`."""
     stacks: Target | None
     """Whose stacks show more: the rank's loader workers (its training process where it has none), its training process, or the
     training processes of all ranks on the node. None: stacks do not help."""

@@ -216,7 +216,7 @@ class PieceReader:
         return piece.draw < max(LAG_SAMPLED, varies)
 
     def _sample_lag(self, lag_ns: int) -> None:
-        """Take in a lag that was measured. It stands for those estimated since the one before it, too: the next ones make up for them."""
+        """Add a measured lag to the mean. Estimates made since the previous one were off by the same: the next estimates compensate for that."""
         off_ns = lag_ns - self._lag_ns
         self._lag_carried_ns += self._lags_estimated * off_ns
         self._lags_estimated = 0

@@ -164,7 +164,7 @@ def bring_up(engine: Engine, directory: Path) -> Iterator[Site]:
 
 
 def _copy(checkout: Path) -> None:
-    """Copy what the services are made of, and write the rules anew as docs/deploy/compose.md says, with other thresholds."""
+    """Copy the files of the services, and generate the rules as docs/deploy/compose.md says, with other thresholds."""
     checkout.mkdir()
     for name in CHECKOUT:
         if (ROOT / name).is_dir():

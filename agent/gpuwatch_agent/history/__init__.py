@@ -29,7 +29,7 @@ from gpuwatch_agent.runs.records import RunRecord
 logger = logging.getLogger(__name__)
 
 _FAR_BACK_MS = 60_000
-"""While a wall clock is set back by less, time stands still; a larger step back is followed."""
+"""While a wall clock is set back by less, timestamps do not advance; a larger step back is followed."""
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,14 @@ class TorchEvents:
         self._device: int = self._current_device()
         self._free: list[Any] = []
         self._mine: list[Any] = []
+        self._unused = _unused[kind, self._device]
         self._stream = self._current_stream()
         self.foreign = 0
         """How often another device or stream was seen at work: what is there is not measured, so waits are not verified."""
 
     def __del__(self) -> None:
-        if hasattr(self, "_mine"):
-            _unused[self.kind, self._device].extend(self._mine)
+        if hasattr(self, "_unused"):
+            self._unused.extend(self._mine)
 
     def can_time(self) -> bool:
         """Return whether this device has events that tell the time. Nothing is recorded for that."""
@@ -103,9 +104,8 @@ class TorchEvents:
 
     def _take(self) -> Any:
         """Return an event that no other timeline holds, a new one where all are held."""
-        unused = _unused[self.kind, self._device]
         try:
-            event = unused.pop()
+            event = self._unused.pop()
         except IndexError:
             event = self._new()
             _made.append(event)

@@ -138,7 +138,7 @@ class AgentView:
     not_ready: str = ""
     """Its reason at /readyz."""
     ahead_s: float = 0.0
-    """Its clock less this one's; 0.0 within half of the round trip, which cannot be told apart."""
+    """Its clock less this one's; 0.0 where it is less than half of the round trip, which is the precision."""
 
 
 def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
