@@ -69,12 +69,21 @@ def end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGUSR1)
 
 
-def truth(process: subprocess.Popen[str], timeout_s: float = 60) -> dict[str, float]:
-    """Wait for a training's end and return what it injected: seconds by state, "wall", "steps"."""
+def truth(
+    process: subprocess.Popen[str], timeout_s: float = 60, *, begin: float = 0.0, end: float = float("inf")
+) -> dict[str, float]:
+    """Wait for a training's end and return what it injected from `begin` to `end` (Unix time, to about a second).
+
+    Seconds by state, "wall", "steps".
+    """
     out, err = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, err
-    injected: dict[str, float] = json.loads(out.splitlines()[-1])
-    return injected
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    last = max((row for row in rows if row["at"] <= end), key=lambda row: row["at"])
+    first = max(
+        (row for row in rows if row["at"] <= begin), key=lambda row: row["at"], default=dict.fromkeys(last, 0.0)
+    )
+    return {name: last[name] - first[name] for name in last}
 
 
 @contextmanager

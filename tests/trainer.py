@@ -1,7 +1,7 @@
 """A training whose truth is known: it keeps its own clock around everything that it makes slow.
 
-Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`; SIGUSR1 ends it sooner. The last line on stdout is
-the truth as JSON.
+Run as `python tests/trainer.py --seconds 20 --wait-ms 30 --compute-ms 20`; SIGUSR1 ends it sooner. Each line on stdout is the
+truth up to then as JSON, with the time ("at", Unix): about one a second, and one at the end.
 """
 
 from __future__ import annotations
@@ -50,15 +50,24 @@ def main() -> None:
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     begin, steps = time.perf_counter(), 0
+
+    def publish() -> None:
+        wall = time.perf_counter() - begin
+        print(json.dumps({**SPENT, "wall": wall, "steps": steps, "at": time.time()}), flush=True)
+
+    published = begin
     for batch in gpuwatch.watch(DataLoader(Slow(arguments.wait_ms / 1e3), batch_size=1)):
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
         spend("compute", arguments.compute_ms / 1e3)
         steps += 1
+        if time.perf_counter() - published > 1:
+            publish()
+            published = time.perf_counter()
         if asked_to_end or time.perf_counter() - begin > arguments.seconds:
             break
-    print(json.dumps({**SPENT, "wall": time.perf_counter() - begin, "steps": steps}))
+    publish()
 
 
 if __name__ == "__main__":

@@ -104,14 +104,14 @@ class AlertThresholds:
             elif isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"{name} = {value!r}: must be a number")
             elif name.endswith("_ratio") and not 0 < value <= 1:
-                raise ConfigError(f"{name} = {value}: a share must be above 0 and at most 1")
+                raise ConfigError(f"{name} = {value:g}: a share must be above 0 and at most 1")
             elif name.endswith("_factor") and value <= 1:
-                raise ConfigError(f"{name} = {value}: a factor must be above 1")
+                raise ConfigError(f"{name} = {value:g}: a factor must be above 1")
             elif name.endswith("_s") and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
-                raise ConfigError(f"{name} = {value}: a duration in seconds must be positive")
+                raise ConfigError(f"{name} = {value:g}: a duration in seconds must be positive")
         if self.keep_firing_for_s > 3600:
             raise ConfigError(
-                f"keep_firing_for_s = {self.keep_firing_for_s}: at most 3600, or a fixed problem is shown for too long"
+                f"keep_firing_for_s = {self.keep_firing_for_s:g}: at most 3600, or a fixed problem is shown for too long"
             )
         if self.starved_for_s > self.starved_window_s - self.starved_min_training_s:
             raise ConfigError(

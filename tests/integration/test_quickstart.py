@@ -16,7 +16,7 @@ ADVICE = "DataLoader(Photos(), batch_size=16, num_workers=2, persistent_workers=
 
 def shape(verdict: str) -> str:
     """Return a verdict without its numbers and line breaks, up to its `do`: the advice depends on the machine."""
-    text = re.sub(r" \(without the first step, .*?\)", "", " ".join(verdict.partition("  do ")[0].split()))
+    text = re.sub(r" \(excluding the first step, .*?\)", "", " ".join(verdict.partition("  do ")[0].split()))
     text = re.sub(r"where .*? why", "where … why", text)
     return re.sub(r"[\d.,]+ ?(µs|ms|s|%)?", "#", text)
 
