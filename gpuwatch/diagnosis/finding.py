@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.formatting import percent
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.window import Window
@@ -73,6 +74,11 @@ class Finding(msgspec.Struct, frozen=True):
         if self.predicted_speedup is None or self.predicted_speedup < 1.05:
             return ""
         return f"up to {self.predicted_speedup:.2f}×"
+
+
+def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:
+    """Return a share (0–1) as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
+    return [] if ratio is None else [Evidence(what, ratio, "ratio", text.format(percent(ratio)))]
 
 
 def speedup_without(share: float) -> float | None:

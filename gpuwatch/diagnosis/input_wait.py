@@ -1,14 +1,18 @@
-"""What the wait for input costs a run, and the evidence that the input rules share. Times in seconds a step."""
+"""What the wait for input costs a run, and what the rules about it share. Times in seconds a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from gpuwatch.diagnosis.finding import Evidence, Severity
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, measured, rule
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.diagnosis.window import Window
+from gpuwatch.diagnosis.window import HostFacts, Window
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import INPUT_WAIT
+
+input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
+"""Makes a rule about a slow loader, which has these facts in common with all of them."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,21 @@ class InputWait:
         mean = f"on average {duration(self.wait_s)} of a {duration(self.wait_s + self.rest_s)} step"
         return Evidence("input wait", self.share, "ratio", f"{text} ({mean})")
 
+    def finding(
+        self, cause: str, title: str, *evidence: Evidence, advice: str, gain: tuple[float, float] | None = None
+    ) -> Finding:
+        """Return the finding of a reason for this wait. `gain`: what the advice brings; None: at most a step without any wait."""
+        return Finding(
+            cause=cause,
+            severity=self.severity,
+            title=title,
+            ratio=self.share,
+            evidence=(self.evidence, *evidence),
+            advice=advice,
+            predicted_speedup=gain[1] if gain else self.speedup_bound,
+            predicted_range=gain,
+        )
+
 
 def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
     """Return the wait for input; None when it is not worth a change, is only that of first batches, or is not known."""
@@ -47,13 +66,16 @@ def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
     return InputWait(share, step.wait_s, step.rest_s, step.hidden_s, severity)
 
 
-def queue_evidence(window: Window) -> tuple[Evidence, ...]:
+def queue_evidence(window: Window) -> list[Evidence]:
     """Return how often no batch was ready when one was requested; nothing without workers."""
-    empty, ready = window.empty_fetch_ratio, window.ready_batches
-    if empty is None or ready is None:
-        return ()
-    text = f"the queue was empty at {percent(empty)} of the fetches ({ready:.1f} batches ready on average)"
-    return (Evidence("empty queue", empty, "ratio", text),)
+    ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
+    return measured("empty queue", window.empty_fetch_ratio, f"the queue was empty at {{}} of the fetches {ready}")
+
+
+def cpu_evidence(host: HostFacts) -> list[Evidence]:
+    """Return how busy the node's cores are, and how often a task waited for one."""
+    busy = measured("CPU busy", host.cpu_busy_ratio, "the node's cores are {} busy")
+    return busy + measured("CPU pressure", host.cpu_pressure_ratio, "some task waited for a CPU {} of the time")
 
 
 def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: str, on: str) -> Evidence | None:
@@ -61,7 +83,6 @@ def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: st
 
     None where that is too rare to hold them up, or was not sampled.
     """
-    share = 0.0 if window.worker_waits is None else window.worker_waits.get(kind, 0.0)
-    if share < thresholds.worker_waiting:
-        return None
-    return Evidence(what, share, "ratio", f"workers were blocked on {on} in {percent(share)} of the samples")
+    share = (window.worker_waits or {}).get(kind, 0.0)
+    found = measured(what, share, f"workers were blocked on {on} in {{}} of the samples")
+    return found[0] if share >= thresholds.worker_waiting else None

@@ -79,7 +79,7 @@ class LoaderHealth:
     def _larger_shm(self) -> str:
         """Return what to do where no batch came: the size to set, by the tensors that living workers have requested room for."""
         from gpuwatch.diagnosis.prediction import larger_shm, prefetch_of, queues_bytes
-        from gpuwatch.diagnosis.rules.worker_killed import LARGER_SHM
+        from gpuwatch.diagnosis.rules.killed import LARGER_SHM
 
         loader = self._accounts.loader
         tensor = largest_tensor_bytes(worker.pid for worker in self._workers if worker.pid)
@@ -101,7 +101,7 @@ class LoaderHealth:
         self._print(self._described(found))
 
     def _described(self, found: tuple[WorkerDeath, ...]) -> str:
-        from gpuwatch.diagnosis.rules.worker_killed import worker_killed
+        from gpuwatch.diagnosis.rules.killed import worker_killed
         from gpuwatch.diagnosis.window import Window
 
         accounts = self._accounts
@@ -146,7 +146,7 @@ class ShmWarning:
             total, used = self._read()
         except NoData:
             return None
-        from gpuwatch.diagnosis.rules.shm_exhaustion import shm_exhaustion
+        from gpuwatch.diagnosis.rules.killed import shm_exhaustion
         from gpuwatch.diagnosis.window import HostFacts, Window
 
         window = Window(

@@ -1,6 +1,6 @@
 """The causes that gpuwatch names, and `diagnose(window)`, which looks for all of them.
 
-One file, one rule: everything about a cause is in its file. Adding one is a file and a line in `RULES`.
+A rule has everything about its cause; a file holds the rules of one subject. Adding one is a function and a line in `RULES`.
 """
 
 from __future__ import annotations
@@ -11,66 +11,48 @@ from typing import TypeVar
 import msgspec
 
 from gpuwatch.diagnosis.finding import SEVERITIES, Finding, Rule
-from gpuwatch.diagnosis.rules.artificial_limit import artificial_limit
-from gpuwatch.diagnosis.rules.burst_every_n import burst_every_n
-from gpuwatch.diagnosis.rules.checkpoint_stall import checkpoint_stall
-from gpuwatch.diagnosis.rules.compute_bound import compute_bound
-from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
-from gpuwatch.diagnosis.rules.eval_share import eval_share
-from gpuwatch.diagnosis.rules.gpu_saturated import gpu_saturated
-from gpuwatch.diagnosis.rules.held_idle import held_idle
-from gpuwatch.diagnosis.rules.host_bound import host_bound
-from gpuwatch.diagnosis.rules.hung import hung
-from gpuwatch.diagnosis.rules.input_cpu import input_cpu
-from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
-from gpuwatch.diagnosis.rules.input_disk import input_disk
-from gpuwatch.diagnosis.rules.input_network import input_network
-from gpuwatch.diagnosis.rules.input_single_process import input_single_process
-from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
-from gpuwatch.diagnosis.rules.memory_creep import memory_creep
-from gpuwatch.diagnosis.rules.shm_exhaustion import shm_exhaustion
-from gpuwatch.diagnosis.rules.slow_worker import slow_worker
-from gpuwatch.diagnosis.rules.stalled import stalled
-from gpuwatch.diagnosis.rules.straggler import straggler
-from gpuwatch.diagnosis.rules.sync_every_step import sync_every_step
-from gpuwatch.diagnosis.rules.throttled import throttled
-from gpuwatch.diagnosis.rules.too_many_workers import too_many_workers
-from gpuwatch.diagnosis.rules.training_killed import training_killed
-from gpuwatch.diagnosis.rules.transfer_pageable import transfer_pageable
-from gpuwatch.diagnosis.rules.transfer_pcie import transfer_pcie
-from gpuwatch.diagnosis.rules.worker_killed import worker_killed
+from gpuwatch.diagnosis.rules import (
+    device,
+    gpu,
+    input_blocked,
+    input_rhythm,
+    input_workers,
+    killed,
+    progress,
+    straggler,
+)
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 
 RULES: tuple[Rule, ...] = (
-    hung,
-    stalled,
-    straggler,
-    worker_killed,
-    training_killed,
-    shm_exhaustion,
-    input_single_process,
-    slow_worker,
-    input_cpu,
-    input_cpu_saturated,
-    input_disk,
-    input_network,
-    artificial_limit,
-    input_unexplained,
-    burst_every_n,
-    too_many_workers,
-    epoch_start_pause,
-    transfer_pageable,
-    transfer_pcie,
-    sync_every_step,
-    throttled,
-    host_bound,
-    eval_share,
-    checkpoint_stall,
-    held_idle,
-    memory_creep,
-    gpu_saturated,
-    compute_bound,
+    progress.hung,
+    progress.stalled,
+    straggler.straggler,
+    killed.worker_killed,
+    killed.training_killed,
+    killed.shm_exhaustion,
+    input_workers.input_single_process,
+    input_workers.slow_worker,
+    input_workers.input_cpu,
+    input_workers.input_cpu_saturated,
+    input_blocked.input_disk,
+    input_blocked.input_network,
+    input_blocked.artificial_limit,
+    input_blocked.input_unexplained,
+    input_rhythm.burst_every_n,
+    input_workers.too_many_workers,
+    input_rhythm.epoch_start_pause,
+    device.transfer_pageable,
+    device.transfer_pcie,
+    device.sync_every_step,
+    gpu.throttled,
+    device.host_bound,
+    device.eval_share,
+    device.checkpoint_stall,
+    gpu.held_idle,
+    gpu.memory_creep,
+    device.gpu_saturated,
+    device.compute_bound,
 )
 """All rules. Of several causes that explain the same thing, the first one here is the most telling."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.eval_share import eval_share
+from gpuwatch.diagnosis.rules.device import eval_share
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import account

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.input_wait import queue_evidence
-from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
+from gpuwatch.diagnosis.rules.input_blocked import input_unexplained
 from gpuwatch.hook.metering import FetchEvidence, ready_batches
 from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
@@ -86,7 +86,7 @@ def test_a_queue_that_cannot_tell_is_not_asked_again_at_every_step_and_hurts_nob
 
 
 def test_an_empty_queue_is_evidence_and_what_was_not_counted_is_none() -> None:
-    assert queue_evidence(STARVED) == ()
+    assert queue_evidence(STARVED) == []
     starved = replace(STARVED, ready_batches=0.1, empty_fetch_ratio=0.96)
     assert [evidence.text for evidence in queue_evidence(starved)] == [
         "the queue was empty at 96% of the fetches (0.1 batches ready on average)"

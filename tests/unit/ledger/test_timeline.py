@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
+from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.events import DATA_WAIT, PART, STEP

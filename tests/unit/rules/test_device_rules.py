@@ -9,12 +9,9 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.host_bound import host_bound
-from gpuwatch.diagnosis.rules.hung import hung
-from gpuwatch.diagnosis.rules.memory_creep import memory_creep
-from gpuwatch.diagnosis.rules.sync_every_step import sync_every_step
-from gpuwatch.diagnosis.rules.throttled import throttled
-from gpuwatch.diagnosis.rules.transfer_pcie import transfer_pcie
+from gpuwatch.diagnosis.rules.device import host_bound, sync_every_step, transfer_pcie
+from gpuwatch.diagnosis.rules.gpu import memory_creep, throttled
+from gpuwatch.diagnosis.rules.progress import hung
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window

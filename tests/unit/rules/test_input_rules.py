@@ -6,10 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.input_cpu import input_cpu
-from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
-from gpuwatch.diagnosis.rules.input_single_process import input_single_process
-from gpuwatch.diagnosis.rules.input_unexplained import input_unexplained
+from gpuwatch.diagnosis.rules.input_blocked import input_unexplained
+from gpuwatch.diagnosis.rules.input_workers import input_cpu, input_cpu_saturated, input_single_process
 from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window

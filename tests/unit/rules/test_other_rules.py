@@ -6,15 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import CAUSES, RULES, diagnose, in_order
-from gpuwatch.diagnosis.rules.checkpoint_stall import checkpoint_stall
-from gpuwatch.diagnosis.rules.compute_bound import compute_bound
-from gpuwatch.diagnosis.rules.epoch_start_pause import epoch_start_pause
-from gpuwatch.diagnosis.rules.eval_share import eval_share
-from gpuwatch.diagnosis.rules.gpu_saturated import gpu_saturated
-from gpuwatch.diagnosis.rules.held_idle import held_idle
-from gpuwatch.diagnosis.rules.shm_exhaustion import shm_exhaustion
-from gpuwatch.diagnosis.rules.stalled import stalled
-from gpuwatch.diagnosis.rules.transfer_pageable import transfer_pageable
+from gpuwatch.diagnosis.rules.device import (
+    checkpoint_stall,
+    compute_bound,
+    eval_share,
+    gpu_saturated,
+    transfer_pageable,
+)
+from gpuwatch.diagnosis.rules.gpu import held_idle
+from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
+from gpuwatch.diagnosis.rules.killed import shm_exhaustion
+from gpuwatch.diagnosis.rules.progress import stalled
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window

@@ -7,7 +7,7 @@ from signal import SIGKILL
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.rules.training_killed import training_killed
+from gpuwatch.diagnosis.rules.killed import training_killed
 from gpuwatch.diagnosis.window import MemoryKills, Window
 from gpuwatch.wire import WorkerDeath
 from tests.unit.rules.windows import HEALTHY

@@ -7,7 +7,7 @@ from signal import SIGBUS, SIGKILL, SIGSEGV
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.rules.worker_killed import worker_killed
+from gpuwatch.diagnosis.rules.killed import worker_killed
 from gpuwatch.diagnosis.window import HostFacts, Window
 from gpuwatch.wire import Loader, WorkerDeath
 from tests.unit.rules.windows import HEALTHY

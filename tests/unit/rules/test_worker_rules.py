@@ -6,13 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.artificial_limit import artificial_limit
-from gpuwatch.diagnosis.rules.burst_every_n import autocorrelation, burst_every_n
-from gpuwatch.diagnosis.rules.input_cpu_saturated import input_cpu_saturated
-from gpuwatch.diagnosis.rules.input_disk import input_disk
-from gpuwatch.diagnosis.rules.input_network import input_network
-from gpuwatch.diagnosis.rules.slow_worker import slow_worker
-from gpuwatch.diagnosis.rules.too_many_workers import too_many_workers
+from gpuwatch.diagnosis.rules.input_blocked import artificial_limit, input_disk, input_network
+from gpuwatch.diagnosis.rules.input_rhythm import autocorrelation, burst_every_n
+from gpuwatch.diagnosis.rules.input_workers import input_cpu_saturated, slow_worker, too_many_workers
 from gpuwatch.diagnosis.window import HostFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
