@@ -102,15 +102,14 @@ class FakeDevice:
     def record(self, event: FakeEvent | None) -> FakeEvent:
         if self.capturing:
             raise RuntimeError("an event was recorded during a capture")
-        if event is None:
-            event = self._free.pop() if self._free else self._new()
+        event = event or self._new()
         event.at_ns = max(self._clock(), self._end_ns or 0)
         return event
 
     def record_aside(self) -> FakeEvent | None:
         if self.capturing or not self.elsewhere:
             return None
-        event = self._free.pop() if self._free else self._new()
+        event = self._new()
         event.at_ns = max(self._clock(), self._side_end_ns)
         return event
 
@@ -141,6 +140,8 @@ class FakeDevice:
             self.idle.append((begin_ns, end_ns))
 
     def _new(self) -> FakeEvent:
+        if self._free:
+            return self._free.pop()
         self.events_made += 1
         return FakeEvent()
 

@@ -13,7 +13,7 @@ from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_en
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
 from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text, update_trends
+from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
@@ -122,7 +122,7 @@ class Evaluator:
         """Evaluate the runs that are due, and all GPUs."""
         self._tick += 1
         self.findings.keep_only([(run.run, run.rank) for run in runs])
-        update_trends(self._trends, accounts, self._node, now_ns)
+        self._trends.sample(accounts, self._node, now_ns)
         due = {(run.run, run.rank) for number, run in enumerate(runs) if self._is_due(run, number)}
         everything = self._tick % EVERY_TICKS == 1
         if everything:

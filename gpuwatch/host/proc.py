@@ -122,51 +122,27 @@ def pressure_s(resource: str, procfs: Path = PROC) -> float:
         return _entry(parse_pressure(_read(path)), "some", path)
 
 
-@dataclass(frozen=True)
-class Disk:
-    """Counters of a block device since boot."""
-
-    read_bytes: int
-    written_bytes: int
-    busy_s: float
-    """Time with at least one request in flight: an SSD may serve many at once. The kernel's counter wraps after 49.7 days."""
-
-
-def parse_disks(text: str) -> dict[str, Disk]:
-    """Return every block device by name, partitions too. Source: /proc/diskstats, the kernel's iostats documentation.
-
-    Raises: ValueError, IndexError for odd text.
-    """
-    rows = (line.split() for line in text.splitlines())
-    return {row[2]: Disk(int(row[5]) * 512, int(row[9]) * 512, int(row[12]) / 1000) for row in rows}
-
-
 def is_disk(name: str) -> bool:
     """Return whether a block device that is no partition is a disk: True for "sda", False for "dm-0"."""
     return _NO_DISK.match(name) is None
 
 
 def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
-    """Return (bytes read, seconds with work) since boot by disk. Raises: NoData if there is none."""
+    """Return (bytes read, seconds with at least one request in flight) since boot by disk, without partitions.
+
+    The kernel's counter of seconds wraps after 49.7 days. Source: /proc/diskstats, the kernel's iostats documentation. Raises: NoData if
+    there is none.
+    """
     with _as_no_data(procfs / "diskstats"):
-        every = parse_disks(_read(procfs / "diskstats"))
-    found = {
-        name: (disk.read_bytes, disk.busy_s)
-        for name, disk in every.items()
-        if is_disk(name) and not _PARTITION.match(name)
-    }
+        rows = [line.split() for line in _read(procfs / "diskstats").splitlines()]
+        found = {
+            row[2]: (int(row[5]) * 512, int(row[12]) / 1000)
+            for row in rows
+            if is_disk(row[2]) and not _PARTITION.match(row[2])
+        }
     if not found:
         raise NoData("this node shows no disk")
     return found
-
-
-def parse_interfaces(text: str) -> dict[str, tuple[int, int]]:
-    """Return (bytes received, bytes sent) by network interface, loopback included. Source: net/dev, proc_pid_net(5).
-
-    Raises: ValueError, IndexError for odd text.
-    """
-    rows = (line.rpartition(":") for line in text.splitlines()[2:])
-    return {name.strip(): (int(values.split()[0]), int(values.split()[8])) for name, _, values in rows}
 
 
 # One process ----------------------------------------------------------------------------------------------------------
@@ -234,10 +210,10 @@ def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_B
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
-    """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
+    """Return the bytes received on all interfaces of a process's network namespace, the loopback included. Source: net/dev, proc_pid_net(5)."""
     path = procfs / str(pid) / "net/dev"
     with _as_no_data(path):
-        return sum(received for received, _ in parse_interfaces(_read(path)).values())
+        return sum(int(line.rpartition(":")[2].split()[0]) for line in _read(path).splitlines()[2:])
 
 
 @dataclass(frozen=True)

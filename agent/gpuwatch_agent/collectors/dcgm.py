@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import DeadlineThread, GpuDevice, GpuProcess, Value, gpu_samples
+from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, GpuProcess, Value, gpu_samples
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.nvml import throttle_values
 
@@ -62,15 +62,10 @@ _BLANK_INT32, _BLANK = 0x7FFFFFF0, float(1 << 46)
 class DcgmGpu:
     """One GPU on the exporter's page."""
 
-    device: GpuDevice
-    driver: str
+    gpu: Gpu
     fields: dict[str, float] = field(default_factory=dict)
     instances: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """Of its MIG instances, by (GPU_I_ID, GPU_I_PROFILE). Values of the whole GPU (power, clocks), which the exporter repeats for each, are in `fields`."""
-
-    @property
-    def info(self) -> Value:
-        return ("gpuwatch_gpu_info", 1, (self.device.name, self.device.pci_bus_id, self.driver))
 
     def values(self) -> list[Value]:
         """Return the values under our names; what the exporter does not have is absent."""
@@ -107,7 +102,7 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
                 continue
             gpu = gpus.get(uuid)
             if gpu is None:
-                gpu = gpus[uuid] = DcgmGpu(_device(uuid, labels), labels.get("DCGM_FI_DRIVER_VERSION", ""))
+                gpu = gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
             if _is_blank(sample.value):
                 continue
             number = labels.get("GPU_I_ID", "")
@@ -198,14 +193,18 @@ class DcgmCollector:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
         return [
             *processes,
-            *(sample for gpu in self._gpus.values() for sample in gpu_samples(gpu.device, [gpu.info, *gpu.values()])),
+            *(
+                sample
+                for gpu in self._gpus.values()
+                for sample in gpu_samples(gpu.gpu.device, [gpu.gpu.info, *gpu.values()])
+            ),
             Sample("gpuwatch_gpus_seen", len(self._gpus)),
             Sample("gpuwatch_gpus_expected", self._expected),
         ]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index."""
-        return tuple(sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
+        return tuple(sorted((gpu.gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
 
     def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
         """Return the compute processes on each GPU by UUID; not known without NVML."""

@@ -52,6 +52,12 @@ class Gpu:
 
     device: GpuDevice
     handle: Any
+    driver: str = ""
+    """The driver's version."""
+
+    @property
+    def info(self) -> Value:
+        return ("gpuwatch_gpu_info", 1, (self.device.name, self.device.pci_bus_id, self.driver))
 
     def __str__(self) -> str:
         return f"GPU {self.device.index} ({self.device.uuid})"
@@ -122,6 +128,11 @@ class _Call:
             self.error = error
         self.done.set()
 
+    def take(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
 
 class DeadlineThread:
     """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
@@ -142,17 +153,13 @@ class DeadlineThread:
 
         Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
         """
-        late = f"{self._what} did not answer within {self._deadline_s:g} s"
-        if self._overdue is not None and not self._overdue.done.is_set():
-            raise TimeoutError(late)
-        self._overdue = None
-        call = self._begin(function)
-        if not call.done.wait(self._deadline_s):
+        if self._overdue is not None and self._overdue.done.is_set():
+            self._overdue = None  # its late result is dropped
+        call = self._overdue or self._begin(function)
+        if self._overdue is not None or not call.done.wait(self._deadline_s):
             self._overdue = call
-            raise TimeoutError(late)
-        if call.error is not None:
-            raise call.error
-        result: T = call.result
+            raise self._late()
+        result: T = call.take()
         return result
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
@@ -160,17 +167,17 @@ class DeadlineThread:
 
         A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
         """
-        call = self._overdue or self._begin(function)
+        call, self._overdue = self._overdue or self._begin(function), None
         if not call.done.wait(wait_s):
             self._overdue = call
             if time.monotonic() - call.begin_s > self._deadline_s:
-                raise TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
+                raise self._late()
             return None
-        self._overdue = None
-        if call.error is not None:
-            raise call.error
-        result: T = call.result
+        result: T = call.take()
         return result
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
 
     def _begin(self, function: Callable[[], Any]) -> _Call:
         if self._thread is None:

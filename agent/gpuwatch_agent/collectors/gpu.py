@@ -1,32 +1,20 @@
-"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each.
-
-NVML is called in two threads with a deadline, as a driver may hang: one for what is read in every tick, one for the slow tier. GPUs are
-known by UUID, enumerated again when one is lost or missing, and each is read separately.
-"""
+"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each; performance monitoring (GPM) and XID events."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import ctypes
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
-from gpuwatch.errors import GpuwatchError, NoData
-from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import (
-    CallCosts,
-    DeadlineThread,
-    Gpu,
-    GpuDevice,
-    GpuProcess,
-    Reading,
-    Value,
-    WarnOnce,
-    gpu_samples,
-)
+from gpuwatch.errors import NoData
+from gpuwatch_agent.collectors.driver_collector import DriverCollector, Fate
+from gpuwatch_agent.collectors.drivers import Gpu, GpuProcess, Reading, Value
 from gpuwatch_agent.collectors.nvml import (
     ABSENT,
     DOUBTFUL,
@@ -34,26 +22,17 @@ from gpuwatch_agent.collectors.nvml import (
     LOST,
     NO_DRIVER,
     READINGS,
+    compute_processes,
     describe,
-    why,
 )
-from gpuwatch_agent.collectors.nvml_readers import Gpm, SlowTier, XidWatch
-
-log = logging.getLogger(__name__)
-
-_RETRY_FIRST_S = 10.0
-_RETRY_MOST_S = 60.0
-"""Between enumerations while a GPU is missing: nvmlInit may start the driver, which takes a lock and up to seconds."""
 
 
-class GpuCollector:
-    """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every `process_interval_s`.
-
-    A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. `readings`
-    and `links` are what each tier reads. Only GPUs that the agent may use are expected; their number never falls while it runs.
-    """
+class GpuCollector(DriverCollector):
+    """NVIDIA's GPUs. `readings` and `links` are what each tier reads."""
 
     name = "gpu"
+    library = "NVML"
+    error = pynvml.NVMLError
 
     def __init__(
         self,
@@ -66,91 +45,14 @@ class GpuCollector:
         readings: tuple[Reading, ...] | None = None,
         links: tuple[Reading, ...] = LINK_READINGS,
     ) -> None:
-        self._clock = clock
-        self._thread = DeadlineThread("NVML", deadline_s)
-        self._slow = SlowTier(clock, deadline_s, slow_wait_s, process_interval_s, links)
-        self._costs = CallCosts(clock)
+        fast = (*READINGS, Reading("gpm", self._read_gpm, 1.0)) if readings is None else readings
+        super().__init__(clock, deadline_s, slow_wait_s, process_interval_s, fast, links)
         self._gpm = Gpm()
         self._xids = XidWatch(wall_clock)
-        self._readings = (*READINGS, Reading("gpm", self._read_gpm, 1.0)) if readings is None else readings
-        # written by the NVML thread; replaced whole, never changed
-        self._gpus: tuple[Gpu, ...] = ()
-        self._values: dict[tuple[str, str], list[Value]] = {}
-        self._driver = ""
-        self._expected = 0
         self._initialised = False
-        self._failure: pynvml.NVMLError | None = None
-        self._retry_due_s = -math.inf
-        self._retry_s = _RETRY_FIRST_S
-        self._warn = WarnOnce()
 
-    def collect(self) -> Iterable[Sample]:
-        """Return samples of every GPU that answers.
-
-        A driver that was unloaded since GPUs were seen is not NoData: then 0 of the expected GPUs are seen.
-
-        Raises: NoData where there is no driver or no GPU; TimeoutError while NVML does not answer; GpuwatchError for a failing driver.
-        """
-        try:
-            samples = self._thread.call(self._tick)
-        except TimeoutError as error:
-            # whether a process that held a GPU before the hang still does is not known
-            self._slow.forget()
-            raise TimeoutError(f"{error} ({self._costs.current or 'listing the GPUs'})") from None
-        self._slow.tick(self._gpus)
-        for gpu in self._gpus:
-            samples += gpu_samples(gpu.device, self._slow.values(gpu))
-        return [*samples, *self._costs.samples(), *self._slow.costs.samples()]
-
-    def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
-        return tuple(gpu.device for gpu in self._gpus)
-
-    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        found = {gpu.device.uuid: self._slow.processes(gpu) for gpu in self._gpus}
-        return {uuid: known[1] for uuid, known in found.items() if known is not None}
-
-    def process_list_age_s(self, uuid: str) -> float:
-        """Return how old a GPU's process list is, 0 where there is none."""
-        known = next((self._slow.processes(gpu) for gpu in self._gpus if gpu.device.uuid == uuid), None)
-        return 0.0 if known is None else max(0.0, self._clock() - known[0])
-
-    def _tick(self) -> list[Sample]:
-        now_s = self._clock()
-        samples, healthy = self._poll()
-        if not healthy and now_s >= self._retry_due_s and self._slow.driver.acquire(blocking=False):
-            try:
-                self._retry_due_s, self._retry_s = now_s + self._retry_s, min(2 * self._retry_s, _RETRY_MOST_S)
-                self._enumerate()
-            finally:
-                self._slow.driver.release()
-            samples, healthy = self._poll()
-        if healthy:
-            self._retry_s = _RETRY_FIRST_S
-        if not self._expected:
-            raise self._nothing()
-        return [
-            *samples,
-            Sample("gpuwatch_gpus_seen", len(self._gpus)),
-            Sample("gpuwatch_gpus_expected", self._expected),
-        ]
-
-    def _nothing(self) -> GpuwatchError:
-        """Return the error for no GPU at all."""
-        if self._failure is None:
-            return NoData("the NVIDIA driver lists no GPU that the agent may use")
-        if self._failure.value in NO_DRIVER:
-            return NoData(NO_DRIVER[self._failure.value])
-        return GpuwatchError(f"NVML does not start: {why(self._failure)}")
-
-    def _enumerate(self) -> None:
-        """Start NVML again and list the GPUs: handles from before a loss or a reload of the driver are invalid."""
-        before = len(self._gpus)
-        self._gpus, self._failure, self._values = (), None, {}
-        self._slow.forget()
+    def start(self) -> Iterator[Gpu | str]:
         self._gpm.reset()
-        self._costs.forget_due_times()
         if self._initialised:
             self._initialised = False
             self._xids.close()
@@ -158,82 +60,211 @@ class GpuCollector:
                 pynvml.nvmlShutdown()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-            self._initialised = True
-            self._driver = pynvml.nvmlSystemGetDriverVersion()
-            count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            self._failure = error
-            if self._expected:
-                self._warn(f"NVML does not start: {why(error)}")
-            return
-        gpus, silent = [], []
-        for index in range(count):
+            if error.value in NO_DRIVER:
+                raise NoData(NO_DRIVER[error.value]) from error
+            raise
+        self._initialised = True
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(Gpu(describe(index, handle), handle))
+                gpus.append(Gpu(describe(index, handle), handle, driver))
             except pynvml.NVMLError_NoPermission:
-                count -= 1  # another container's
+                continue  # another container's
             except pynvml.NVMLError as error:
-                silent.append(f"GPU {index} is listed but does not answer: {why(error)}")
-        self._gpus = tuple(gpus)
-        self._expected = max(self._expected, count)
+                yield f"GPU {index} is listed but does not answer: {self.why(error)}"
         self._xids.register(gpus)
-        if len(gpus) > before:
-            log.info("NVML lists %s GPUs, driver %s", len(gpus), self._driver)
-            self._warn.clear()  # later failures are logged again
-        for message in silent:
-            self._warn(message)
+        yield from gpus
 
-    def _poll(self) -> tuple[list[Sample], bool]:
-        """Return samples of every GPU, and whether all expected ones are healthy. Removes lost ones from the list."""
-        readings = [reading for reading in self._readings if self._costs.due(reading.name, reading.interval_s)]
-        spent_s = {reading.name: 0.0 for reading in readings}
-        samples, alive, well = [], [], True
-        with contextlib.suppress(pynvml.NVMLError), self._costs.calling("events"):
-            self._xids.poll()
-        for gpu in self._gpus:
-            try:
-                well = self._read(gpu, readings, spent_s) and well
-            except pynvml.NVMLError as error:
-                self._warn(f"{gpu} is lost: {why(error)}")
-                continue
-            alive.append(gpu)
-            info = (gpu.device.name, gpu.device.pci_bus_id, self._driver)
-            values: list[Value] = [("gpuwatch_gpu_info", 1, info), *self._xids.values(gpu)]
-            for reading in self._readings:
-                values += self._values.get((gpu.device.uuid, reading.name), ())
-            samples += gpu_samples(gpu.device, values)
-        self._gpus = tuple(alive)
-        if alive:
-            for name, seconds in spent_s.items():
-                self._costs.done(name, seconds)
-        return samples, well and 0 < len(alive) >= self._expected
+    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
+        return compute_processes(gpu.handle)
 
-    def _read(self, gpu: Gpu, readings: list[Reading], spent_s: dict[str, float]) -> bool:
-        """Read what is due of a GPU; return False for a doubtful answer. Raises: NVMLError if the GPU is lost."""
-        sound = True
-        for reading in readings:
-            key = (gpu.device.uuid, reading.name)
-            with self._costs.calling(f"{reading.name} of GPU {gpu.device.index}") as took:
-                try:
-                    self._values[key] = reading.read(gpu)
-                except pynvml.NVMLError as error:
-                    self._values.pop(key, None)
-                    sound = self._excuse(error, gpu, reading.name) and sound
-            spent_s[reading.name] += took[0]
-        return sound
+    def fate(self, error: Exception) -> Fate:
+        code = getattr(error, "value", None)
+        return "lost" if code in LOST else "absent" if code in ABSENT else "doubtful" if code in DOUBTFUL else "failed"
+
+    def why(self, error: Exception) -> str:
+        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
+        return str(error)
+
+    def begin_tick(self) -> None:
+        self._xids.poll()
+
+    def more_values(self, gpu: Gpu) -> list[Value]:
+        return self._xids.values(gpu)
 
     def _read_gpm(self, gpu: Gpu) -> list[Value]:
         values = self._gpm.read(gpu)
-        for metric, _, labels in self._slow.values(gpu):
+        for metric, _, labels in self.slow_values(gpu):
             if metric == "gpuwatch_gpu_mig_info":
                 values += self._gpm.read_instance(gpu, int(labels[0]))
         return values
 
-    def _excuse(self, error: pynvml.NVMLError, gpu: Gpu, what: str) -> bool:
-        """Return whether a GPU is healthy despite a failed value. Raises: the error itself, if the GPU is lost."""
-        if error.value in LOST:
-            raise error
-        if error.value not in ABSENT:
-            self._warn(f"{gpu}: no {what}: {why(error)}")
-        return error.value not in DOUBTFUL
+
+_PERCENT, _MIB = 0.01, float(1 << 20)
+METRICS = {
+    "gpuwatch_gpu_sm_active_ratio": (pynvml.NVML_GPM_METRIC_SM_UTIL, _PERCENT),
+    "gpuwatch_gpu_sm_occupancy_ratio": (pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, _PERCENT),
+    "gpuwatch_gpu_tensor_active_ratio": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _PERCENT),
+    "gpuwatch_gpu_dram_bandwidth_ratio": (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _PERCENT),
+    "gpuwatch_gpu_pcie_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),
+    "gpuwatch_gpu_pcie_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB),
+    "gpuwatch_gpu_nvlink_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, _MIB),
+    "gpuwatch_gpu_nvlink_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, _MIB),
+}
+"""The driver's metric, and what turns its unit into ours."""
+_MIG_METRICS = {"gpuwatch_gpu_mig_sm_active_ratio": METRICS["gpuwatch_gpu_sm_active_ratio"]}
+
+
+@dataclass
+class _Pair:
+    """Two alternating samples: the older one, and the one to be written next."""
+
+    old: Any
+    new: Any
+    filled: bool = False
+
+
+class Gpm:
+    """GPU performance monitoring (GPM) of Hopper and later: activity of multiprocessors, memory and links, without DCGM.
+
+    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread; `reset` after NVML was
+    restarted. *Never run on real hardware yet.*
+    Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
+    """
+
+    def __init__(self) -> None:
+        self._supported: dict[str, bool] = {}
+        self._pairs: dict[tuple[str, int | None], _Pair] = {}
+
+    def reset(self) -> None:
+        """Drop earlier samples; they are not freed, as their driver may be gone."""
+        self._supported.clear()
+        self._pairs.clear()
+
+    def read(self, gpu: Gpu) -> list[Value]:
+        """Return a GPU's metrics since the last tick; none in the first one. Raises: NVMLError."""
+        uuid = gpu.device.uuid
+        if uuid not in self._supported:
+            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice)
+        if not self._supported[uuid]:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        values = self._between((uuid, None), gpu, METRICS)
+        return [(metric, value, ()) for metric, value in values.items()]
+
+    def read_instance(self, gpu: Gpu, instance: int) -> list[Value]:
+        """Return a MIG instance's metrics since the last tick."""
+        if not self._supported.get(gpu.device.uuid):
+            return []
+        values = self._between((gpu.device.uuid, instance), gpu, _MIG_METRICS)
+        return [(metric, value, (str(instance),)) for metric, value in values.items()]
+
+    def _between(
+        self, key: tuple[str, int | None], gpu: Gpu, metrics: dict[str, tuple[int, float]]
+    ) -> dict[str, float]:
+        pair = self._pairs.get(key)
+        if pair is None:
+            pair = self._pairs[key] = _Pair(pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc())
+        if key[1] is None:
+            pynvml.nvmlGpmSampleGet(gpu.handle, pair.new)
+        else:
+            pynvml.nvmlGpmMigSampleGet(gpu.handle, key[1], pair.new)
+        values = _metrics(pair.old, pair.new, metrics) if pair.filled else {}
+        pair.old, pair.new, pair.filled = pair.new, pair.old, True
+        return values
+
+
+def _metrics(old: Any, new: Any, metrics: dict[str, tuple[int, float]]) -> dict[str, float]:
+    """Return those of the metrics that the driver could compute from two samples."""
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    asked.numMetrics = len(metrics)
+    asked.sample1, asked.sample2 = old, new
+    for place, (metric_id, _) in enumerate(metrics.values()):
+        asked.metrics[place].metricId = metric_id
+    pynvml.nvmlGpmMetricsGet(asked)
+    found = {}
+    for place, (name, (_, factor)) in enumerate(metrics.items()):
+        answer = asked.metrics[place]
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(answer.value):
+            found[name] = answer.value * factor
+    return found
+
+
+_MOST_A_TICK = 64
+
+
+@dataclass
+class _Seen:
+    count: int = 0
+    last: int | None = None
+    last_s: float = 0.0
+
+
+class XidWatch:
+    """XID errors of all GPUs since the agent started: count, number and time of the last one.
+
+    The driver queues them from a registration on; the queue is polled without waiting. *Never run on real hardware yet.*
+    Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
+    """
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        self._wall_clock = wall_clock
+        self._events: Any = None
+        self._uuids: dict[int, str] = {}
+        """By the address that a handle is."""
+        self._seen: dict[str, _Seen] = {}
+
+    def register(self, gpus: Sequence[Gpu]) -> None:
+        """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
+        self.close()
+        try:
+            self._events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return
+        for gpu in gpus:
+            try:
+                pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+            except pynvml.NVMLError:
+                continue
+            self._uuids[_address(gpu.handle)] = gpu.device.uuid
+            self._seen.setdefault(gpu.device.uuid, _Seen())
+
+    def close(self) -> None:
+        """Unsubscribe; before NVML is shut down."""
+        if self._events is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+        self._events, self._uuids = None, {}
+
+    def poll(self) -> None:
+        """Read the queued events, without waiting. Raises: NVMLError."""
+        if self._events is None or not self._uuids:
+            return
+        for _ in range(_MOST_A_TICK):
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            except pynvml.NVMLError_Timeout:
+                return
+            seen = self._seen.get(self._uuids.get(_address(event.device), ""))
+            if seen is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                seen.count += 1
+                seen.last, seen.last_s = int(event.eventData), self._wall_clock()
+
+    def values(self, gpu: Gpu) -> list[Value]:
+        """Return a GPU's errors; nothing for one without events."""
+        seen = self._seen.get(gpu.device.uuid)
+        if seen is None:
+            return []
+        values: list[Value] = [("gpuwatch_gpu_xid_errors_total", seen.count, ())]
+        if seen.last is not None:
+            values.append(("gpuwatch_gpu_last_xid", seen.last, ()))
+            values.append(("gpuwatch_gpu_last_xid_timestamp_seconds", seen.last_s, ()))
+        return values
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

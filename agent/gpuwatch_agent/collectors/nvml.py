@@ -285,10 +285,3 @@ NO_DRIVER = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
 }
 """Errors of a node without GPUs, as text."""
-
-
-def why(error: pynvml.NVMLError) -> str:
-    """Return an NVML error as text, with the remedy where there is one."""
-    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
-    return str(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -85,48 +86,60 @@ _MEMORY_SAMPLES = 10
 _MEMORIES = 60
 
 
+@dataclass
+class _Trend:
+    """One GPU since its holder took it."""
+
+    holder: tuple[str, int] | None
+    powers: deque[float] = field(default_factory=lambda: deque(maxlen=_POWERS))
+    memories: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MEMORIES))
+
+
 class GpuTrends:
     """Follows every GPU; its samples are dropped when another run takes the GPU."""
 
     def __init__(self, creep_s: float = THRESHOLDS.memory_creep_s) -> None:
         self._memory_every_ns = creep_s * 1e9 / _MEMORY_SAMPLES
-        self._holders: dict[str, tuple[str, int] | None] = {}
-        self._powers: dict[str, deque[float]] = {}
-        self._memories: dict[str, deque[tuple[int, int]]] = {}
+        self._trends: dict[str, _Trend] = {}
+
+    def sample(self, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
+        """Take this second's readings of all GPUs; forget the others."""
+        self.keep_only([account.uuid for account in gpus])
+        for account in gpus:
+            memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
+            power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
+            self.update(account, power, None if memory is None else int(memory), now_ns)
 
     def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
         """Take this second's readings of one GPU."""
         run = account.run
         holder = None if run is None else run.key
-        if self._holders.get(account.uuid) != holder:
-            self._holders[account.uuid] = holder
-            self._powers.pop(account.uuid, None)
-            self._memories.pop(account.uuid, None)
+        trend = self._trends.get(account.uuid)
+        if trend is None or trend.holder != holder:
+            trend = self._trends[account.uuid] = _Trend(holder)
         if run is None or run.status != RUNNING:
             return
         last_ns = run.steps.last_end_ns
         stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
         if stepping and power_watts is not None:
-            self._powers.setdefault(account.uuid, deque(maxlen=_POWERS)).append(power_watts)
+            trend.powers.append(power_watts)
         if memory_bytes is not None:
-            kept = self._memories.setdefault(account.uuid, deque(maxlen=_MEMORIES))
+            kept = trend.memories
             if not kept or now_ns - kept[-1][0] >= self._memory_every_ns:
                 kept.append((now_ns, memory_bytes))
 
     def keep_only(self, uuids: Sequence[str]) -> None:
         """Forget every GPU but these."""
-        for gone in self._holders.keys() - set(uuids):
-            for book in (self._holders, self._powers, self._memories):
-                book.pop(gone, None)
+        self._trends = {uuid: trend for uuid, trend in self._trends.items() if uuid in uuids}
 
     def median_watts(self, uuid: str) -> float | None:
         """Return the median power while the run made steps; None with less than half a minute of it."""
-        powers = self._powers.get(uuid, ())
-        return median(powers) if len(powers) >= _LEAST_POWERS else None
+        trend = self._trends.get(uuid)
+        return median(trend.powers) if trend is not None and len(trend.powers) >= _LEAST_POWERS else None
 
     def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
         """Return the change of used memory since the run took the GPU, an hour at most; None with fewer than two samples."""
-        kept = list(self._memories.get(uuid, ()))
+        kept = list(self._trends[uuid].memories) if uuid in self._trends else []
         if len(kept) < 2 or not total_bytes:
             return None
         changes = [after[1] - before[1] for before, after in pairwise(kept)]
@@ -139,30 +152,16 @@ class GpuTrends:
         )
 
 
-def update_trends(trends: GpuTrends, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
-    """Take this second's readings of all GPUs into their trends."""
-    trends.keep_only([account.uuid for account in gpus])
-    for account in gpus:
-        memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
-        power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
-        trends.update(account, power, None if memory is None else int(memory), now_ns)
-
-
-def _begin_ns(run: Run | None) -> int:
-    """Return when the run on a GPU began: earlier utilisation is not its own."""
-    return 0 if run is None or run.ledger is None else run.ledger.start_ns
-
-
 def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:
     """Return one GPU as it was over the last quarter of a minute."""
     total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
     memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
+    ledger = account.run.ledger if account.run is not None else None
+    begin_ns = 0 if ledger is None else ledger.start_ns  # earlier utilisation is not this run's
     return GpuFacts(
         gpu=account.gpu,
         uuid=account.uuid,
-        utilization_ratio=node.mean(
-            "gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=_begin_ns(account.run)
-        ),
+        utilization_ratio=node.mean("gpuwatch_gpu_utilization_ratio", account.gpu, account.uuid, since_ns=begin_ns),
         memory_used_bytes=None if memory is None else int(memory),
         process_count=len(account.pids),
         idle_s=None if account.idle_since_ns is None else (now_ns - account.idle_since_ns) / 1e9,

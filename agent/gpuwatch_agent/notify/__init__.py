@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -35,10 +35,8 @@ GIVE_UP_S = 86400.0
 MAX_WAITING = 1000
 
 
-class Sender(Protocol):
-    """Delivers one message; false, or any exception, if it was not delivered."""
-
-    def __call__(self, title: str, body: str, urgent: bool) -> bool: ...
+Sender = Callable[[str, str, bool], bool]
+"""Delivers one message (title, body, whether it is urgent); false, or any exception, if it was not delivered."""
 
 
 class ConditionState(msgspec.Struct):

@@ -9,7 +9,6 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,21 +24,26 @@ _JOB = re.compile(r"/job_(\d+)(?=/|$)(?:/step_([\w.+]+))?")
 """Slurm: /slurm/uid_UID/job_ID/step_ID/task_N (v1), …slurmstepd.scope/job_ID/step_ID/user/task_N (v2)."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """The owner as named by the control group; empty: not known."""
+class Owner(msgspec.Struct, frozen=True):
+    """Who a process belongs to; empty: not known."""
 
+    user: str = ""
+    job: str = ""
+    step: str = ""
+    """Slurm's step: a number, "batch", "extern" or "interactive"."""
     container_id: str = ""
     """64 hexadecimal digits."""
     pod_uid: str = ""
     """With dashes, as `kubectl` shows it."""
-    job: str = ""
-    """Slurm's job id."""
-    step: str = ""
-    """Slurm's step: a number, "batch", "extern" or "interactive"."""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
 
 
-def parse_cgroup(text: str) -> Group:
+NO_OWNER = Owner()
+
+
+def parse_cgroup(text: str) -> Owner:
     """Return the innermost container, pod and job in the paths of /proc/PID/cgroup.
 
     Source: cgroups(7): lines of `hierarchy:controllers:path`, one per controller in v1, `0::path` in v2.
@@ -52,7 +56,7 @@ def parse_cgroup(text: str) -> Group:
         if "slurm" in path and not job:
             found = _JOB.search(path)
             job, step = (found.group(1), found.group(2) or "") if found else ("", "")
-    return Group(container, pod.replace("_", "-"), job, step)
+    return Owner(job=job, step=step, container_id=container, pod_uid=pod.replace("_", "-"))
 
 
 def _last(pattern: re.Pattern[str], path: str) -> str:
@@ -81,22 +85,6 @@ _USER_GOOD_FOR_S = 600.0
 _MOST_KNOWN = 4096
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Who a process belongs to; empty: not known."""
-
-    user: str = ""
-    job: str = ""
-    step: str = ""
-    container_id: str = ""
-    pod_uid: str = ""
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-
-
-NO_OWNER = Owner()
-
-
 def allowed(environ: bytes) -> dict[str, str]:
     """Return the allow-listed variables of an environment as the kernel shows it. Source: /proc/PID/environ, proc(5)."""
     found: dict[str, str] = {}
@@ -108,21 +96,19 @@ def allowed(environ: bytes) -> dict[str, str]:
     return found
 
 
-def combine(user: str, group: Group, variables: dict[str, str]) -> Owner:
+def combine(user: str, group: Owner, variables: dict[str, str]) -> Owner:
     """Return the owner by a process's user, control group and allowed variables."""
 
     def first(field: str) -> str:
         return next((variables[name] for name in ENVIRONMENT[field] if variables.get(name)), "")
 
-    pod = first("pod") or (variables.get(POD_HOSTNAME, "") if group.pod_uid else "")
-    return Owner(
+    return msgspec.structs.replace(
+        group,
         user=user,
         job=group.job or first("job"),
         step=group.step if group.job else first("step"),
-        container_id=group.container_id,
-        pod_uid=group.pod_uid,
         namespace=first("namespace"),
-        pod=pod,
+        pod=first("pod") or (variables.get(POD_HOSTNAME, "") if group.pod_uid else ""),
         container=first("container"),
     )
 

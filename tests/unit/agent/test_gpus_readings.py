@@ -53,7 +53,7 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
     trends.update(held(Run("run-b", 0, "boot")), None, 5000, 210 * S)
     assert trends.memory("GPU-a", 2000) is None
     trends.keep_only([])
-    assert trends._holders == {}
+    assert trends._trends == {}
 
 
 def test_a_gpu_that_no_run_holds_has_no_trend() -> None:

@@ -11,7 +11,6 @@ import pytest
 from gpuwatch_agent.processes.owners import (
     ENVIRONMENT,
     NO_OWNER,
-    Group,
     Owner,
     OwnerCache,
     allowed,
@@ -30,37 +29,46 @@ STATIC_UID = UID.replace("-", "")
 @pytest.mark.parametrize(
     ("text", "group"),
     [
-        ("0::/user.slice/user-1000.slice/session-3.scope", Group()),
-        ("0::/", Group()),
-        ("", Group()),
-        (f"0::/system.slice/docker-{ID}.scope", Group(ID)),
-        (f"12:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n0::/", Group(ID)),
-        (f"0::/../../docker-{ID}.scope", Group(ID)),  # seen from a cgroup namespace beside it
-        (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", Group(ID)),
+        ("0::/user.slice/user-1000.slice/session-3.scope", Owner()),
+        ("0::/", Owner()),
+        ("", Owner()),
+        (f"0::/system.slice/docker-{ID}.scope", Owner(container_id=ID)),
+        (f"12:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n0::/", Owner(container_id=ID)),
+        (f"0::/../../docker-{ID}.scope", Owner(container_id=ID)),  # seen from a cgroup namespace beside it
+        (
+            f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
+            Owner(container_id=ID),
+        ),
         (
             f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
-            Group(ID, UID),
+            Owner(container_id=ID, pod_uid=UID),
         ),
-        (f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/crio-{ID}.scope/container", Group(ID, UID)),
-        (f"5:memory:/kubepods/besteffort/pod{UID}/{ID}\n0::/", Group(ID, UID)),
-        (f"5:memory:/kubepods/pod{UID}/{ID}", Group(ID, UID)),
-        (f"0::/kubepods/burstable/pod{STATIC_UID}/{ID}", Group(ID, STATIC_UID)),
+        (
+            f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/crio-{ID}.scope/container",
+            Owner(container_id=ID, pod_uid=UID),
+        ),
+        (f"5:memory:/kubepods/besteffort/pod{UID}/{ID}\n0::/", Owner(container_id=ID, pod_uid=UID)),
+        (f"5:memory:/kubepods/pod{UID}/{ID}", Owner(container_id=ID, pod_uid=UID)),
+        (f"0::/kubepods/burstable/pod{STATIC_UID}/{ID}", Owner(container_id=ID, pod_uid=STATIC_UID)),
         (
             f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}",
-            Group(ID, UID),
+            Owner(container_id=ID, pod_uid=UID),
         ),
-        (f"0::/docker/{OTHER_ID}/kubelet/kubepods/burstable/pod{UID}/{ID}", Group(ID, UID)),  # a cluster in a container
-        ("8:memory:/slurm/uid_1000/job_4711/step_0/task_0\n0::/", Group(job="4711", step="0")),
-        ("8:memory:/slurm_node17/uid_1000/job_4711/step_batch", Group(job="4711", step="batch")),
-        ("0::/system.slice/slurmstepd.scope/job_4711/step_3/user/task_1", Group(job="4711", step="3")),
-        ("0::/system.slice/node17_slurmstepd.scope/job_4711/step_extern/user", Group(job="4711", step="extern")),
-        ("0::/system.slice/slurmstepd.scope/job_4711", Group(job="4711")),
-        ("0::/home/job_4711/step_0", Group()),  # a folder of that name is not Slurm's
-        (f"0::/system.slice/docker-{ID[:40]}.scope", Group()),
-        ("rubbish", Group()),
+        (
+            f"0::/docker/{OTHER_ID}/kubelet/kubepods/burstable/pod{UID}/{ID}",
+            Owner(container_id=ID, pod_uid=UID),
+        ),  # a cluster in a container
+        ("8:memory:/slurm/uid_1000/job_4711/step_0/task_0\n0::/", Owner(job="4711", step="0")),
+        ("8:memory:/slurm_node17/uid_1000/job_4711/step_batch", Owner(job="4711", step="batch")),
+        ("0::/system.slice/slurmstepd.scope/job_4711/step_3/user/task_1", Owner(job="4711", step="3")),
+        ("0::/system.slice/node17_slurmstepd.scope/job_4711/step_extern/user", Owner(job="4711", step="extern")),
+        ("0::/system.slice/slurmstepd.scope/job_4711", Owner(job="4711")),
+        ("0::/home/job_4711/step_0", Owner()),  # a folder of that name is not Slurm's
+        (f"0::/system.slice/docker-{ID[:40]}.scope", Owner()),
+        ("rubbish", Owner()),
     ],
 )
-def test_control_group(text: str, group: Group) -> None:
+def test_control_group(text: str, group: Owner) -> None:
     assert parse_cgroup(text) == group
 
 
@@ -96,18 +104,18 @@ def test_every_name_that_is_looked_for_is_documented() -> None:
 def test_control_group_is_believed_before_the_environment() -> None:
     """A process sets its own environment as it likes, and not its control group."""
     forged = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "9", "HOSTNAME": "node-17"}
-    assert combine("alice", Group(job="4711", step="0"), forged) == Owner(user="alice", job="4711", step="0")
-    assert combine("alice", Group(job="4711"), forged) == Owner(user="alice", job="4711")
-    assert combine("alice", Group(), forged) == Owner(user="alice", job="1", step="9")
+    assert combine("alice", Owner(job="4711", step="0"), forged) == Owner(user="alice", job="4711", step="0")
+    assert combine("alice", Owner(job="4711"), forged) == Owner(user="alice", job="4711")
+    assert combine("alice", Owner(), forged) == Owner(user="alice", job="1", step="9")
 
 
 def test_hostname_is_the_pods_name_in_a_pod_alone() -> None:
     variables = {"HOSTNAME": "train-0", "POD_NAMESPACE": "vision"}
-    assert combine("", Group(ID, UID), variables) == Owner(
+    assert combine("", Owner(container_id=ID, pod_uid=UID), variables) == Owner(
         container_id=ID, pod_uid=UID, pod="train-0", namespace="vision"
     )
-    assert combine("", Group(ID), variables).pod == ""
-    assert combine("", Group(ID, UID), {**variables, "POD_NAME": "given"}).pod == "given"
+    assert combine("", Owner(container_id=ID), variables).pod == ""
+    assert combine("", Owner(container_id=ID, pod_uid=UID), {**variables, "POD_NAME": "given"}).pod == "given"
 
 
 def test_several_processes_share_what_they_agree_on() -> None:
