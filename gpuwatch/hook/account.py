@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from statistics import median
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import IN_STEP, TRANSFERRING
-from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN, median
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath

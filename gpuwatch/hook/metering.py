@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 from gpuwatch.errors import pass_on
 from gpuwatch.host.proc import ThreadTime
+from gpuwatch.ledger.states import median
 
 BUDGET = 0.01
 """Share of the step time that the hook may take by default."""

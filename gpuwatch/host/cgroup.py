@@ -6,9 +6,10 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+
+import msgspec
 
 PROC, SYS = Path("/proc"), Path("/sys")
 _NO_LIMIT = 1 << 60
@@ -20,8 +21,7 @@ _KILLS = ("memory.events", "memory.oom_control")
 """Files of versions 2 and 1."""
 
 
-@dataclass(frozen=True)
-class Quota:
+class Quota(msgspec.Struct, frozen=True):
     """The tightest CPU quota over a process, and how often it was throttled."""
 
     cores: float
@@ -30,8 +30,7 @@ class Quota:
     """Of these periods."""
 
 
-@dataclass(frozen=True)
-class MemoryRoom:
+class MemoryRoom(msgspec.Struct, frozen=True):
     """Memory that a process can still use within the limits of its control groups."""
 
     available_bytes: int

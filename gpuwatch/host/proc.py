@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from time import thread_time_ns
 from typing import TypeVar
+
+import msgspec
 
 from gpuwatch.errors import NoData
 
@@ -20,16 +21,15 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
-_NO_DISK = re.compile(r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d")
+_NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d"
 """Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
-_PARTITION = re.compile(r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$")
+_PARTITION = r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
 
 
 # The node -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CpuTimes:
+class CpuTimes(msgspec.Struct, frozen=True):
     """All cores together since boot."""
 
     seconds: Mapping[str, float]
@@ -124,7 +124,7 @@ def pressure_s(resource: str, procfs: Path = PROC) -> float:
 
 def is_disk(name: str) -> bool:
     """Return whether a block device that is no partition is a disk: True for "sda", False for "dm-0"."""
-    return _NO_DISK.match(name) is None
+    return re.match(_NO_DISK, name) is None
 
 
 def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
@@ -138,7 +138,7 @@ def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
         found = {
             row[2]: (int(row[5]) * 512, int(row[12]) / 1000)
             for row in rows
-            if is_disk(row[2]) and not _PARTITION.match(row[2])
+            if is_disk(row[2]) and not re.match(_PARTITION, row[2])
         }
     if not found:
         raise NoData("this node shows no disk")
@@ -216,8 +216,7 @@ def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
         return sum(int(line.rpartition(":")[2].split()[0]) for line in _read(path).splitlines()[2:])
 
 
-@dataclass(frozen=True)
-class ProcessUsage:
+class ProcessUsage(msgspec.Struct, frozen=True):
     """A process's state and usage so far. None: not readable (another user's, or a kernel without it)."""
 
     state: str

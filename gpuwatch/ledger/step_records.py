@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from statistics import median
 
 import msgspec
 
 from gpuwatch.ledger.device_booking import Exposed
+from gpuwatch.ledger.states import median
 from gpuwatch.wire import STEP_BUCKETS_S, Counters
 
 MEDIAN_OF = 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import cache
 from sys import byteorder, float_info
 from typing import Annotated, TypeAlias
 
@@ -265,8 +266,12 @@ _TOO_LONG = {"`str`": "text_too_long", "`object`": "too_many_tags", "`array`": "
 """The reason for each type that is longer than its bound."""
 
 encode = msgspec.msgpack.Encoder().encode
-_version_decoder = msgspec.msgpack.Decoder(_AnyMessage)
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[Message]:
+    """Return what decodes every message; made by whoever receives, as that takes 2 ms."""
+    return msgspec.msgpack.Decoder(Message)
 
 
 def decode(frame: bytes) -> Message:
@@ -277,7 +282,7 @@ def decode(frame: bytes) -> Message:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are accepted", "too_large")
     try:
-        message = _decoder.decode(frame)
+        message = _decoder().decode(frame)
     except _UNDECODABLE as error:
         _check_version(frame)
         kind, _, bound = str(error).removeprefix("Expected ").partition(" of length ")
@@ -295,7 +300,7 @@ def decode(frame: bytes) -> Message:
 def _check_version(frame: bytes) -> None:
     """Raise ProtocolError for a message of another protocol version, whose fields may differ."""
     try:
-        version = _version_decoder.decode(frame).origin.version
+        version = msgspec.msgpack.decode(frame, type=_AnyMessage).origin.version
     except _UNDECODABLE:
         return
     if version != PROTOCOL_VERSION:
