@@ -71,92 +71,59 @@ class DeviceTimes(msgspec.Struct, frozen=True, gc=False):
     """The part of `compute_ns` in which the stream waited for other ranks; None where that is not measured."""
 
 
-class Piece:
+class Piece(msgspec.Struct, eq=False):
     """One piece of a step: its events while the device works on it, then its times."""
 
-    __slots__ = (
-        "asides",
-        "asides_missed",
-        "awaits_asides",
-        "batch",
-        "begin_ns",
-        "blocked_ns",
-        "chained",
-        "copied",
-        "copies",
-        "copies_until_ns",
-        "detailed",
-        "draw",
-        "end",
-        "end_ns",
-        "follows",
-        "in_run_ns",
-        "is_lost",
-        "late_copies",
-        "launch",
-        "launch_ns",
-        "launching_ns",
-        "paused_ns",
-        "previous",
-        "read_back",
-        "started_ns",
-        "times",
-        "times_waits",
-        "waits",
-        "waits_seen",
-    )
-
-    def __init__(self, begin_ns: int, detailed: bool, draw: float = 0.0) -> None:
-        self.begin_ns = begin_ns
-        """When the batch was in hand."""
-        self.detailed = detailed
-        self.draw = draw
-        """From 0 to 1, evenly spread: the lowest are sampled."""
-        self.previous: Any | None = None
-        """The end of the piece before, while `batch` is another event."""
-        self.batch: Any = None
-        self.chained = False
-        """The one before it is the end of the piece that is read before this one."""
-        self.started_ns = 0
-        """Else: when measuring began, where the one before it was recorded."""
-        self.follows = False
-        """The stream had work when the batch was in hand."""
-        self.copied = False
-        self.copies: Sequence[tuple[Any, Any]] = ()
-        """Begin and end of each run of copies to the device on the home stream."""
-        self.copies_until_ns = begin_ns
-        """When the last call of the first run of copies, which begins with the batch, had returned."""
-        self.launching_ns = 0
-        """The part of that run's time in which the host launched its copies, or was between two of them."""
-        self.asides: Sequence[tuple[Any, Any]] = ()
-        """Begin and end of copies on other streams, launched before the batch was in hand."""
-        self.asides_missed = False
-        """There were such copies, and they are not measured."""
-        self.awaits_asides = False
-        """The home stream was made to wait for copies on other streams later in the piece."""
-        self.waits_seen: int | None = None
-        """How often the home stream waited for other ranks; None where that is not watched."""
-        self.times_waits = False
-        self.waits: list[tuple[Any, Any]] = []
-        """Before and after each of these waits; fewer than `waits_seen` where they are not timed."""
-        self.launch: Any | None = None
-        """After the optimizer's last launch."""
-        self.launch_ns = 0
-        """When the host had made it; 0: no optimizer was seen."""
-        self.late_copies = 0
-        """How many of `copies` came before that."""
-        self.blocked_ns = 0
-        """The longest that the host waited for a result."""
-        self.paused_ns = 0
-        """How long it waited for results after the optimizer's last launch."""
-        self.read_back = False
-        self.in_run_ns: tuple[int, int] | None = None
-        """From when to when it takes in a run of pieces that were measured as one; None where it is measured by itself."""
-        self.end: Any = None
-        self.end_ns = 0
-        self.times: DeviceTimes | None = None
-        self.is_lost = False
-        """The host's clock must do."""
+    begin_ns: int
+    """When the batch was in hand."""
+    detailed: bool
+    draw: float = 0.0
+    """From 0 to 1, evenly spread: the lowest are sampled."""
+    previous: Any | None = None
+    """The end of the piece before, while `batch` is another event."""
+    batch: Any = None
+    chained: bool = False
+    """The one before it is the end of the piece that is read before this one."""
+    started_ns: int = 0
+    """Else: when measuring began, where the one before it was recorded."""
+    follows: bool = False
+    """The stream had work when the batch was in hand."""
+    copied: bool = False
+    copies: Sequence[tuple[Any, Any]] = ()
+    """Begin and end of each run of copies to the device on the home stream."""
+    copies_until_ns: int = 0
+    """When the last call of the first run of copies, which begins with the batch, had returned."""
+    launching_ns: int = 0
+    """The part of that run's time in which the host launched its copies, or was between two of them."""
+    asides: Sequence[tuple[Any, Any]] = ()
+    """Begin and end of copies on other streams, launched before the batch was in hand."""
+    asides_missed: bool = False
+    """There were such copies, and they are not measured."""
+    awaits_asides: bool = False
+    """The home stream was made to wait for copies on other streams later in the piece."""
+    waits_seen: int | None = None
+    """How often the home stream waited for other ranks; None where that is not watched."""
+    times_waits: bool = False
+    waits: list[tuple[Any, Any]] = []
+    """Before and after each of these waits; fewer than `waits_seen` where they are not timed."""
+    launch: Any | None = None
+    """After the optimizer's last launch."""
+    launch_ns: int = 0
+    """When the host had made it; 0: no optimizer was seen."""
+    late_copies: int = 0
+    """How many of `copies` came before that."""
+    blocked_ns: int = 0
+    """The longest that the host waited for a result."""
+    paused_ns: int = 0
+    """How long it waited for results after the optimizer's last launch."""
+    read_back: bool = False
+    in_run_ns: tuple[int, int] | None = None
+    """From when to when it takes in a run of pieces that were measured as one; None where it is measured by itself."""
+    end: Any = None
+    end_ns: int = 0
+    times: DeviceTimes | None = None
+    is_lost: bool = False
+    """The host's clock must do."""
 
     @property
     def is_pending(self) -> bool:

@@ -130,7 +130,7 @@ class DeviceTimeline:
             self._last = None
             return
         self._begun_elsewhere = 0
-        piece = Piece(at_ns, self._is_detailed(at_ns), self._draw)
+        piece = Piece(at_ns, self._is_detailed(at_ns), self._draw, copies_until_ns=at_ns)
         last, self._last = self._last, None
         piece.chained, piece.started_ns = self._chained, self._started_ns
         if self.watches_ranks:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.device_pieces import Piece
-from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, REST, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.pending import PendingEntries
+from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
 from gpuwatch.ledger.states import (
     COMM_WAIT,
     COMPUTE,
@@ -30,28 +29,23 @@ _NOTHING = Carry()
 _ON_HOST = ((), (None,))
 
 
-@dataclass
 class Timeline:
-    """The accounts of one watched process, kept by folding log entries in their order."""
+    """The accounts of one watched process, kept by applying log entries in their order."""
 
-    start_ns: int
-    ledger: Ledger = field(init=False)
-    counts: StepCounts = field(default_factory=StepCounts)
-    last_progress_ns: int = 0
-    """End of the last thing that happened: a step, a phase's edge."""
-
-    entries: list[tuple[Any, ...]] = field(default_factory=list)
-    """What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = self.last_progress_ns = start_ns
+        """The second is the end of the last thing that happened: a step, a phase's edge."""
+        self.ledger = Ledger(start_ns)
+        self.counts = StepCounts()
+        self.entries: list[tuple[Any, ...]] = []
+        """What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile."""
         self._at = 0
         """How many of `entries` are booked."""
         self._made: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
-        self.ledger = Ledger(self.start_ns)
-        self.last_progress_ns = self.start_ns
         self._levels: list[Level] = []
         self._carry = Carry()
-        self._held = PendingEntries()
+        self._held: deque[tuple[Any, ...]] = deque()
+        """Entries from the oldest piece on that the device has not finished: they are booked once its times are known."""
         self._resting = False
         self._on_device = DeviceBooking(self.ledger)
 
@@ -75,10 +69,12 @@ class Timeline:
                     entry = (STEP, begin, end, fed - begin, transfer, samples, False, None)
                 else:  # a signal's exception came just before the batch was noted: it never reached the loop
                     entry = (SPAN, begin, end, INPUT_WAIT)
-            if not held.takes(entry):
+            if held or _waits(entry):
+                held.append(entry)
+            else:
                 self._book(entry, steps, phases)
-        for entry in held.released():
-            self._book(entry, steps, phases)
+        while held and not _waits(held[0]):
+            self._book(held.popleft(), steps, phases)
         self.entries, self._at, self._made = [], 0, ([], [])
         return steps, phases
 
@@ -134,26 +130,17 @@ class Timeline:
             counts.recent_ns.extend(step.total_ns for step in whole[-MEDIAN_OF:])
         return count
 
-    def _book(
-        self,
-        entry: tuple[Any, ...],
-        steps: list[StepRecord],
-        phases: list[PhaseRecord],
-    ) -> None:
+    def _book(self, entry: tuple[Any, ...], steps: list[StepRecord], phases: list[PhaseRecord]) -> None:
         kind = entry[0]
         if kind == TOKENS:
             self._carry.tokens = (self._carry.tokens or 0) + entry[1]
-            return
-        if kind == COMM:
+        elif kind == COMM:
             self._carry.waited(entry[2] - entry[1])
-            return
-        if kind == UNVERIFIED:
+        elif kind == UNVERIFIED:
             self._carry.verified = False
-            return
-        if kind == REST:
+        elif kind == REST:
             self._resting = entry[1]
-            return
-        if kind == ENTER:
+        elif kind == ENTER:
             self._enter(entry[1], entry[2], phases)
         elif kind == EXIT:
             self._exit(entry[1], phases)
@@ -164,23 +151,30 @@ class Timeline:
             self._on_device.interrupted(COMPUTE)
             self._carry = Carry()
             self.last_progress_ns = max(self.last_progress_ns, end)
-        else:
-            record = self._piece(*entry)
-            if record is not None:
-                steps.append(record)
+        elif (record := self._piece(*entry)) is not None:
+            steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
         """Return how time after the ledger looks now, as (state, until) in order, and the state of what follows it.
 
-        A held piece is one that the device still works on.
+        The device still works on a piece that is held.
         """
+        if not self._held:
+            return [], self._between_state
+        parts: list[tuple[str, int]] = []
         names = [level.name for level in self._levels]
-        return self._held.tail(names) if self._held else ([], self._between_state)
-
-    @property
-    def holds(self) -> bool:
-        """Whether entries wait for the device."""
-        return bool(self._held)
+        state = _state_in(names)
+        for entry in self._held:
+            kind = entry[0]
+            if kind in (ENTER, EXIT):
+                parts.append((state, entry[1]))
+                names = [*names, entry[2]] if kind == ENTER else names[:-1]
+                state = _state_in(names)
+            elif kind == SPAN:
+                parts.append((entry[3] if state == OTHER else state, entry[2]))
+            elif kind in (STEP, PART):
+                parts.append((COMPUTE if state == OTHER else state, entry[2]))
+        return parts, state
 
     def book_certain(self, now_ns: int, in_step: bool) -> None:
         """Book what is certain already although it has not ended: an open phase, or the start-up before any step."""
@@ -195,23 +189,17 @@ class Timeline:
         """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
         if not self.is_stalled(now_ns):
             return False
-        for state, until_ns in self.held_tail()[
-            0
-        ]:  # steps that have ended: in a stall the device is not polled for them
+        for state, until_ns in self.held_tail()[0]:  # in a stall the device is not polled for steps that have ended
             self.ledger.book(state, until_ns)
         self.ledger.book(STALLED, now_ns)
         return True
 
     def is_stalled(self, now_ns: int) -> bool:
-        if not self.counts.steps or self._phase_state is not None or self._held.has_phase:
+        if not self.counts.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):
             return False
         held = self.held_tail()[0]
         last_ns = max(self.last_progress_ns, held[-1][1]) if held else self.last_progress_ns
         return now_ns - last_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns)
-
-    def state_between(self) -> str:
-        """Return the state of time in which no step is open."""
-        return self._between_state
 
     @property
     def open_phase(self) -> str | None:
@@ -292,17 +280,19 @@ class Timeline:
         if phase is not None or carry.start_ns is None:
             return None
         compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
-        record = StepRecord(
-            carry.start_ns,
-            carry.data_ns,
-            carry.transfer_ns,
-            compute,
-            samples,
-            epoch_start,
-            carry.exposed,
-            carry.tokens,
-            carry.comm_wait_ns,
-            carry.verified,
-        )
+        parts = carry.data_ns, carry.transfer_ns, compute, samples, epoch_start
+        record = StepRecord(carry.start_ns, *parts, carry.exposed, carry.tokens, carry.comm_wait_ns, carry.verified)
         self.counts.add(record)
         return record
+
+
+def _state_in(names: list[str | None]) -> str:
+    """Return the state of time between steps within these phases and nested loops (None), outermost first."""
+    name = next((name for name in reversed(names) if name is not None), None)
+    return OTHER if name is None else phase_state(name)
+
+
+def _waits(entry: tuple[Any, ...]) -> bool:
+    """Whether the device has still to finish the piece that this entry describes."""
+    piece = entry[7] if entry[0] in (STEP, PART) and len(entry) > 7 else None
+    return piece is not None and piece.is_pending
