@@ -20,7 +20,7 @@ from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import IN_STEP, TRANSFERRING
-from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN, median
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN, median
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
@@ -211,6 +211,7 @@ class Accounts:
             tail = {UNKNOWN: now_ns - self.timeline.start_ns - sum(states.values())}
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
+        first = self.timeline.counts.slow_first
         stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
         window = make_window(
             now_ns - self.timeline.start_ns,
@@ -219,7 +220,7 @@ class Accounts:
             timeline=self.which_clock,
             device=device(),
             steps=_columns(self._steps_in_proportion()),
-            first_step_s=_states_s(self.timeline.counts.slow_first),
+            first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
             fetch_cpu_ratio=self.recorder.fetches.cpu_ratio,
             loader=self.loader_with_batch(),
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
@@ -298,34 +299,14 @@ def _columns(steps: Sequence[StepRecord]) -> StepColumns:
     """Return the steps as a diagnosis uses them: by the device's timeline where it measured them."""
     from gpuwatch.diagnosis.window import StepColumns
 
-    waits = [step.data_wait_ns if step.exposed is None else step.exposed.input_wait_ns for step in steps]
-    copies = [step.transfer_ns if step.exposed is None else step.exposed.transfer_ns for step in steps]
-    rests = [
-        step.compute_ns if step.exposed is None else step.exposed.compute_ns + (step.exposed.host_wait_ns or 0)
-        for step in steps
-    ]
+    states = [step.states_ns() for step in steps]
     return StepColumns(
-        data_wait_s=tuple(ns / 1e9 for ns in waits),
-        transfer_s=tuple(ns / 1e9 for ns in copies),
-        compute_s=tuple(ns / 1e9 for ns in rests),
+        data_wait_s=tuple(each[INPUT_WAIT] / 1e9 for each in states),
+        transfer_s=tuple(each[TRANSFER] / 1e9 for each in states),
+        compute_s=tuple((sum(each.values()) - each[INPUT_WAIT] - each[TRANSFER]) / 1e9 for each in states),
         epoch_start=tuple(step.epoch_start for step in steps),
         hidden_wait_s=tuple((step.hidden_ns or 0) / 1e9 for step in steps),
     )
-
-
-def _states_s(step: StepRecord | None) -> dict[str, float]:
-    """Return a step's time by state, in seconds; empty without a step."""
-    if step is None:
-        return {}
-    exposed = step.exposed
-    if exposed is None:
-        parts = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
-    else:
-        parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
-        parts[HOST_WAIT] = exposed.host_wait_ns or 0
-    parts[COMM_WAIT] = step.comm_wait_ns or 0
-    parts[COMPUTE] -= parts[COMM_WAIT]
-    return {state: ns / 1e9 for state, ns in parts.items()}
 
 
 def device() -> str:

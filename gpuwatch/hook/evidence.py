@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts
 from gpuwatch.errors import NoData
@@ -25,24 +26,20 @@ _MEMORY_EVERY = 8
 _MIN_READINGS = 3
 
 
-@dataclass(frozen=True)
-class HostSample:
+class HostSample(msgspec.Struct, frozen=True):
     """One sample of the node. Times in seconds; None: not measured."""
 
     at_s: float
-    cpu_busy_s: float | None
-    cpu_total_s: float | None
-    cpu_pressure_s: float | None
-    io_pressure_s: float | None
+    counters: dict[str, float | None]
+    """Since boot: seconds of `busy` and all `cpu` time and of `cpu_pressure` and `io_pressure`, bytes `received`."""
     shm: tuple[int, int] | None
     worker_cpu_s: dict[int, float]
     worker_queue_s: dict[int, float]
     """Time that each worker was ready to run and had no core."""
-    worker_waits: tuple[str, ...] = ()
+    worker_waits: tuple[str, ...]
     """What each worker was blocked on."""
-    quota: cgroup.Quota | None = None
-    received_bytes: int | None = None
-    disks: dict[str, tuple[int, float]] | None = None
+    quota: cgroup.Quota | None
+    disks: dict[str, tuple[int, float]] | None
     """(bytes read, seconds with work) since boot by disk."""
 
 
@@ -78,19 +75,21 @@ class HostWatcher:
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
         """Take one sample."""
-        busy_total = _optional(lambda: proc.cpu_times_s(self._procfs))
+        busy_s, cpu_s = _optional(lambda: proc.cpu_times_s(self._procfs)) or (None, None)
         sample = HostSample(
             at_s=at_s,
-            cpu_busy_s=busy_total[0] if busy_total else None,
-            cpu_total_s=busy_total[1] if busy_total else None,
-            cpu_pressure_s=_optional(lambda: proc.pressure_s("cpu", self._procfs)),
-            io_pressure_s=_optional(lambda: proc.pressure_s("io", self._procfs)),
+            counters={
+                "busy": busy_s,
+                "cpu": cpu_s,
+                "cpu_pressure": _optional(lambda: proc.pressure_s("cpu", self._procfs)),
+                "io_pressure": _optional(lambda: proc.pressure_s("io", self._procfs)),
+                "received": _optional(lambda: proc.received_bytes("self", self._procfs)),
+            },
             shm=_optional(lambda: shm_bytes(self._shm)),
             worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, self._procfs),
             worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, self._procfs),
             worker_waits=tuple(w for pid in worker_pids[:_MAX_WORKERS] if (w := blocked.blocked_on(pid, self._procfs))),
             quota=cgroup.quota(self._procfs, self._sysfs),
-            received_bytes=_optional(lambda: proc.received_bytes("self", self._procfs)),
             disks=_optional(lambda: proc.disks(self._procfs)),
         )
         if self._taken % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
@@ -113,17 +112,27 @@ class HostWatcher:
             return HostFacts(cpu_cores=self._cores)
         first, last = self._first, samples[-1]
         elapsed = last.at_s - first.at_s
+
+        def growth(name: str) -> float | None:
+            then, now = first.counters[name], last.counters[name]
+            return None if then is None or now is None else now - then
+
+        received, disks = growth("received"), None
+        if first.disks is not None and last.disks is not None and elapsed > 0:
+            disks = [(now, first.disks[name]) for name, now in last.disks.items() if name in first.disks]
         shm = [sample.shm for sample in samples if sample.shm is not None]
         return HostFacts(
             cpu_cores=self._cores,
-            cpu_busy_ratio=_ratio(first.cpu_busy_s, last.cpu_busy_s, _difference(first.cpu_total_s, last.cpu_total_s)),
-            cpu_pressure_ratio=_ratio(first.cpu_pressure_s, last.cpu_pressure_s, elapsed),
+            cpu_busy_ratio=_ratio(growth("busy"), growth("cpu")),
+            cpu_pressure_ratio=_ratio(growth("cpu_pressure"), elapsed),
             cpu_quota_cores=last.quota.cores if last.quota else None,
             cpu_throttled_ratio=cgroup.throttled_ratio(first.quota, last.quota),
-            io_pressure_ratio=_ratio(first.io_pressure_s, last.io_pressure_s, elapsed),
-            disk_busy_ratio=_busiest(first.disks, last.disks, elapsed),
-            disk_read_bytes_per_s=_read_rate(first.disks, last.disks, elapsed),
-            network_receive_bytes_per_s=_rate(first.received_bytes, last.received_bytes, elapsed),
+            io_pressure_ratio=_ratio(growth("io_pressure"), elapsed),
+            disk_busy_ratio=_ratio(max(now[1] - then[1] for now, then in disks), elapsed) if disks else None,
+            disk_read_bytes_per_s=(
+                None if disks is None else sum(max(0, now[0] - then[0]) for now, then in disks) / elapsed
+            ),
+            network_receive_bytes_per_s=(None if received is None or elapsed <= 0 else max(0.0, received) / elapsed),
             memory_available_bytes=self._memory_available,
             shm_size_bytes=shm[-1][0] if shm else None,
             shm_used_bytes=max(used for _, used in shm) if shm else None,
@@ -202,31 +211,6 @@ class OwnGpu:
         return (GpuFacts("", self._uuid, utilization_ratio=self._sum / self._readings),)
 
 
-def _busiest(
-    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
-) -> float | None:
-    """Return the share of time in which the busiest disk had work."""
-    ratios = [
-        _ratio(first[name][1], last[name][1], elapsed_s)
-        for name in (last or {})
-        if first is not None and name in first and last
-    ]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return max(known) if known else None
-
-
-def _read_rate(
-    first: dict[str, tuple[int, float]] | None, last: dict[str, tuple[int, float]] | None, elapsed_s: float
-) -> float | None:
-    if first is None or last is None or elapsed_s <= 0:
-        return None
-    return sum(max(0, last[name][0] - first[name][0]) for name in last if name in first) / elapsed_s
-
-
-def _rate(first: int | None, last: int | None, elapsed_s: float) -> float | None:
-    return None if first is None or last is None or elapsed_s <= 0 else max(0, last - first) / elapsed_s
-
-
 def _optional(read: Callable[[], T]) -> T | None:
     try:
         return read()
@@ -234,12 +218,5 @@ def _optional(read: Callable[[], T]) -> T | None:
         return None
 
 
-def _difference(first: float | None, last: float | None) -> float | None:
-    return None if first is None or last is None else last - first
-
-
-def _ratio(first: float | None, last: float | None, whole: float | None) -> float | None:
-    part = _difference(first, last)
-    if part is None or not whole or whole <= 0:
-        return None
-    return min(1.0, max(0.0, part / whole))
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None or whole <= 0 else min(1.0, max(0.0, part / whole))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from gpuwatch.errors import NoData, pass_on
 from gpuwatch.host.proc import start_ticks as read_start_ticks
 
+T = TypeVar("T")
 MAX_NAME = 128
 
 _ASKED_AT_MOST = 120
@@ -59,22 +61,19 @@ def identify(
     host = socket.gethostname()
     start_ticks = _start_ticks(procfs)
     job = environ.get("SLURM_JOB_ID", "") or environ.get("PBS_JOBID", "") or environ.get("LSB_JOBID", "")
-    world_size = max(1, _integer(environ, _WORLD_SIZE, 1))
+    run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
+    run = run or f"{host}-{os.getpid()}-{start_ticks}"
     return Identity(
-        run=(
-            _declared_run(environ)
-            or _launched_run(environ, host, procfs, launcher)
-            or f"{host}-{os.getpid()}-{start_ticks}"
-        )[:MAX_NAME],
+        run=run[:MAX_NAME],
         job=job[:MAX_NAME],
         rank=_integer(environ, _RANK, 0),
         local_rank=_integer(environ, _LOCAL_RANK, 0),
-        world_size=world_size,
+        world_size=max(1, _integer(environ, _WORLD_SIZE, 1)),
         local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),
         pid=os.getpid(),
         process_start_ticks=start_ticks,
-        pid_namespace=_inode(procfs / "self/ns/pid"),
-        boot_id=_text(procfs / "sys/kernel/random/boot_id"),
+        pid_namespace=_known(lambda: (procfs / "self/ns/pid").stat().st_ino, 0),
+        boot_id=_known(lambda: (procfs / "sys/kernel/random/boot_id").read_text().strip(), ""),
         host=host[:MAX_NAME],
     )
 
@@ -119,24 +118,14 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
+    return _known(lambda: read_start_ticks(process, procfs), 0)
+
+
+def _known(read: Callable[[], T], otherwise: T) -> T:
     try:
-        return read_start_ticks(process, procfs)
-    except NoData:
-        return 0
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+        return read()
+    except (NoData, OSError):
+        return otherwise
 
 
 class Membership:

@@ -22,7 +22,7 @@ from operator import methodcaller
 from typing import Any
 
 from gpuwatch.ledger.device_pieces import DeviceTimes, Piece
-from gpuwatch.ledger.device_timeline import DeviceTimeline
+from gpuwatch.ledger.device_timeline import DeviceTimeline, breaks
 
 POLL_NS = 1_000_000
 _BACKOFF = 50
@@ -89,8 +89,6 @@ def jax_timeline(clock: Callable[[], int]) -> JaxTimeline | None:
 
 class Moment:
     """When the device had finished all that was queued by one moment, as far as polling has seen it."""
-
-    __slots__ = ("_waiting", "asked_ns", "is_closed", "ready_ns", "unready_ns")
 
     def __init__(self, arrays: Iterable[Any], at_ns: int) -> None:
         unready = filterfalse(_is_ready, filterfalse(_is_deleted, arrays))
@@ -195,16 +193,15 @@ class JaxTimeline(DeviceTimeline):
         self._gap_ns = 0
         """Of the open piece."""
 
+    @breaks
     def start(self, at_ns: int) -> None:
-        try:
-            self._open = None
-            if self.error is None:
-                self._settle(at_ns)
-                self._before = self._arrays.note(at_ns)
-        except Exception as error:
-            self._break(error)
+        self._open = None
+        if self.error is None:
+            self._settle(at_ns)
+            self._before = self._arrays.note(at_ns)
 
-    def _begin(self, at_ns: int) -> None:
+    @breaks
+    def begin(self, at_ns: int) -> None:
         piece, before = self._open, self._before
         if before is None or self.error is not None:
             return
@@ -221,7 +218,8 @@ class JaxTimeline(DeviceTimeline):
             before.is_closed = True  # what the step launches now may delete the arrays
             self._settle(at_ns)
 
-    def _end(self, at_ns: int) -> Piece | None:
+    @breaks
+    def end(self, at_ns: int) -> Piece | None:
         piece, self._open = self._open, None
         self._settle(at_ns if piece is None else piece.begin_ns)
         self._before = self._arrays.note(at_ns)
@@ -230,10 +228,11 @@ class JaxTimeline(DeviceTimeline):
             piece.end_ns = at_ns
             self._last_piece = piece, self._gap_ns
             self._pending.append(piece)
-            self._harvest(at_ns)
+            self.harvest(at_ns)
         return piece
 
-    def _harvest(self, now_ns: int) -> None:
+    @breaks
+    def harvest(self, now_ns: int) -> None:
         before = self._before
         if before is not None and before.is_closed:
             self._settle(before.unready_ns)

@@ -12,7 +12,8 @@ from importlib import import_module
 from itertools import cycle
 from typing import Any, Generic, TypeVar
 
-from gpuwatch.hook.loop import SAMPLE_QUICK_EVERY, Count, Loop
+from gpuwatch.hook.loop import Count, Loop
+from gpuwatch.hook.metering import SAMPLE_QUICK_EVERY
 from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.patches import Patches
 

@@ -12,45 +12,19 @@ from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.batches import move, sample_counter
-from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
+from gpuwatch.hook.metering import Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import EVAL
 
-L = TypeVar("L")
 T = TypeVar("T")
 Count = Callable[[Any], int]
 """Returns a batch's number of samples or tokens."""
 
-SAMPLE_QUICK_EVERY = 32
-"""One in so many quick fetches is sampled."""
-QUICK_FETCH_NS = 1_000_000
-"""Reading the CPU time costs 4 µs: nothing compared with a slow fetch, and a quick one is no bottleneck. Every other sample only meters the hook."""
-
 
 class Loop(Generic[T]):
     """One pass over a loader."""
-
-    __slots__ = (
-        "__weakref__",
-        "_first",
-        "_is_known",
-        "_level",
-        "_nested",
-        "_reports",
-        "_sampling",
-        "_session",
-        "_tokens",
-        "fetch",
-        "is_open",
-        "iterator",
-        "owner",
-        "recorder",
-        "samples",
-        "to",
-        "training",
-    )
 
     def __init__(
         self,
@@ -222,7 +196,7 @@ class Loop(Generic[T]):
             self._session.first_batch(batch, self._is_known)
 
     def _count(self, batch: T) -> None:
-        """Set the number of samples of the open step, where they are counted. The fast path has this inline."""
+        """Set the open step's number of samples, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
                 self.recorder.set_samples(self.samples(batch))
@@ -312,102 +286,3 @@ def _with_tokens(
         return UNKNOWN_SAMPLES if samples is None else samples(batch)
 
     return count
-
-
-class Sampling:
-    """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost.
-
-    The recorder's `countdown` holds after how many fetches the next one is due, over all loops.
-    """
-
-    def __init__(
-        self, recorder: Recorder, find_device: Callable[[], None], print_early: Callable[[int], None] | None = None
-    ) -> None:
-        self._recorder = recorder
-        self._find_device = find_device
-        self._print_early = print_early
-        self.is_quick = True
-        """Fetches take so little that the hook's own cost matters."""
-        self._own_ns = self._fetched_ns = 0
-        """The hook's time before the fetch that is metered, and when that ended; 0: it is not metered."""
-
-    def is_due(self) -> bool:
-        """Count a round of fast steps; return whether the next fetch is to be sampled."""
-        left = self._recorder.countdown - SAMPLE_QUICK_EVERY
-        self._recorder.sample_after(max(1, left))
-        return left <= 0
-
-    @property
-    def meters_next(self) -> bool:
-        """Whether the next sample only meters the hook."""
-        return bool(self._recorder.meter.visits & 1)
-
-    def fetch(self, fetch: Callable[[], T], begin_ns: int, is_first: bool) -> T:
-        """Return the batch of `fetch`, sampled. A pass's first batch costs more than others, and is not metered."""
-        recorder = self._recorder
-        meter, fetches, clock = recorder.meter, recorder.fetches, recorder.clock
-        self._visit_device(begin_ns)
-        meter.visits += 1
-        thread_time = fetches.thread_time if meter.visits & 1 else None
-        busy = 0 if thread_time is None else thread_time.busy_ns()
-        asked = clock()
-        batch = fetch()
-        fetched = clock()
-        if thread_time is not None:
-            fetches.count(thread_time.busy_ns() - busy, fetched - asked)
-        self._set_rate(fetched - asked)
-        harvest_at_ns, harvest_ns = meter.last_harvest
-        self._own_ns = asked - begin_ns - (harvest_ns if harvest_at_ns == begin_ns else 0)
-        self._fetched_ns = 0 if is_first else fetched
-        return batch
-
-    def note_cost(self) -> None:
-        """Meter the hook's time around the fetch that was sampled, without the fetch and a requested copy."""
-        recorder = self._recorder
-        if self._fetched_ns:
-            own_ns = self._own_ns + recorder.clock() - self._fetched_ns - recorder.transfer_ns
-            recorder.meter.note(own_ns, bool(recorder.meter.visits & 1), recorder.active_timeline is not None)
-        self._after_batch()
-
-    def meter(self, take: Callable[[L], T], loop: L) -> T:
-        """Return the batch of `take(loop)`, a fast step, and meter the hook's time around the fetch."""
-        recorder = self._recorder
-        meter, clock = recorder.meter, recorder.clock
-        owner = recorder.steady
-        meter.visits += 1
-        begin = clock()
-        self._visit_device(begin)
-        asked = clock()
-        batch = take(loop)
-        answered = clock()
-        wait_ns = recorder.batch_ready_ns - recorder.begin_ns
-        self._set_rate(wait_ns)
-        if recorder.steady is owner:
-            meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
-        self._after_batch()
-        return batch
-
-    def _after_batch(self) -> None:
-        """Print what is due early in a long pass; not metered, as it comes once per run."""
-        if self._print_early is not None:
-            self._print_early(self._recorder.clock())
-
-    def _set_rate(self, fetch_ns: int) -> None:
-        """Set when the next sample is due, given what a fetch takes."""
-        meter = self._recorder.meter
-        is_new = meter.visits < FIRST_VISITS  # the first steps of a run set its device up
-        self.is_quick = fetch_ns < QUICK_FETCH_NS and not is_new
-        every = 1 if is_new else SAMPLE_QUICK_EVERY if self.is_quick else SAMPLE_EVERY
-        self._recorder.sample_after(every * meter.stretch)
-
-    def _visit_device(self, now_ns: int) -> None:
-        """Find a device that was set up by now; read what it has finished; pause its timeline where measuring costs too much."""
-        recorder = self._recorder
-        timeline, one_in = recorder.timeline, recorder.meter.device_one_in
-        if timeline is None or timeline.is_astray:
-            self._find_device()
-            return
-        if recorder.active_timeline is None:  # else its steps are read in their turn
-            recorder.poll(now_ns)
-        if one_in > 1 or recorder.resting:
-            recorder.rest_device(recorder.meter.visits % one_in != 0)

@@ -329,17 +329,13 @@ def _import_diagnosis() -> None:
     _imported.set()
 
 
-def _before_fork() -> None:
-    _importing.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _importing.release()
-
-
 def _after_fork_in_child() -> None:
     global _importing
     _importing = threading.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=lambda: _importing.acquire(),
+    after_in_parent=lambda: _importing.release(),
+    after_in_child=_after_fork_in_child,
+)

@@ -204,8 +204,6 @@ class Session:
 class PartContext:
     """`with w.data():` and `with w.transfer():` — the training thread waits for input, or copies a batch."""
 
-    __slots__ = ("_part", "_recorder", "_session")
-
     def __init__(self, session: Session, part: str) -> None:
         self._session = session
         self._recorder = session.recorder

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -83,41 +83,33 @@ class Encoder:
         fetch_cpu_ratio: float | None,
     ) -> bytes:
         """Return the message of these steps; without any it is a heartbeat."""
-        return wire.encode(
-            wire.Steps(
-                origin=self._origin(),
-                run=self.identity.run,
-                rank=self.identity.rank,
-                totals=totals,
-                activity=activity,
-                first_step=first_step,
-                columns=columns(steps),
-                fetch_cpu_ratio=fetch_cpu_ratio,
-            )
+        return self._encoded(
+            wire.Steps,
+            totals,
+            activity=activity,
+            first_step=first_step,
+            columns=columns(steps),
+            fetch_cpu_ratio=fetch_cpu_ratio,
         )
 
     def phase(self, phase: PhaseRecord, totals: wire.Totals) -> bytes:
         """Return the message of a phase that began or ended."""
-        return wire.encode(
-            wire.Phase(
-                origin=self._origin(),
-                run=self.identity.run,
-                rank=self.identity.rank,
-                totals=totals,
-                name=phase.name,
-                start_ns=phase.start_ns,
-                seconds=None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9,
-                time_to_live_s=_PHASE_TIME_TO_LIVE_S,
-            )
+        return self._encoded(
+            wire.Phase,
+            totals,
+            name=phase.name,
+            start_ns=phase.start_ns,
+            seconds=None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9,
+            time_to_live_s=_PHASE_TIME_TO_LIVE_S,
         )
 
     def bye(self, reason: str, totals: wire.Totals) -> bytes:
         """Return the run's last message."""
-        return wire.encode(
-            wire.Bye(
-                origin=self._origin(), run=self.identity.run, rank=self.identity.rank, totals=totals, reason=reason
-            )
-        )
+        return self._encoded(wire.Bye, totals, reason=reason)
+
+    def _encoded(self, kind: Any, totals: wire.Totals, **fields: Any) -> bytes:
+        who = self.identity
+        return wire.encode(kind(origin=self._origin(), run=who.run, rank=who.rank, totals=totals, **fields))
 
     def _origin(self) -> wire.Origin:
         return wire.Origin(
@@ -134,23 +126,13 @@ def columns(steps: list[StepRecord]) -> dict[str, bytes]:
     """Return the steps as packed columns; a column without a value is left out."""
     if not steps:
         return {}
-    rows = {
-        "start_ns": [step.start_ns for step in steps],
-        "data_wait_ns": [step.data_wait_ns for step in steps],
-        "transfer_ns": [step.transfer_ns for step in steps],
-        "compute_ns": [step.compute_ns for step in steps],
-        "samples": [step.samples for step in steps],
-    }
+    rows = {name: [getattr(step, name) for step in steps] for name in wire.HOST_COLUMNS[:5]}
     if any(step.epoch_start for step in steps):
         rows["epoch_start"] = [int(step.epoch_start) for step in steps]
     if any(step.exposed is not None for step in steps):
-        rows["input_wait_ns"] = [wire.MISSING if s.exposed is None else s.exposed.input_wait_ns for s in steps]
-        rows["host_wait_ns"] = [
-            wire.MISSING if s.exposed is None or s.exposed.host_wait_ns is None else s.exposed.host_wait_ns
-            for s in steps
-        ]
-        rows["device_transfer_ns"] = [wire.MISSING if s.exposed is None else s.exposed.transfer_ns for s in steps]
-        rows["device_compute_ns"] = [wire.MISSING if s.exposed is None else s.exposed.compute_ns for s in steps]
+        for name in wire.DEVICE_COLUMNS:
+            found = [getattr(step.exposed, name.removeprefix("device_"), None) for step in steps]
+            rows[name] = [wire.MISSING if ns is None else ns for ns in found]
     if any(step.comm_wait_ns is not None for step in steps):
         rows["comm_wait_ns"] = [wire.MISSING if step.comm_wait_ns is None else step.comm_wait_ns for step in steps]
     return {name: wire.pack(column) for name, column in rows.items()}

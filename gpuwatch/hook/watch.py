@@ -215,8 +215,6 @@ class Watch:
 class StepContext:
     """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
-    __slots__ = ("_recorder", "_samples", "_session", "_tokens")
-
     def __init__(self, session: Session, samples: int, tokens: int | None = None) -> None:
         self._session = session
         self._tokens = tokens
@@ -240,8 +238,6 @@ class StepContext:
 
 class PhaseContext:
     """`with w.phase("eval"):` — time that belongs to a declared phase, steps inside it included."""
-
-    __slots__ = ("_levels", "_name", "_recorder", "_session")
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session

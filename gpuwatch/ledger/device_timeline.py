@@ -13,13 +13,18 @@ clock. What a signal handler of the user's raises passes through.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
+from collections.abc import Callable
 from itertools import islice, zip_longest
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gpuwatch.errors import pass_on
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
 from gpuwatch.ledger.device_reading import PieceReader
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RING = 256
 """Pieces that the device has not finished, at most. Where there are more, all of them are let go, counted: it was busy all the time."""
@@ -37,6 +42,20 @@ _ASTRAY = 16
 _FIRST_DETAILED = 16
 COPY_CALL_NS = 50_000
 """At most so much of a copy's call is its launch: an idle device waits for that as for any kernel's, and it is no transfer."""
+
+
+def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
+    """Return a method of a `DeviceTimeline` that raises nothing: an error ends the timeline, and None is returned."""
+
+    @functools.wraps(call)
+    def guarded(self: DeviceTimeline, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return call(self, *args, **kwargs)
+        except Exception as error:
+            self._break(error)
+            return None
+
+    return guarded
 
 
 class DeviceTimeline:
@@ -86,30 +105,23 @@ class DeviceTimeline:
         self._last_begin_ns = 0
         """What a piece takes on average lately, and the host's part of it: from the batch to the end."""
 
+    @breaks
     def start(self, at_ns: int) -> None:
         """Measure from now on, at first or after a rest or a phase: what is queued by now comes before the next batch."""
-        try:
-            self._open = self._last = self._copy = None
-            self._is_reached = self._chained = False
-            self._started_ns = at_ns
-            dropped, self._aside_copies = self._aside_copies, []
-            self._reader.drop(dropped)
-            if self.error is None and self._events.usable():
-                self._last = self._events.record(None)
-        except Exception as error:
-            self._break(error)
+        self._open = self._last = self._copy = None
+        self._is_reached = self._chained = False
+        self._started_ns = at_ns
+        dropped, self._aside_copies = self._aside_copies, []
+        self._reader.drop(dropped)
+        if self.error is None and self._events.usable():
+            self._last = self._events.record(None)
 
+    @breaks
     def begin(self, at_ns: int) -> None:
         """A batch is in hand, or the step goes on after a phase.
 
         Called again before anything was launched (a second loader feeds the step too), it moves the moment.
         """
-        try:
-            self._begin(at_ns)
-        except Exception as error:
-            self._break(error)
-
-    def _begin(self, at_ns: int) -> None:
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_ns:
             # With copies it was copied while it was fetched, and is on the device already; after a wait for ranks the step is under way.
@@ -121,7 +133,7 @@ class DeviceTimeline:
             return
         pending = self._pending
         if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
-            self._harvest(at_ns)
+            self.harvest(at_ns)
             if pending and (len(pending) >= RING or at_ns - pending[0].end_ns > OVERDUE_NS):
                 self._give_up_busy()
         foreign = events.foreign
@@ -177,19 +189,13 @@ class DeviceTimeline:
             piece.asides, self._aside_copies = [*piece.asides, *self._aside_copies], []
         return piece.batch
 
+    @breaks
     def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:
         """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
         `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
 
         Return what `copy_ends` wants to be given.
         """
-        try:
-            return self._copy_begins(at_ns, follows, in_fetch)
-        except Exception as error:
-            self._break(error)
-            return None
-
-    def _copy_begins(self, at_ns: int, follows: bool, in_fetch: bool) -> Any | None:
         if self.error is not None:
             return None
         piece, events = self._open, self._events
@@ -218,6 +224,7 @@ class DeviceTimeline:
         self._copy = piece, None if follows else events.record(None)
         return self._copy
 
+    @breaks
     def copy_ends(self, token: Any | None, call_ns: int | None = None) -> None:
         """The copy has been launched, by one call that took so long; None: not by one call.
 
@@ -228,26 +235,23 @@ class DeviceTimeline:
         piece, begin = token
         if self._copy is token:
             self._copy = None
-        try:
-            events = self._events
-            if piece is None:
-                end = events.record_aside()
-                if end is None:
-                    events.foreign += 1  # the stream was changed in between
-                else:
-                    self._aside_copies.append((begin, end))
-            elif self._open is None or piece is not self._open or not events.usable():
-                return
-            elif begin is None and piece.copies:
-                events.record(piece.copies[-1][1])  # the run of copies goes on: its end moves
+        events = self._events
+        if piece is None:
+            end = events.record_aside()
+            if end is None:
+                events.foreign += 1  # the stream was changed in between
             else:
-                piece.copies = [*piece.copies, (piece.batch if begin is None else begin, events.record(None))]
-            if call_ns is not None and piece is not None and begin is None and piece.copies[-1][0] is piece.batch:
-                self._copy_call_ns = min(self._copy_call_ns, call_ns)
-                piece.launching_ns += max(0, self._copy_at_ns - piece.copies_until_ns) + self._copy_call_ns
-                piece.copies_until_ns = self._copy_at_ns + call_ns
-        except Exception as error:
-            self._break(error)
+                self._aside_copies.append((begin, end))
+        elif self._open is None or piece is not self._open or not events.usable():
+            return
+        elif begin is None and piece.copies:
+            events.record(piece.copies[-1][1])  # the run of copies goes on: its end moves
+        else:
+            piece.copies = [*piece.copies, (piece.batch if begin is None else begin, events.record(None))]
+        if call_ns is not None and piece is not None and begin is None and piece.copies[-1][0] is piece.batch:
+            self._copy_call_ns = min(self._copy_call_ns, call_ns)
+            piece.launching_ns += max(0, self._copy_at_ns - piece.copies_until_ns) + self._copy_call_ns
+            piece.copies_until_ns = self._copy_at_ns + call_ns
 
     def awaits_asides(self, at_ns: int | None) -> Any | None:
         """The home stream is about to wait for copies on other streams. None: while a batch is fetched, so that this is measured by the copies alone.
@@ -262,20 +266,19 @@ class DeviceTimeline:
         self.copied_aside = False
         return token
 
+    @breaks
     def launched(self, at_ns: int) -> None:
         """The optimizer has launched its work."""
         self.launches += 1
         piece, events = self._open, self._events
         if piece is None:
             return
-        try:
-            piece.launch_ns, piece.paused_ns = at_ns, 0
-            if piece.detailed and events.usable():
-                piece.launch = events.record(piece.launch)
-                piece.late_copies = len(piece.copies)
-        except Exception as error:
-            self._break(error)
+        piece.launch_ns, piece.paused_ns = at_ns, 0
+        if piece.detailed and events.usable():
+            piece.launch = events.record(piece.launch)
+            piece.late_copies = len(piece.copies)
 
+    @breaks
     def wait_begins(self) -> tuple[Piece, Any] | None:
         """The home stream is about to wait for other ranks. Return what `wait_ends` wants to be given.
 
@@ -285,22 +288,17 @@ class DeviceTimeline:
         if piece is None or piece.waits_seen is None or self.error is not None:
             return None
         piece.waits_seen += 1
-        try:
-            if piece.times_waits and len(piece.waits) < _WAITS_A_PIECE and self._events.usable():
-                return piece, self._events.record(None)
-        except Exception as error:
-            self._break(error)
+        if piece.times_waits and len(piece.waits) < _WAITS_A_PIECE and self._events.usable():
+            return piece, self._events.record(None)
         return None
 
+    @breaks
     def wait_ends(self, begin: tuple[Piece, Any] | None) -> None:
         """What the stream waits for has been queued."""
         if begin is None or self.error is not None or begin[0] is not self._open:
             return
-        try:
-            if self._events.usable():
-                begin[0].waits.append((begin[1], self._events.record(None)))
-        except Exception as error:
-            self._break(error)
+        if self._events.usable():
+            begin[0].waits.append((begin[1], self._events.record(None)))
 
     def read_back(self, blocked_ns: int) -> None:
         """The host has asked for a result, and waited so long for it."""
@@ -310,15 +308,9 @@ class DeviceTimeline:
             piece.blocked_ns = max(piece.blocked_ns, blocked_ns)
             piece.paused_ns += blocked_ns
 
+    @breaks
     def end(self, at_ns: int) -> Piece | None:
         """The host is done with the piece. Return it where its times will follow; None where the host's clock must do."""
-        try:
-            return self._end(at_ns)
-        except Exception as error:
-            self._break(error)
-            return None
-
-    def _end(self, at_ns: int) -> Piece | None:
         piece, events = self._open, self._events
         self._open = None
         if piece is not None:
@@ -347,14 +339,9 @@ class DeviceTimeline:
         seen, self._foreign_seen = self._foreign_seen, self._events.foreign
         return seen != self._foreign_seen
 
+    @breaks
     def harvest(self, now_ns: int) -> None:
         """Give the pieces that the device has finished their times, in order. Costs a few queries at most, or none."""
-        try:
-            self._harvest(now_ns)
-        except Exception as error:
-            self._break(error)
-
-    def _harvest(self, now_ns: int) -> None:
         pending = self._pending
         if not pending or self.error is not None or not self._events.usable():
             return
@@ -386,13 +373,11 @@ class DeviceTimeline:
         """Something else than the next step follows: the time until then is no gap."""
         self._open = self._last = None
 
+    @breaks
     def saw(self, device: Any) -> None:
         """Note the device that a tensor of the step came to."""
         if self.error is None:
-            try:
-                self._events.saw(device)
-            except Exception as error:
-                self._break(error)
+            self._events.saw(device)
 
     @property
     def uuid(self) -> str | None:
@@ -413,13 +398,14 @@ class DeviceTimeline:
             piece.is_lost = piece.times is None
             self.given_up += piece.is_lost
             pending.popleft()
-            if self.error is None:
-                try:
-                    self._reader.release(piece)
-                except Exception as error:
-                    self._break(error)
+            self._release(piece)
         self._open = self._last = None
         self._reader.reached_ns = None
+
+    @breaks
+    def _release(self, piece: Piece) -> None:
+        if self.error is None:
+            self._reader.release(piece)
 
     def _give_up_busy(self) -> None:
         """Let pieces go of which the device has not finished the first: it had work all the time, so no wait was felt."""

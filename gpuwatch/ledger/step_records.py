@@ -8,7 +8,7 @@ from collections import deque
 import msgspec
 
 from gpuwatch.ledger.device_booking import Exposed
-from gpuwatch.ledger.states import median
+from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, median
 from gpuwatch.wire import STEP_BUCKETS_S, Counters
 
 MEDIAN_OF = 64
@@ -45,6 +45,17 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def total_ns(self) -> int:
         return self.data_wait_ns + self.transfer_ns + self.compute_ns
+
+    def states_ns(self) -> dict[str, int]:
+        """Return its time by state, by the device's timeline where that measured it."""
+        exposed = self.exposed
+        parts = {INPUT_WAIT: self.data_wait_ns, TRANSFER: self.transfer_ns, COMPUTE: self.compute_ns}
+        if exposed is not None:
+            parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
+            parts[HOST_WAIT] = exposed.host_wait_ns or 0
+        parts[COMM_WAIT] = self.comm_wait_ns or 0
+        parts[COMPUTE] -= parts[COMM_WAIT]
+        return parts
 
 
 class PhaseRecord(msgspec.Struct, frozen=True):
