@@ -15,6 +15,7 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.config import Config
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.errors import ConfigError, require
+from gpuwatch.tools.reports.display import UNITS
 
 FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
 """The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
@@ -22,8 +23,6 @@ TAG = "gpuwatch"
 """On every dashboard and annotation of gpuwatch."""
 DATASOURCE = "gpuwatch-prometheus"
 """Uid of the provisioned data source, and the default of the dashboards' data source variable."""
-MONEY = "currencyUSD"
-"""Replaced by the site's currency."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"
 PACKAGED = Path(__file__).parent / "json"
 """Their place in the wheel."""
@@ -80,7 +79,7 @@ def _fitted(content: str, config: Config) -> str:
         content = content.replace(default, own)
     content = content.replace(_JOB, f'job=\\"{config.alerts.job}\\"')
     currency = config.prices.currency
-    return content if currency == "USD" else content.replace(MONEY, f"currency:{currency}")
+    return content if currency == "USD" else content.replace(UNITS["money"].grafana, f"currency:{currency}")
 
 
 def _recorded(config: Config) -> list[str]:

@@ -16,8 +16,8 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
-from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, VERMILLION, Look
-from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, MONEY, NODE, RUN, TAG, runbook_url, text
+from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
+from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Link, Severity, Threshold
@@ -30,21 +30,6 @@ TABLE_POINTS = 200
 """Intervals of a table's time range: GPU-hours are sums over them."""
 OF_NODE = Scope(instance="$instance", gpu="$gpu")
 OF_RUN = replace(OF_NODE, run="$run", rank="$rank")
-UNITS: Mapping[str, str] = {
-    "s": "s",
-    "ratio": "percentunit",
-    "bytes": "bytes",
-    "bytes/s": "binBps",
-    "1/s": "ops",
-    "watts": "watt",
-    "celsius": "celsius",
-    "hertz": "hertz",
-    "hours": "h",
-    "money": MONEY,
-    "money/h": MONEY,
-    "1": "short",
-    "up": "short",
-}
 DECIMALS: Mapping[str, int] = {"hours": 1, "money": 2, "money/h": 2}
 COLOURS: Mapping[Severity, str] = {"warning": ORANGE, "critical": VERMILLION}
 _LOOKS: Mapping[str, Mapping[str, Look]] = {
@@ -261,7 +246,7 @@ def _panel(panel: Panel, scope: Scope) -> Any:
     else:
         built = _table(panel) if panel.kind == "table" else _chart(panel, scope)
     built = built.title(panel.title).description(panel.question).datasource(_SOURCE)
-    built = built.no_value(panel.empty).unit(UNITS[panel.unit])
+    built = built.no_value(panel.empty).unit(UNITS[panel.unit].grafana)
     if panel.repeat:
         built = built.repeat(panel.repeat).max_per_row(REPEATED_PER_LINE)
     if panel.runbook:
@@ -346,7 +331,7 @@ def _table(panel: Panel) -> table.Panel:
 
 def _value_properties(curve: Curve, panel: Panel) -> Iterator[Property]:
     unit = curve.unit or panel.unit
-    yield Property("unit", UNITS[unit])
+    yield Property("unit", UNITS[unit].grafana)
     if unit in DECIMALS:
         yield Property("decimals", DECIMALS[unit])
     if unit == "up":

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.reports.display import Unit
+from gpuwatch.tools.reports.display import UNITS, Unit
 from gpuwatch_dashboards.query import Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
@@ -167,12 +167,9 @@ def unit_of(query: Query) -> Unit:
     if query.over is not None:
         divisor = BY_NAME[query.over.metric].unit
         of_same_kind = query.is_rate == query.over.is_rate
-        if unit == divisor and of_same_kind:
+        if unit == divisor if of_same_kind else (unit, divisor) == ("seconds", "count"):
             return "ratio"
-        if divisor == "count" and of_same_kind:
-            return {"seconds": "s", "bytes": "bytes", "count": "1"}[unit]  # type: ignore[return-value]
-        return {("seconds", "count"): "ratio"}[(unit, divisor)]  # type: ignore[return-value]
-    if query.is_rate:
-        return {"seconds": "ratio", "bytes": "bytes/s", "count": "1/s", "joules": "watts"}[unit]  # type: ignore[return-value]
-    by_unit = {"seconds": "s", "count": "1"}
-    return by_unit.get(unit, unit)  # type: ignore[return-value]
+        if divisor != "count" or not of_same_kind:
+            raise KeyError(f"no panel has a unit for {unit} over {divisor}")
+    is_rate = query.is_rate and query.over is None
+    return {shown.rate_of if is_rate else shown.metric: name for name, shown in UNITS.items()}[unit]

@@ -7,7 +7,6 @@ States that mean trouble without a loader to blame also have a pattern, so that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from gpuwatch.formatting import percent
 
@@ -107,12 +106,6 @@ SEVERITIES: dict[str, Look] = {
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 
-Unit = Literal[
-    "1", "ratio", "s", "1/s", "bytes", "bytes/s", "watts", "celsius", "hertz", "hours", "money", "money/h", "up"
-]
-"""`money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
-
-
 @dataclass(frozen=True)
 class Scale:
     """How an axis is labelled: value × factor, then the suffix."""
@@ -121,26 +114,48 @@ class Scale:
     suffix: str
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How values of a unit are shown, and which metrics have it."""
+
+    scales: tuple[tuple[float, Scale], ...]
+    """The least magnitude that a scale is meant for, largest first."""
+    grafana: str = "short"
+    metric: str | None = None
+    """The unit of metrics (`gpuwatch/metrics.py`) whose values are in this one."""
+    rate_of: str | None = None
+    """The unit of metrics whose rates are in this one."""
+
+
+def _only(suffix: str, factor: float = 1.0) -> tuple[tuple[float, Scale], ...]:
+    return ((0.0, Scale(factor, suffix)),)
+
+
 _BYTES = tuple((1024.0**n, Scale(1024.0**-n, f" {unit}")) for n, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
-_SCALES: dict[Unit, tuple[tuple[float, Scale], ...]] = {
-    "s": ((1.0, Scale(1.0, " s")), (1e-3, Scale(1e3, " ms")), (0.0, Scale(1e6, " µs"))),
-    "ratio": ((0.0, Scale(100.0, "%")),),
-    "bytes": _BYTES,
-    "bytes/s": tuple((least, Scale(scale.factor, f"{scale.suffix}/s")) for least, scale in _BYTES),
-    "1/s": ((0.0, Scale(1.0, " /s")),),
-    "watts": ((0.0, Scale(1.0, " W")),),
-    "celsius": ((0.0, Scale(1.0, " °C")),),
-    "hertz": ((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))),
-    "hours": ((0.0, Scale(1.0, " h")),),
-    "money/h": ((0.0, Scale(1.0, " /h")),),
-    **dict.fromkeys(("1", "money", "up"), ((0.0, Scale(1.0, "")),)),
+Unit = str
+UNITS: dict[Unit, Shown] = {
+    "1": Shown(_only(""), metric="count"),
+    "ratio": Shown(_only("%", 100.0), "percentunit", metric="ratio", rate_of="seconds"),
+    "s": Shown(((1.0, Scale(1.0, " s")), (1e-3, Scale(1e3, " ms")), (0.0, Scale(1e6, " µs"))), "s", metric="seconds"),
+    "1/s": Shown(_only(" /s"), "ops", rate_of="count"),
+    "bytes": Shown(_BYTES, "bytes", metric="bytes"),
+    "bytes/s": Shown(
+        tuple((least, Scale(scale.factor, f"{scale.suffix}/s")) for least, scale in _BYTES), "binBps", rate_of="bytes"
+    ),
+    "watts": Shown(_only(" W"), "watt", metric="watts", rate_of="joules"),
+    "celsius": Shown(_only(" °C"), "celsius", metric="celsius"),
+    "hertz": Shown(((1e9, Scale(1e-9, " GHz")), (0.0, Scale(1e-6, " MHz"))), "hertz", metric="hertz"),
+    "hours": Shown(_only(" h"), "h"),
+    "money": Shown(_only(""), "currencyUSD"),
+    "money/h": Shown(_only(" /h"), "currencyUSD"),
+    "up": Shown(_only("")),
 }
-"""By unit: the least magnitude that a scale is meant for, largest first."""
+"""Every unit that a panel can have. `money` is in the site's currency (`[prices]`); `up` is 1 or 0, shown as yes or no."""
 
 
 def scale_for(unit: Unit, magnitude: float) -> Scale:
     """Return the scale in which a value of this magnitude is easy to read."""
-    scales = _SCALES[unit]
+    scales = UNITS[unit].scales
     if unit == "s" and magnitude == 0:
         return scales[0][1]
     return next((scale for least, scale in scales if abs(magnitude) >= least), scales[-1][1])
