@@ -1,6 +1,8 @@
-"""Numbers as text for people."""
+"""Numbers as text for people, records as JSON."""
 
 from __future__ import annotations
+
+import msgspec
 
 
 def percent(ratio: float) -> str:
@@ -31,3 +33,8 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.3g} GiB" if count < 100 else f"{count:.0f} GiB"
+
+
+def as_json(record: object) -> str:
+    """Return a struct, a dataclass or a dictionary as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()

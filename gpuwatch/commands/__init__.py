@@ -1,11 +1,10 @@
 """The subcommands: one file each; the docstring of the function is its help. To add one, add a file here and a line below."""
 
 from gpuwatch.commands.agent import agent
-from gpuwatch.commands.compare import compare
 from gpuwatch.commands.demo import demo
 from gpuwatch.commands.doctor import doctor
 from gpuwatch.commands.grafana import grafana
-from gpuwatch.commands.report import report
+from gpuwatch.commands.report import compare, report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
 from gpuwatch.commands.simulate import simulate

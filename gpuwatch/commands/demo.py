@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.children import Child, free_port, running, wait_for_end
-from gpuwatch.commands.up import agent_and_page
+from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch import __version__
-from gpuwatch.commands.report_options import AGENT
+from gpuwatch.commands.options import AGENT
 from gpuwatch.errors import ConfigError, MissingExtra, require
 
 

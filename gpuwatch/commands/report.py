@@ -1,35 +1,38 @@
-"""`gpuwatch report`."""
+"""`gpuwatch report` and `gpuwatch compare`."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuwatch.commands.report_options import (
-    AGENT,
-    Agent,
-    Config,
-    Form,
-    HistoryFile,
-    Output,
-    finish,
-    form,
-    load_run,
-    open_source,
-)
-from gpuwatch.errors import require
-from gpuwatch.tools.reports import as_json as report_json
-from gpuwatch.tools.reports import broken, parse_gate
+from gpuwatch.api.client import Client, RunSource
+from gpuwatch.commands.options import AGENT, Agent, file_name
+from gpuwatch.config import read_config
+from gpuwatch.errors import ConfigError, require
+from gpuwatch.formatting import as_json
+from gpuwatch.tools.reports.comparison import broken, parse_gate
+from gpuwatch.tools.reports.comparison import compare as compare_runs
+from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.model import RunReport, from_json
+
+HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file whose [prices] are used before the agent's.", envvar="GPUWATCH_CONFIG")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, as docs/guides/report.md describes it.")]
 
 
 def report(
     run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
     agent: Agent = AGENT,
     history: HistoryFile = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, as docs/guides/report.md describes it.")] = False,
+    markdown: Markdown = False,
+    json: Json = False,
     output: Output = None,
     config: Config = None,
     fail_on: Annotated[
@@ -48,14 +51,97 @@ def report(
     Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
     """
     gates = [parse_gate(text) for text in fail_on or ()]
-    how = form(markdown, as_json)
-    found = load_run(open_source(agent, history), run, time.time(), config)
+    _check_form(markdown, json)
+    found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
-    if how is Form.JSON:
-        text = report_json(found)
+    if json:
+        text = as_json(found)
     else:
         require("jinja2", "agent")
         from gpuwatch.tools.reports.page import run_markdown, run_page
 
-        text = run_markdown(found, failed) if how is Form.MARKDOWN else run_page(found, failed)
-    finish(text, how, output, found.name, [f"{found.name}: {each}" for each in failed])
+        text = run_markdown(found, failed) if markdown else run_page(found, failed)
+    _finish(text, not (markdown or json), output, found.name, [f"{found.name}: {each}" for each in failed])
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="The run before: its id or name, or a report's JSON file.")],
+    b: Annotated[str, typer.Argument(help="The run after: the same, or `last`.")],
+    agent: Agent = AGENT,
+    history: HistoryFile = None,
+    markdown: Markdown = False,
+    json: Json = False,
+    output: Output = None,
+    config: Config = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End with 1 when B is proven slower than A by more than this share (slower=0.05), or breaks a limit of "
+            "`gpuwatch report` (input_wait=0.1); may be given again."
+        ),
+    ] = None,
+) -> None:
+    """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
+
+    Example: `gpuwatch compare resnet50-a resnet50-b`, `gpuwatch compare baseline.json last --fail-on slower=0.05`
+
+    `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
+    """
+    gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
+    _check_form(markdown, json)
+    source = _open_source(agent, history)
+    found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
+    if json:
+        text = as_json(found)
+    else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import compare_markdown, compare_page
+
+        text = compare_markdown(found) if markdown else compare_page(found)
+    name, other = found.b.name, found.a.name
+    failed = [f"{name} against {other}: {each}" for each in broken(found.b, gates, found)]
+    _finish(text, not (markdown or json), output, f"{other}-{name}", failed)
+
+
+def _check_form(markdown: bool, json: bool) -> None:
+    if markdown and json:
+        raise ConfigError("--markdown and --json: give one of them; a report is written once")
+
+
+def _open_source(agent: str, history: Path | None) -> RunSource:
+    """Return the history file if one is given, else the agent. Raises: ConfigError."""
+    if history is None:
+        return Client(agent, "give --agent URL, or read its file with --history FILE")
+    require("prometheus_client", "agent")
+    from gpuwatch_agent.history.reader import HistorySource
+
+    return HistorySource(history)
+
+
+def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
+    """Return a run's report, from the source or from a report's JSON file. Raises: ConfigError."""
+    if wanted.endswith(".json"):
+        try:
+            return from_json(Path(wanted).read_bytes(), wanted)
+        except OSError as error:
+            raise ConfigError(
+                f"{wanted}: {error.strerror}; make it with gpuwatch report RUN --json -o {wanted}"
+            ) from error
+    return gather(source, wanted, time.time(), None if config is None else read_config(config).prices)
+
+
+def _finish(text: str, is_page: bool, output: Path | None, name: str, failed: list[str]) -> None:
+    """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
+    if str(output) == "-" or (output is None and not is_page):
+        typer.echo(text, nl=not text.endswith("\n"))
+    else:
+        path = output or Path(f"gpuwatch-{file_name(name)}.html")
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
+        typer.echo(str(path))
+    for each in failed:
+        typer.secho(f"gpuwatch: {each}", fg="red", err=True)
+    if failed:
+        raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.commands.children import free_port_or_error
+from gpuwatch.commands.up import free_port_or_error
 from gpuwatch.errors import require
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.report_options import AGENT, Agent
+from gpuwatch.commands.options import AGENT, Agent, file_name
 from gpuwatch.errors import ConfigError
+from gpuwatch.formatting import as_json as json_of
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
@@ -47,7 +46,7 @@ def stacks(
         targets = _targets(Client(agent, "give --agent URL, or --pid"), run, rank, folder)
     found = take(targets, seconds, rate)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        typer.echo(json_of(found))
         return
     for line in lines(found):
         typer.echo(line)
@@ -66,7 +65,7 @@ def _targets(source: Client, run: str, rank: int | None, folder: Path) -> list[T
             f"{source.where} is on {host}, this is {socket.gethostname()}: run `gpuwatch stacks {run}` there, or let that agent "
             "sample automatically ([stacks] automatic = true)"
         )
-    file = f"gpuwatch-stacks-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}"
+    file = f"gpuwatch-stacks-{file_name(name)}"
     living = [
         Target(each.rank, each.host_pid, folder / f"{file}-rank{each.rank}.speedscope.json")
         for each in ranks

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.commands.report_options import AGENT, Agent
-from gpuwatch.commands.up import Prometheus
+from gpuwatch.commands.options import AGENT, Agent, Prometheus
 from gpuwatch.errors import GpuwatchError, SourceError, require
 
 

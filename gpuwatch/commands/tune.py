@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.report_options import AGENT, Agent
+from gpuwatch.commands.options import AGENT, Agent
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.formatting import duration
+from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.tuning import Interrupted, Progress, TuneResult
 from gpuwatch.tools.tuning import tune as tune_loader
 from gpuwatch.tools.tuning.result import as_json, line, table
@@ -35,7 +36,7 @@ def tune(
         float | None, typer.Option(help="A training step without any wait for data, in milliseconds.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="Take the step time from this run: its id or name at the agent.")
+        str | None, typer.Option(help="Take the step time from this run: its id or name at the agent, or `last`.")
     ] = None,
     agent: Agent = AGENT,
     budget_s: Annotated[float, typer.Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
@@ -133,11 +134,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 def step_of_run(agent: str, name: str) -> float:
     """Return a run's step time without its wait for data, in seconds: the median of transfer and compute of its last steps."""
     client = Client(agent, "start `gpuwatch up`, give --agent or --step-ms")
-    runs = client.runs()
-    found = next((run for run in runs if name in (run.run, run.name)), None)
-    if found is None:
-        known = ", ".join(sorted({run.name or run.run for run in runs})) or "none"
-        raise ConfigError(f"--run {name}: the agent at {agent} knows no such run; it knows {known}")
+    found = choose(client, name)[0]
     steps = client.last_steps(found.run, found.rank, 600)
     pairs = zip(steps.transfer_s, steps.compute_s, strict=True) if steps is not None else ()
     taken = [(transfer or 0.0) + compute for transfer, compute in pairs if compute is not None]

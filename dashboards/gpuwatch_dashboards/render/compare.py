@@ -9,8 +9,9 @@ from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.formatting import duration
-from gpuwatch.tools.reports import Comparison, RunReport, compare
+from gpuwatch.tools.reports.comparison import Comparison, compare
 from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
+from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import looks_of
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.markup import PAGES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpuwatch.api import Finding, Run, Series, Steps
-from gpuwatch.tools.reports import RunReport
+from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.query import Query

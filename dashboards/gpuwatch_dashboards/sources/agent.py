@@ -10,7 +10,8 @@ from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.api.client import Client, Get, Params
 from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.reports import RunReport, gather
+from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.query import Query, evaluate, grown
 

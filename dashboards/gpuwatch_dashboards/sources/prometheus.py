@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.api.client import TIMEOUT_S, Get, JsonServer, Params
-from gpuwatch.tools.reports import RunReport
+from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query import Line, Match, Query, filled, render

@@ -12,56 +12,43 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
 from functools import partial
 
-from gpuwatch.tools.doctor.gpus import driver, torch, visible_gpus
-from gpuwatch.tools.doctor.limits import clock, cores, locked_memory, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor import gpus, limits, processes, services, software
 from gpuwatch.tools.doctor.machine import Machine, in_background
 from gpuwatch.tools.doctor.outcome import Check, Outcome, problem, warning
-from gpuwatch.tools.doctor.processes import agent_port, page_port, pid_namespace, ptrace
-from gpuwatch.tools.doctor.services import (
-    agent,
-    agent_clock,
-    agent_version,
-    alert_rules,
-    collectors,
-    history,
-    hook_socket,
-    prometheus,
-)
-from gpuwatch.tools.doctor.software import agent_extra, dashboard_extra, environment, gpuwatch, hook, pynvml, python
 
 DEADLINE_S = 3.0
 
 CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
-    ("Software", "python", python),
-    ("Software", "gpuwatch", gpuwatch),
-    ("Software", "hook", hook),
-    ("Software", "agent extra", agent_extra),
-    ("Software", "dashboard extra", dashboard_extra),
-    ("Software", "torch", torch),
-    ("Software", "settings", environment),
-    ("GPU", "driver", driver),
-    ("GPU", "pynvml", pynvml),
-    ("GPU", "visible GPUs", visible_gpus),
-    ("Permissions", "pid namespace", pid_namespace),
-    ("Permissions", "ptrace", ptrace),
-    ("Limits", "/dev/shm", shm),
-    ("Limits", "open files", open_files),
-    ("Limits", "locked memory", locked_memory),
-    ("Limits", "processes", tasks),
-    ("Limits", "cores", cores),
-    ("Limits", "pressure", pressure),
-    ("Clock", "clock", clock),
-    ("Clock", "NTP", ntp),
-    ("Agent", "agent", agent),
-    ("Agent", "collectors", collectors),
-    ("Agent", "version", agent_version),
-    ("Agent", "agent's clock", agent_clock),
-    ("Agent", "hook socket", hook_socket),
-    ("Agent", "agent port", agent_port),
-    ("Agent", "page port", page_port),
-    ("Agent", "history", history),
-    ("Prometheus", "targets", prometheus),
-    ("Prometheus", "alert rules", alert_rules),
+    ("Software", "python", software.python),
+    ("Software", "gpuwatch", software.gpuwatch),
+    ("Software", "hook", software.hook),
+    ("Software", "agent extra", software.agent_extra),
+    ("Software", "dashboard extra", software.dashboard_extra),
+    ("Software", "torch", gpus.torch),
+    ("Software", "settings", software.environment),
+    ("GPU", "driver", gpus.driver),
+    ("GPU", "pynvml", software.pynvml),
+    ("GPU", "visible GPUs", gpus.visible_gpus),
+    ("Permissions", "pid namespace", processes.pid_namespace),
+    ("Permissions", "ptrace", processes.ptrace),
+    ("Limits", "/dev/shm", limits.shm),
+    ("Limits", "open files", limits.open_files),
+    ("Limits", "locked memory", limits.locked_memory),
+    ("Limits", "processes", limits.tasks),
+    ("Limits", "cores", limits.cores),
+    ("Limits", "pressure", limits.pressure),
+    ("Clock", "clock", limits.clock),
+    ("Clock", "NTP", limits.ntp),
+    ("Agent", "agent", services.agent),
+    ("Agent", "collectors", services.collectors),
+    ("Agent", "version", services.agent_version),
+    ("Agent", "agent's clock", services.agent_clock),
+    ("Agent", "hook socket", services.hook_socket),
+    ("Agent", "agent port", processes.agent_port),
+    ("Agent", "page port", processes.page_port),
+    ("Agent", "history", services.history),
+    ("Prometheus", "targets", services.prometheus),
+    ("Prometheus", "alert rules", services.alert_rules),
 )
 """(group, name, function) in the order in which they are shown; `--json` uses the names, which are unique."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
+
+from gpuwatch import formatting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,18 +65,6 @@ def skipped(found: str, remedy: str | None = None) -> Outcome:
     return Outcome("skipped", found, remedy)
 
 
-def as_json(checks: Sequence[Check], version: str, host: str) -> str:
-    """Return the document that docs/guides/doctor.md describes."""
-    counts = Counter(check.status for check in checks)
-    document = {
-        "version": version,
-        "host": host,
-        "counts": {status: counts[status] for status in _ORDER},
-        "checks": [asdict(check) for check in checks],
-    }
-    return json.dumps(document, indent=2, ensure_ascii=False)
-
-
 def as_text(checks: Sequence[Check], title: str) -> str:
     """Return plain lines for a pipe: one per check, never wrapped, status first; remedies below, indented."""
     width = max(len(check.name) for check in checks)
@@ -115,6 +104,13 @@ def show(checks: Sequence[Check], title: str, console: Console) -> None:
     console.print()
     worst = next(status for status in _ORDER if any(check.status == status for check in checks))
     console.print(Text(summary(checks), style=_MARKS[worst][1]))
+
+
+def as_json(checks: Sequence[Check], version: str, host: str) -> str:
+    """Return the document that docs/guides/doctor.md describes."""
+    counts = Counter(check.status for check in checks)
+    totals = {status: counts[status] for status in _ORDER}
+    return formatting.as_json({"version": version, "host": host, "counts": totals, "checks": checks})
 
 
 def summary(checks: Sequence[Check]) -> str:

@@ -191,12 +191,9 @@ def _nearest(path: Path) -> Path:
 
 def prometheus(machine: Machine) -> Outcome:
     """Whether Prometheus scrapes its targets of the job `gpuwatch`. Source: prometheus.io, HTTP API, /api/v1/targets."""
-    if machine.prometheus_url is None:
-        return skipped("none was named", "give it with --prometheus URL")
-    try:
-        targets = _query(machine, "/api/v1/targets?state=active")["activeTargets"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return _no_prometheus(machine, error)
+    targets = _ask_prometheus(machine, "targets?state=active", "activeTargets")
+    if isinstance(targets, Outcome):
+        return targets
     ours = [target for target in targets if target["labels"].get("job") == _JOB]
     if not ours:
         return problem(f"{machine.prometheus_url} has no target of the job '{_JOB}'", _SCRAPE)
@@ -214,12 +211,9 @@ def prometheus(machine: Machine) -> Outcome:
 
 def alert_rules(machine: Machine) -> Outcome:
     """Whether gpuwatch's alerts are loaded there, and evaluate. Source: prometheus.io, HTTP API, /api/v1/rules."""
-    if machine.prometheus_url is None:
-        return skipped("no Prometheus was named")
-    try:
-        groups = _query(machine, "/api/v1/rules?type=alert")["groups"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return _no_prometheus(machine, error)
+    groups = _ask_prometheus(machine, "rules?type=alert", "groups")
+    if isinstance(groups, Outcome):
+        return groups
     rules = [rule for group in groups if any(r["name"] == _RULE for r in group["rules"]) for rule in group["rules"]]
     if not rules:
         return warning(
@@ -232,18 +226,20 @@ def alert_rules(machine: Machine) -> Outcome:
     return ok(f"{len(rules)} alerts of gpuwatch are loaded")
 
 
-def _query(machine: Machine, path: str) -> Any:
-    answer = machine.fetch(f"{machine.prometheus_url}{path}")
-    if answer.status != 200:
-        raise ValueError(f"status {answer.status}")
-    return json.loads(answer.body)["data"]
-
-
-def _no_prometheus(machine: Machine, error: Exception) -> Outcome:
-    if isinstance(error, OSError):
+def _ask_prometheus(machine: Machine, path: str, field: str) -> Any:
+    """Return a field of its API's answer, or the Outcome where none was named or it does not answer."""
+    if machine.prometheus_url is None:
+        return skipped("no Prometheus was named", "give it with --prometheus URL")
+    try:
+        answer = machine.fetch(f"{machine.prometheus_url}/api/v1/{path}")
+        reason = f"no Prometheus API there (status {answer.status})"
+        if answer.status == 200:
+            reason = "no Prometheus API there"
+            return json.loads(answer.body)["data"][field]
+    except OSError as error:
         reason = why(error)
-    else:
-        reason = f"no Prometheus API there ({error})" if str(error).startswith("status") else "no Prometheus API there"
+    except (ValueError, KeyError, TypeError):
+        pass
     return problem(
         f"{machine.prometheus_url}: {reason}", "curl the URL from here: address, port, firewall, path prefix"
     )

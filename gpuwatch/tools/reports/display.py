@@ -106,6 +106,7 @@ SEVERITIES: dict[str, Look] = {
 
 STATUS_SIGNS = {"running": "●", "ended": "■", "lost": "✕", "gone": "○"}
 
+
 @dataclass(frozen=True)
 class Scale:
     """How an axis is labelled: value × factor, then the suffix."""

@@ -211,11 +211,6 @@ class RunReport(msgspec.Struct, frozen=True):
         return [(name, value) for name, value in rows if value]
 
 
-def as_json(record: msgspec.Struct) -> str:
-    """Return a report or a comparison as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
-
-
 def from_json(text: bytes, where: str) -> RunReport:
     """Return a report that `as_json` wrote. Raises: ConfigError for anything else."""
     try:

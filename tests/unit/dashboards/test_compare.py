@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuwatch.tools.reports import gather
+from gpuwatch.tools.reports.gather import gather
 from gpuwatch_dashboards.render.compare import content
 from tests.unit.reports.fake_source import START_S, FakeSource, condensed, run, steps
 

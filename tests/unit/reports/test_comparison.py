@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.reports import compare, gather
+from gpuwatch.tools.reports.comparison import compare
+from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, run, steps
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.reports import broken, compare, gather, parse_gate
-from gpuwatch.tools.reports.comparison import Comparison, Gate
+from gpuwatch.tools.reports.comparison import Comparison, Gate, broken, compare, parse_gate
+from gpuwatch.tools.reports.gather import gather
 from tests.unit.reports.fake_source import START_S, FakeSource, run, steps
 
 REPORT = gather(FakeSource(), "resnet", START_S)

@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.reports import RunReport, as_json, compare, from_json, gather
-from gpuwatch.tools.reports.model import when
+from gpuwatch.formatting import as_json
+from gpuwatch.tools.reports.comparison import compare
+from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.model import RunReport, from_json, when
 from gpuwatch.tools.reports.page import run_markdown, run_page
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
 

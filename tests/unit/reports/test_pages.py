@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.tools.reports import RunReport, broken, compare, gather, parse_gate
-from gpuwatch.tools.reports.model import LedgerOverTime, StepsOverTime
+from gpuwatch.tools.reports.comparison import broken, compare, parse_gate
+from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.model import LedgerOverTime, RunReport, StepsOverTime
 from gpuwatch.tools.reports.page import (
     compare_markdown,
     compare_page,

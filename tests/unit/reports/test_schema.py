@@ -13,8 +13,10 @@ import jsonschema
 import pytest
 
 from gpuwatch.diagnosis.finding import Evidence, Verdict
-from gpuwatch.tools.reports import compare, gather, model
-from gpuwatch.tools.reports.comparison import Comparison, Prediction
+from gpuwatch.formatting import as_json
+from gpuwatch.tools.reports import model
+from gpuwatch.tools.reports.comparison import Comparison, Prediction, compare
+from gpuwatch.tools.reports.gather import gather
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource
 
 ROOT = Path(__file__).parents[3]
@@ -65,9 +67,9 @@ def test_the_committed_schemas_are_those_of_the_records(tmp_path: Path) -> None:
 
 def test_reports_and_comparisons_are_as_their_schemas_say() -> None:
     report = gather(FakeSource(findings=[FINDING]), "resnet", START_S + 100)
-    text = json.loads(model.as_json(report))
+    text = json.loads(as_json(report))
     jsonschema.validate(text, schema("gpuwatch-report-1.json"))
-    jsonschema.validate(json.loads(model.as_json(compare(report, report))), schema("gpuwatch-compare-1.json"))
+    jsonschema.validate(json.loads(as_json(compare(report, report))), schema("gpuwatch-compare-1.json"))
     for wrong in ({**text, "shares": None}, {**text, "schema": "gpuwatch-report/2"}, {k: v for k, v in text.items() if k != "findings"}):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema("gpuwatch-report-1.json"))
@@ -79,6 +81,6 @@ def test_what_a_first_report_had_is_still_there_and_read() -> None:
     kept = json.loads(old.read_text())
     jsonschema.validate(kept, schema("gpuwatch-report-1.json"))
     assert model.from_json(old.read_bytes(), str(old)).steps == kept["steps"]
-    now = json.loads(model.as_json(gather(FakeSource(findings=[FINDING]), "resnet", START_S + 100)))
+    now = json.loads(as_json(gather(FakeSource(findings=[FINDING]), "resnet", START_S + 100)))
     assert kept.keys() <= now.keys()
     assert kept["findings"][0].keys() <= now["findings"][0].keys()
