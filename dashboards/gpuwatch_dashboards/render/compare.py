@@ -12,7 +12,7 @@ from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.comparison import Comparison, compare
 from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch.tools.reports.page import looks_of
+from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Option, decal, reference, tooltip, value_axis
@@ -57,15 +57,15 @@ def content(base: RunReport, others: Sequence[RunReport]) -> Content:
         outcomes=tuple(PAGES.outcome(found) for found in comparisons),
         speeds=_speeds(base, comparisons),
         steps=_steps(reports),
-        shares=PAGES.shares(reports, looks_of(state for report in reports for state in report.shares)),
+        shares=PAGES.shares(reports, legend_of(state for report in reports for state in report.shares)),
     )
 
 
 def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
     """Return predicted and achieved throughput, in times that of the first run."""
-    looks = [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)]
+    entries = [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)]
     question = f"How many times the throughput of {base.name}? Predicted is the gain of its first finding."
-    head = PAGES.panel_head(_SPEEDS, question, looks=looks)
+    head = PAGES.panel_head(_SPEEDS, question, entries=entries)
     if all(each.speedup is None for each in found):
         return text_card("speeds", head, "One of the runs has no steps to compare.")
     predicted = [None if each.prediction is None else round(each.prediction.predicted, 2) for each in found]
@@ -94,10 +94,10 @@ def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
 def _steps(reports: Sequence[RunReport]) -> Card:
     """Return the median step time of each run over its own time."""
     known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
-    looks = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
+    entries = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
     notes = [f" {report.name}: {note}." for _, report in known if (note := report.plotted_steps)]
     question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
-    head = PAGES.panel_head(_STEPS, question, looks=looks)
+    head = PAGES.panel_head(_STEPS, question, entries=entries)
     if not known:
         return text_card("steps", head, "None of these runs has steps that are kept.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)

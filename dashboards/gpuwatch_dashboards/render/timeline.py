@@ -213,7 +213,7 @@ def step_rows(steps: Steps) -> Card:
     }
     used = [kind for kind in KINDS if any(piece.kind == kind for piece in found)]
     question = f"What did each of these {steps.steps:,} steps do, and when?"
-    head = PAGES.panel_head("Step by step", question, looks=[KINDS[kind] for kind in used])
+    head = PAGES.panel_head("Step by step", question, entries=[KINDS[kind] for kind in used])
     words = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
     return Card("panel-bars", head, option, 36 + len(rows) * (ROW_PX + GAP_PX), words)
 

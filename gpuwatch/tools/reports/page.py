@@ -95,7 +95,7 @@ def code(text: str) -> Markup:
     return Markup("".join(f"<code>{piece}</code>" if n % 2 else piece for n, piece in enumerate(pieces)))
 
 
-def looks_of(states: Iterable[str]) -> list[Look]:
+def legend_of(states: Iterable[str]) -> list[Look]:
     """Return the colours of states, in the order of a stack, each once."""
     found = set(states)
     return [look for state, look in STATES.items() if state in found]
@@ -103,7 +103,7 @@ def looks_of(states: Iterable[str]) -> list[Look]:
 
 def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
     """Return a run's report as HTML."""
-    values = {"ledger": ledger_plot(report), "steps": step_plot(report), "looks": _visible(report)}
+    values = {"ledger": ledger_plot(report), "steps": step_plot(report), "entries": _visible(report)}
     return _document("report.html", report=report, broken=broken, **values)
 
 
@@ -116,7 +116,7 @@ def compare_page(comparison: Comparison) -> str:
         comparison=comparison,
         report=comparison.b,
         plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
-        looks=_visible(*runs),
+        entries=_visible(*runs),
     )
 
 
@@ -141,7 +141,7 @@ def _facts(found: Found) -> list[str]:
 
 
 def _visible(*runs: RunReport) -> list[Look]:
-    return looks_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
+    return legend_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
 
 
 def ledger_plot(report: RunReport) -> Markup:

@@ -48,6 +48,7 @@ class ProcessStacks(msgspec.Struct, frozen=True):
     index: int
     """Workers are counted from 0 in the order of their pids."""
     samples: int = msgspec.field(name="looks")
+    """The name is that of a report's JSON, whose fields never change."""
     lines: tuple[HotLine, ...]
     """The hottest first, at most five; empty where no sample had a line of the user's code."""
     elsewhere_ratio: float
