@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
@@ -65,14 +66,32 @@ class Report:
     findings: tuple[Finding, ...]
     cost: Cost | None = None
     """Cost of this rank's GPU, at the price in GPUWATCH_GPU_HOUR; None without a price, or on a CPU."""
+    training_s: float = 0.0
+    """Time of all training steps, waits for data included."""
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the whole by state, 0–1, largest first."""
         return shares(self.states)
 
+    def metrics(self, since: Report | None = None) -> dict[str, float]:
+        """Return the run as numbers with stable names, for an experiment tracker; docs/guides/trackers.md lists them.
+
+        `since` is an earlier report of the same run: everything is then of the time between the two. What was not measured is absent.
+        """
+        return metrics(self, since)
+
     def __str__(self) -> str:
         return render(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Return the verdict for a notebook."""
+        from gpuwatch.diagnosis.html import fragment
+
+        return fragment(self)
 
 
 def make_report(
@@ -111,7 +130,42 @@ def make_report(
         cost=cost_of(window.states_s, [price[0]], price[1])
         if price and window.device in ("cuda", "jax:cuda")
         else None,
+        training_s=done.seconds,
     )
+
+
+_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
+
+
+def metrics(report: Report, since: Report | None = None) -> dict[str, float]:
+    """See `Report.metrics`."""
+    totals = _totals(report)
+    if since is not None:
+        totals = {name: max(0.0, total - _totals(since).get(name, 0.0)) for name, total in totals.items()}
+    seconds = {state: totals.pop(state) for state in report.states}
+    found = {
+        f"{state}_ratio": each / total_s for state, each in seconds.items() if (total_s := sum(seconds.values())) > 0
+    }
+    training_s = totals.pop("training_s")
+    if training_s > 0 and totals["steps"] > 0:
+        found["step_s"] = training_s / totals["steps"]
+        found |= {name: totals.pop(name) / training_s for name in _RATES if name in totals}
+    found |= {name: total for name, total in totals.items() if name not in _RATES}
+    return {f"gpuwatch/{name}": value for name, value in found.items()}
+
+
+def _totals(report: Report) -> dict[str, float]:
+    """Return what only grows: seconds by state, and what was done, a rate as its product with the time of training."""
+    rates = {name: getattr(report.throughput, name) for name in _RATES}
+    known: dict[str, float | None] = {
+        "duration_s": report.duration_s,
+        "training_s": report.training_s,
+        "steps": report.steps,
+        "hook_s": report.hook_s,
+        "cost": None if report.cost is None else report.cost.total,
+        **{name: None if rate is None else rate * report.training_s for name, rate in rates.items()},
+    }
+    return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
 
 
 _SENTENCES = {

@@ -46,7 +46,7 @@ class Loop(Generic[T]):
         self.owner = object()
         """Represents this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
         self._first = True
-        self._sampling = Sampling(recorder, session.find_device, session.verdicts.print_early)
+        self._sampling = Sampling(recorder, session.find_device, session.after_batch)
         self._nested = self.training = self._is_known = False
         self._reports = reports
         # A loader that is iterated inside another one's fetch is a part of that wait.

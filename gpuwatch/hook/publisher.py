@@ -75,6 +75,8 @@ class Publisher:
         self._working: int | None = None
         """The background thread, while it is at work."""
         self._postponed: Callable[[], None] | None = None
+        self.each_tick: Callable[[int], None] | None = None
+        """Called twice a second with the time, in the background thread: prepares what is logged to experiment trackers."""
         self._logged: set[str] = set()
 
     def update_membership(self, ask: bool = False) -> bool:
@@ -193,6 +195,11 @@ class Publisher:
                     self._publish(hello=count % _HELLO_EVERY == 0)
                 except Exception as error:
                     self._failed("publishing to the agent", error)
+                if self.each_tick is not None:
+                    try:
+                        self.each_tick(self._recorder.clock())
+                    except Exception as error:
+                        self._failed("preparing what is logged", error)
                 with contextlib.suppress(queue.Empty):
                     self._stop.get(timeout=INTERVAL_S)
                 self._working = None

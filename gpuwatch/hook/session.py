@@ -28,6 +28,7 @@ from gpuwatch.wire import Loader
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
+    from gpuwatch.hook.trackers import LiveLog
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,11 @@ class Session:
         """Passes that have begun and not ended."""
         self.closed = self.disabled = False
         """Whether the run has ended; whether this process must not record at all."""
+        self._log: LiveLog | None = None
+        self._live: list[LiveLog] = []
+        """What is handed over between two steps: to experiment trackers, to a notebook."""
+        self.after_batch: Callable[[int], None] = self.verdicts.print_early
+        """Called after each fetch that was sampled, by the training thread."""
         self._health = LoaderHealth(self.publisher.accounts, quiet)
         self._known_loader: Callable[[], Any] = _no_loader
         """The loader of the last training pass, if it has no workers: its settings have been read."""
@@ -83,8 +89,41 @@ class Session:
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
         if not self.closed and not self.disabled:
+            for live in self._live:
+                live.begin()
             self.publisher.update_membership()
             self.publisher.start()
+
+    def log_to(self, wanted: Any) -> None:
+        """Log the run to experiment trackers, if any are wanted, and show it in the notebook that it runs in. Raises: ConfigError."""
+        if wanted is None and "IPython" not in sys.modules:
+            return
+        from gpuwatch.hook.trackers import REDRAW_NS, LiveLog, Notebook, in_notebook
+
+        def make(what: Any, **options: Any) -> LiveLog:
+            return LiveLog(
+                what, lambda: self.publisher.report(self.closed), self.failed, self.recorder.clock(), **options
+            )
+
+        if wanted is not None:
+            self._log = make(wanted)
+            self._live.append(self._log)
+        if not self.verdicts.quiet and in_notebook():
+            notebook = Notebook()
+            self.verdicts.show = notebook.show
+            self._live.append(make(notebook, interval_ns=REDRAW_NS))
+        if self._live:
+            self.after_batch, self.publisher.each_tick = self._after_batch, self._each_tick
+
+    def _each_tick(self, now_ns: int) -> None:
+        for live in self._live:
+            live.prepare(now_ns)
+
+    def _after_batch(self, now_ns: int) -> None:
+        self.verdicts.print_early(now_ns)
+        for live in self._live:
+            if live.prepared is not None:
+                live.hand_over()
 
     def find_device(self) -> None:
         """Begin to measure by a device that the user's code has set up by now."""
@@ -96,6 +135,9 @@ class Session:
         meter.visits += 1
         self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
         self.guard(self.torch_hooks.begin_step)
+        for live in self._live:
+            if live.prepared is not None:
+                live.hand_over()
 
     # A pass over a loader -------------------------------------------------------------------------------------------
 
@@ -190,6 +232,8 @@ class Session:
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
                 self.publisher.close(now)
             self.verdicts.print_last()
+            if self._log is not None:
+                self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
         except Exception as error:
             self.failed("closing", error)
 
@@ -236,6 +280,8 @@ class VerdictPrinter:
         """`failed` is called with what has failed, and why."""
         self._report = report
         self.quiet = quiet
+        self.show: Callable[[Report], None] = _print
+        """Shows a verdict: prints it on stderr, or draws it in a notebook."""
         self._failed = failed
         self._last = (0, 0.0)
         """Steps and seconds of the verdict that was printed last."""
@@ -279,7 +325,7 @@ class VerdictPrinter:
     def _print(self, report: Report) -> None:
         if report.steps:
             self._last = (report.steps, report.duration_s)
-            print(report, file=sys.stderr, flush=True)
+            self.show(report)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if not self.quiet:
@@ -316,6 +362,10 @@ def _reference(loader: Any) -> Callable[[], Any]:
         return weakref.ref(loader)
     except TypeError:
         return _no_loader
+
+
+def _print(report: Report) -> None:
+    print(report, file=sys.stderr, flush=True)
 
 
 def _no_loader() -> None:

@@ -60,6 +60,8 @@ class Watch:
       with `peak_flops`, the most that its device can do in a second, the report gives the utilisation (MFU).
     - `budget`: share of the step time that gpuwatch may take in the training thread. Above it CPU time is sampled less often, and fewer steps
       are measured by device events; every step is accounted all the same.
+    - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow, TensorBoard, Trackio or Aim
+      that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Watch:
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
         budget: float = BUDGET,
+        log: Any = None,
     ) -> None:
         global _made
         _made += 1
@@ -96,6 +99,7 @@ class Watch:
             self._recorder.close()
         else:
             self._read_config()
+            self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
             atexit.register(self._at_exit)
 

@@ -166,6 +166,7 @@ KNOWN: dict[str, Accepted] = {
     "GPUWATCH_QUIET": _FLAG,
     "GPUWATCH_DISABLE": _FLAG,
     "GPUWATCH_AUTO": _FLAG,
+    "GPUWATCH_LOG": (lambda value: value.lower() in ("auto", "0", "1", "true", "false", "yes", "no"), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
     "GPUWATCH_HISTORY": _FILE,
     "GPUWATCH_CONFIG": _FILE,

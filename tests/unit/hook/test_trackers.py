@@ -1,0 +1,366 @@
+"""What is logged to experiment trackers, by fakes that have the trackers' own interfaces (tests/integration/test_trackers.py has the real ones)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpuwatch
+from gpuwatch.diagnosis.rates import Done
+from gpuwatch.diagnosis.report import Report, make_report
+from gpuwatch.errors import ConfigError
+from gpuwatch.hook import trackers
+from gpuwatch.hook.trackers import INTERVAL_NS, LiveLog, tracker_of
+from tests.unit.rules.windows import steps, window
+
+SECOND = 1_000_000_000
+SENTENCE = "input-bound: 60% of the time training waited for data"
+
+
+def report(count: int, wait_s: float = 0.06, compute_s: float = 0.04) -> Report:
+    columns = steps(count, wait_s, compute_s)
+    done = Done(seconds=count * (wait_s + compute_s), steps=count, samples=32 * count)
+    return make_report("id", "resnet <50>", window(columns), {}, done)
+
+
+class Run:
+    """Records every call, with its thread."""
+
+    def __init__(self, module: str) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.threads: set[str] = set()
+        self.id, self.info, self.summary = "abc", SimpleNamespace(run_id="r1"), _Summary(self)
+        self.__class__ = type(self.__class__.__name__, (self.__class__,), {"__module__": module})
+
+    def note(self, *call: Any) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.calls.append(call)
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[0] == name]
+
+
+class _Summary(dict[str, Any]):
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+
+
+class Wandb(Run):
+    def log(self, values: dict[str, float], step: int | None = None, commit: bool | None = None) -> None:
+        self.note("log", values, step, commit)
+
+    def log_artifact(self, artifact: Any) -> None:
+        self.note("log_artifact", artifact)
+
+
+class Artifact:
+    def __init__(self, name: str, type: str) -> None:
+        self.name, self.type, self.files = name, type, dict[str, list[str]]()
+
+    @contextmanager
+    def new_file(self, name: str) -> Any:
+        yield SimpleNamespace(write=self.files.setdefault(name, []).append)
+
+
+class Client:
+    """MLflow's."""
+
+    run: Run
+
+    def log_batch(self, run_id: str, metrics: Any = (), synchronous: bool | None = None) -> None:
+        self.run.note("log_batch", run_id, {each.key: (each.value, each.step) for each in metrics}, synchronous)
+
+    def set_tag(self, run_id: str, key: str, value: str, synchronous: bool | None = None) -> None:
+        self.run.note("set_tag", run_id, key, value, synchronous)
+
+    def log_text(self, run_id: str, text: str, artifact_file: str) -> None:
+        self.run.note("log_text", run_id, text, artifact_file)
+
+
+class Writer(Run):
+    """A SummaryWriter."""
+
+    def add_scalar(self, tag: str, value: float, global_step: int) -> None:
+        self.note("add_scalar", tag, value, global_step)
+
+    def add_text(self, tag: str, text: str, global_step: int) -> None:
+        self.note("add_text", tag, text, global_step)
+
+    def flush(self) -> None:
+        self.note("flush")
+
+
+class Trackio(Run):
+    def log(self, values: dict[str, Any]) -> None:
+        self.note("log", values)
+
+
+class Aim(Run):
+    def track(self, value: Any, name: str | None = None, step: int | None = None) -> None:
+        self.note("track", value, name, step)
+
+    def __setitem__(self, key: str, value: str) -> None:
+        self.note("set", key, value)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
+    module: Any = ModuleType("wandb")
+    module.run, module.Artifact = Wandb("wandb.sdk.wandb_run"), Artifact
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module.run
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> Run:
+    run = Run("mlflow.tracking.fluent")
+    module: Any = ModuleType("mlflow")
+    entities: Any = ModuleType("mlflow.entities")
+    module.active_run, module.MlflowClient = lambda: run, type("MlflowClient", (Client,), {"run": run})
+    entities.Metric = lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    return run
+
+
+@pytest.fixture
+def failures() -> list[tuple[str, BaseException]]:
+    return []
+
+
+@pytest.fixture
+def live(failures: list[tuple[str, BaseException]]) -> Callable[..., tuple[LiveLog, list[Report]]]:
+    """Make a log whose reports are those in the list that comes with it."""
+
+    def make(wanted: Any) -> tuple[LiveLog, list[Report]]:
+        reports: list[Report] = [report(100)]
+        log = LiveLog(wanted, lambda: reports[-1], lambda doing, error: failures.append((doing, error)), 0)
+        return log, reports
+
+    return make
+
+
+Make = Callable[[Any], tuple[LiveLog, list[Report]]]
+
+
+def test_values_are_prepared_every_30_s_and_handed_over_once(live: Make) -> None:
+    logged: list[tuple[dict[str, float], int]] = []
+    log, reports = live(lambda values, step: logged.append((values, step)))
+    log.prepare(INTERVAL_NS - 1)
+    assert log.prepared is None
+    log.prepare(INTERVAL_NS)
+    assert logged == [], "the background thread logs nothing itself"
+    log.hand_over()
+    log.hand_over()
+    assert len(logged) == 1 and logged[0][1] == 100
+    assert logged[0][0]["gpuwatch/live/input_wait_ratio"] == pytest.approx(0.6)
+    reports.append(report(300, 0.02, 0.08))
+    log.prepare(2 * INTERVAL_NS - 1)
+    assert log.prepared is None
+    log.prepare(2 * INTERVAL_NS)
+    log.hand_over()
+    values, step = logged[1]
+    assert step == 300 and values["gpuwatch/live/input_wait_ratio"] == pytest.approx(0.0)
+    assert values["gpuwatch/live/steps"] == 200 and values["gpuwatch/live/step_s"] == pytest.approx(0.1)
+    assert values["gpuwatch/live/samples_per_s"] == pytest.approx(320.0)
+
+
+def test_a_training_that_takes_no_step_for_long_logs_all_of_it_at_the_next(live: Make) -> None:
+    logged: list[dict[str, float]] = []
+    log, reports = live(lambda values, step: logged.append(values))
+    for tick in (1, 2, 3):
+        log.prepare(tick * INTERVAL_NS)
+        reports.append(report(100 + 10 * tick))
+    log.hand_over()
+    assert [values["gpuwatch/live/steps"] for values in logged] == [120]
+
+
+def test_no_value_is_logged_before_the_first_step(live: Make) -> None:
+    log, reports = live(lambda values, step: pytest.fail("logged"))
+    reports.append(make_report("id", "name", window(steps(0, 0, 0), states_s={"startup": 3.0}), {}, Done(0.0, 0)))
+    log.prepare(INTERVAL_NS)
+    assert log.prepared is None
+
+
+def test_wandb_keeps_its_step_and_has_the_whole_run_in_its_summary(live: Make, wandb: Wandb) -> None:
+    log, _ = live("auto")
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    (call,) = wandb.named("log")
+    assert call[1]["gpuwatch/live/compute_ratio"] == pytest.approx(0.4)
+    assert call[2:] == (None, False), "a committed row would advance the program's own step"
+    assert wandb.summary["gpuwatch/verdict"] == SENTENCE
+    log.finish(report(200), True)
+    assert wandb.summary["gpuwatch/steps"] == 200
+    (artifact,) = wandb.named("log_artifact")
+    assert (artifact[1].name, artifact[1].type) == ("gpuwatch-report-abc", "report")
+    page = "".join(artifact[1].files["gpuwatch-report.html"])
+    assert "resnet &lt;50&gt;" in page and "<script" not in page and SENTENCE in page
+
+
+def test_mlflow_does_not_wait_between_two_steps(live: Make, mlflow: Run) -> None:
+    log, _ = live("auto")
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    assert [call[-1] for call in mlflow.calls] == [False, False], "synchronous=False"
+    assert mlflow.calls[0][2]["gpuwatch/live/step_s"] == (pytest.approx(0.1), 100)
+    assert mlflow.calls[1][1:4] == ("r1", "gpuwatch/verdict", SENTENCE)
+    log.finish(report(200), True)
+    batch, tag, text = mlflow.calls[2:]
+    assert batch[2]["gpuwatch/steps"] == (200.0, 200) and tag[3] == SENTENCE
+    assert text[1] == "r1" and text[3] == "gpuwatch-report.html" and text[2].startswith("<!doctype html>")
+
+
+def test_a_run_that_has_ended_before_the_watch_still_gets_the_report(
+    live: Make, mlflow: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = live("auto")
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    monkeypatch.setattr(sys.modules["mlflow"], "active_run", lambda: None)
+    log.finish(report(200), True)
+    assert mlflow.named("log_text")
+
+
+def test_tensorboard_by_its_writer(live: Make) -> None:
+    writer = Writer("torch.utils.tensorboard.writer")
+    log, _ = live(writer)
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    assert ("add_scalar", "gpuwatch/live/steps", 100.0, 100) in writer.calls
+    log.finish(report(200), True)
+    assert ("add_text", "gpuwatch/verdict", SENTENCE, 200) in writer.calls
+    texts = [text for _, tag, text, _ in writer.named("add_text") if tag == "gpuwatch/report"]
+    assert all(line.startswith("    ") for line in texts[0].splitlines()) and writer.calls[-1] == ("flush",)
+
+
+def test_trackio_and_aim(live: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio, aim = Trackio("trackio.run"), Aim("aim.sdk.run")
+    module: Any = ModuleType("aim")
+    module.Text = lambda text: f"Text({text[:8]})"
+    monkeypatch.setitem(sys.modules, "aim", module)
+    log, _ = live([trackio, aim])
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    assert trackio.calls[0][1]["gpuwatch/verdict"] == SENTENCE
+    assert aim.calls[0][3] == 100 and aim.calls[1] == ("set", "gpuwatch/verdict", SENTENCE)
+    log.finish(report(200), True)
+    assert trackio.calls[-1][1]["gpuwatch/steps"] == 200
+    assert aim.calls[-1] == ("track", "Text(gpuwatch)", "gpuwatch/report", 200)
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(
+    live: Make, failures: list[tuple[str, BaseException]]
+) -> None:
+    logged: list[int] = []
+
+    def broken(values: dict[str, float], step: int) -> None:
+        raise OSError("disk full")
+
+    log, _ = live([broken, lambda values, step: logged.append(step)])
+    for tick in (1, 2):
+        log.prepare(tick * INTERVAL_NS)
+        log.hand_over()
+    log.finish(report(200), True)
+    assert logged == [100, 100, 200]
+    assert len(failures) == 1 and failures[0][0].startswith("logging to ") and str(failures[0][1]) == "disk full"
+
+
+def test_a_server_that_does_not_answer_delays_the_end_by_no_more_than_its_limit(
+    live: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trackers, "_FINISH_S", 0.05)
+    hangs = threading.Event()
+    log, _ = live(lambda values, step: hangs.wait(20))
+    with caplog.at_level(logging.WARNING):
+        log.finish(report(100), True)
+    hangs.set()
+    assert "did not take the report" in caplog.text
+
+
+@pytest.mark.parametrize(("is_first_rank", "said"), [(True, 1), (False, 0)])
+def test_a_run_without_a_tracker_is_told_once(
+    live: Make, caplog: pytest.LogCaptureFixture, is_first_rank: bool, said: int
+) -> None:
+    log, _ = live("auto")
+    log.begin()
+    log.finish(report(100), is_first_rank)
+    assert caplog.text.count("found no run of W&B") == said
+
+
+def test_what_is_no_tracker_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="log=7: give 'auto', a run of W&B"):
+        tracker_of(7)
+    with pytest.raises(ConfigError, match="log='wandb'"):
+        gpuwatch.Watch(log="wandb")
+
+
+def test_the_writers_of_tensorboard_are_searched_only_where_one_of_its_threads_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SummaryWriter(Writer):
+        pass
+
+    module: Any = ModuleType("torch.utils.tensorboard.writer")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", module)
+    writer = SummaryWriter.__new__(SummaryWriter)
+    assert trackers.known_objects() == []
+    thread_class = type("_AsyncWriterThread", (threading.Thread,), {"__module__": "tensorboard.summary.writer"})
+    ends = threading.Event()
+    thread = thread_class(target=ends.wait)
+    thread.start()
+    try:
+        assert [tracker.run for tracker in trackers.known_objects()] == [writer]
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_a_training_hands_over_in_its_own_thread_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way: the background thread prepares, the training thread logs, the end has the whole run."""
+    monkeypatch.setattr(LiveLog.__init__, "__defaults__", (SECOND // 10,))
+    threads: list[str] = []
+    values: list[dict[str, float]] = []
+
+    def log(found: dict[str, float], step: int) -> None:
+        threads.append(threading.current_thread().name)
+        values.append(found)
+
+    live_logged = threading.Event()
+
+    def batches() -> Any:
+        for number in range(100_000):
+            if number % 8 == 0:
+                live_logged.wait(0.02)
+            if values:
+                return
+            yield number
+
+    with gpuwatch.Watch(quiet=True, log=log) as watch:
+        for _ in watch.steps(batches()):
+            pass
+    assert threads[0] == threading.main_thread().name and "gpuwatch/live/steps" in values[0]
+    assert "gpuwatch/steps" in values[-1] and threads[-1] == "gpuwatch-log"
+
+
+def test_without_a_log_nothing_is_called_after_a_batch() -> None:
+    watch = gpuwatch.Watch(quiet=True)
+    assert watch.session.after_batch == watch.session.verdicts.print_early
+    assert watch.session.publisher.each_tick is None
+    watch.close()
+
+
+def test_the_variable_asks_for_auto(monkeypatch: pytest.MonkeyPatch, wandb: Wandb) -> None:
+    monkeypatch.setenv("GPUWATCH_LOG", "auto")
+    with gpuwatch.Watch(quiet=True) as watch:
+        for _ in watch.steps([1, 2, 3]):
+            pass
+    assert wandb.named("log_artifact") and wandb.summary["gpuwatch/steps"] == 3
