@@ -154,6 +154,8 @@ def test_pages_fit_a_screen_and_a_phone(history: Path, tmp_path: Path) -> None:
                 page.goto(path.as_uri())
                 assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
                 assert page.locator("[role=img]").count() >= 4
+                drawn = page.locator("svg svg").evaluate_all("all => all.map(one => getComputedStyle(one).overflow)")
+                assert set(drawn) == {"hidden"}, "what is above the scale would cover what is above the plot"
                 assert page.locator("tbody th", has_text="waiting for data").first.is_visible()
                 assert said == []
                 page.close()
