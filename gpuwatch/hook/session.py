@@ -313,7 +313,7 @@ class VerdictPrinter:
         if now_ns < self._early_ns or self._early_done:
             return
         self._early_done = True
-        if not self.printed:
+        if not self.printed and self.show is _print:
             self._guarded(self._print_line)
 
     def _print_line(self) -> None:

@@ -16,10 +16,13 @@ SYSTEM_DIRECTORY = Path("/run/gpuwatch")
 
 
 def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders where an agent's socket may be, in the order of search."""
+    """Return the folders where an agent's socket may be, in the order of search.
+
+    Root can always write to the node's folder: XDG_RUNTIME_DIR comes first there, where it is set, so that two agents stay apart.
+    """
     found = [SYSTEM_DIRECTORY]
     if runtime := environ.get("XDG_RUNTIME_DIR"):
-        found.append(Path(runtime) / "gpuwatch")
+        found.insert(0 if os.getuid() == 0 else 1, Path(runtime) / "gpuwatch")
     return [*found, Path(f"/tmp/gpuwatch-{os.getuid()}")]
 
 

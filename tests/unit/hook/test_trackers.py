@@ -364,3 +364,56 @@ def test_the_variable_asks_for_auto(monkeypatch: pytest.MonkeyPatch, wandb: Wand
         for _ in watch.steps([1, 2, 3]):
             pass
     assert wandb.named("log_artifact") and wandb.summary["gpuwatch/steps"] == 3
+
+
+class Kernel:
+    """A notebook: the outputs below its cells, as IPython.display makes and updates them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cells: list[list[str]] = []
+        self.execution_count, self.kernel = 1, object()
+        ipython: Any = ModuleType("IPython")
+        ipython.get_ipython = lambda: self
+        ipython.display = ModuleType("IPython.display")
+        ipython.display.display = self.display
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+
+    def display(self, shown: Any, display_id: bool) -> Any:
+        assert display_id
+        cell = [shown._repr_html_()]
+        self.cells.append(cell)
+        return SimpleNamespace(update=lambda now: cell.append(now._repr_html_()))
+
+
+def test_a_notebook_s_verdict_is_redrawn_in_the_cell_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = Kernel(monkeypatch)
+    monkeypatch.setattr(trackers, "REDRAW_NS", SECOND // 20)
+
+    def batches() -> Any:
+        for number in range(100_000):
+            if number % 8 == 0:
+                threading.Event().wait(0.02)
+            if kernel.cells and len(kernel.cells[-1]) > 1:
+                return
+            yield number
+
+    watch = gpuwatch.Watch()
+    for _ in watch.steps(batches()):
+        pass
+    assert len(kernel.cells) == 1 and len(kernel.cells[0]) > 1
+    kernel.execution_count = 2
+    watch.close()
+    shown = kernel.cells[-1][-1]
+    assert "waited for data" in shown and "waiting for data" in shown and "gpuwatch ·" not in capsys.readouterr().err
+
+
+def test_a_terminal_of_ipython_and_a_quiet_watch_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    gpuwatch.Watch(quiet=True).close()
+    assert trackers.in_notebook()
+    kernel.kernel = None
+    assert not trackers.in_notebook()
+    assert kernel.cells == []

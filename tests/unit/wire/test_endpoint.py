@@ -110,9 +110,15 @@ def test_an_agent_listens_in_the_first_folder_it_may_write_in(runtime: Path) -> 
     assert endpoint.default_listen({}) == f"ipc://{runtime / 'system' / 'hook.sock'}", "it can be made"
 
 
-def test_folders_in_their_order() -> None:
-    assert endpoint.directories({"XDG_RUNTIME_DIR": "/run/user/7"}) == [
-        Path("/run/gpuwatch"),
-        Path("/run/user/7/gpuwatch"),
-        Path(f"/tmp/gpuwatch-{os.getuid()}"),
-    ]
+@pytest.mark.parametrize(
+    ("uid", "folders"),
+    [
+        (7, ["/run/gpuwatch", "/run/user/7/gpuwatch", "/tmp/gpuwatch-7"]),
+        (0, ["/run/user/7/gpuwatch", "/run/gpuwatch", "/tmp/gpuwatch-0"]),
+    ],
+)
+def test_folders_in_their_order(monkeypatch: pytest.MonkeyPatch, uid: int, folders: list[str]) -> None:
+    """Root can write to the node's folder always: what XDG_RUNTIME_DIR names keeps two of its agents apart."""
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    assert endpoint.directories({"XDG_RUNTIME_DIR": "/run/user/7"}) == [Path(folder) for folder in folders]
+    assert endpoint.directories({})[0] == Path("/run/gpuwatch")
