@@ -35,6 +35,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
     shm: str | None = None
     series: Literal["standard", "full"] | None = None
     dcgm: str | None = None
+    allocations: str | None = None
+    pod_resources: str | None = None
     full_hours: Annotated[float, Meta(ge=0.1)] | None = None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import os
 import socket
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ def start_slurm(directory: Path, **settings: str | Path) -> Iterator[Slurm]:
     require("srun")
     config = directory / "slurm.conf"
     config.write_text(_config(directory, settings))
+    for number in range(2):
+        with contextlib.suppress(PermissionError):  # jobs then have no GPUs
+            os.mknod(directory / f"nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+    (directory / "gres.conf").write_text(f"Name=gpu File={directory}/nvidia[0-1]\n")
     env = {**os.environ, "SLURM_CONF": str(config)}
     for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"):
         env.pop(name, None)
@@ -108,9 +113,10 @@ def _config(directory: Path, settings: Mapping[str, str | Path]) -> str:
         "MpiDefault": "none",
         "SelectType": "select/cons_tres",
         "ReturnToService": 2,
+        "GresTypes": "gpu",
         **settings,
     }
     ports = ",".join(str(free_port()) for _ in NODES)
-    node = f"NodeName={','.join(NODES)} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=1 State=UNKNOWN"
+    node = f"NodeName={','.join(NODES)} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=1 Gres=gpu:2 State=UNKNOWN"
     partition = "PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE"
     return "\n".join((*(f"{name}={value}" for name, value in lines.items()), node, partition, ""))

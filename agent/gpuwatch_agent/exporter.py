@@ -25,8 +25,8 @@ from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
+from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.owners import together
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.records import PHASES
@@ -137,7 +137,7 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     yield Sample("gpuwatch_gpu_ledger_watermark_timestamp_seconds", watermark_s, key)
     run = account.run
     rank = str(run.rank) if run is not None else ""
-    owner = together(table.owner(pid) for pid in account.pids)
+    owner = gpu_owner(account, table)
     job = owner.job or (run.hello.job if run is not None and run.hello is not None else "")
     workload = (owner.namespace, owner.pod, owner.container)
     yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, owner.user, job, *workload))

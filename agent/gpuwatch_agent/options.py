@@ -28,6 +28,10 @@ class Choice:
     """All series, e.g. those of each core; else the standard set."""
     dcgm_url: str | None = None
     """A dcgm-exporter on this node, read instead of NVML."""
+    allocations: Path = Path("/run/gpuwatch/allocations")
+    """Where a scheduler's scripts put a file for each job that has GPUs."""
+    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """The kubelet's list of devices."""
 
 
 STANDARD = Choice()

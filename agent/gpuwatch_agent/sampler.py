@@ -27,6 +27,7 @@ from gpuwatch_agent.exporter import (
     standard,
 )
 from gpuwatch_agent.gpus import GpuLedgers
+from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.options import STANDARD, Choice, Roots
@@ -68,6 +69,7 @@ class Sampler:
         self._gpu_collector = gpu_source(collectors)
         self._collectors = CollectorRunner(collectors)
         self._runs = RunRegistry(boot_id)
+        self._allocations = AllocationWatch(choice.allocations, choice.pod_resources)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._table = ProcessTable(roots.procfs, roots.sysfs)
         self._workers = WorkerWatch(self._table)
@@ -133,7 +135,8 @@ class Sampler:
         self._node.remember(node_samples, now_ns)
         self._workers.update(runs, now_ns)
         self._processes.update(runs, now_ns)
-        readings = gpu_readings(self._gpu_collector, self._node, self._table)
+        allocations = self._allocations.tick(self._gpu_collector.devices() if self._gpu_collector is not None else ())
+        readings = gpu_readings(self._gpu_collector, self._node, self._table, allocations)
         self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
         accounts = list(self._gpus.accounts.values())
         note_gpus(runs, accounts, self._gpu_collector)

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Slurm's Epilog: runs as root on each node after a job. Takes back what prolog.sh gave, once no other job of the user is on
-# the node. A run needs no good-bye from here: the agent sees its processes end.
+# Slurm's Epilog: runs as root on each node after a job. The job's GPUs are free again. Takes back what prolog.sh gave, once no
+# other job of the user is on the node. A run needs no good-bye from here: the agent sees its processes end.
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
 
+rm -f "$directory/allocations/slurm-$SLURM_JOB_ID.json"
 if [ "$user" != 0 ] && [ -d "$directory/jobs/$user" ]; then
     {
         flock 9

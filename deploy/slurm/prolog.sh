@@ -1,11 +1,19 @@
 #!/bin/sh
-# Slurm's Prolog: runs as root on each node before a job. Lets the job's user write to the agent's socket, so that users need
-# not be members of the group `gpuwatch`. The directory's default entry is for the socket of an agent that is started again.
+# Slurm's Prolog: runs as root on each node before a job. Tells the agent which GPUs the job has, and lets the job's user write
+# to the agent's socket, so that users need not be members of the group `gpuwatch`. The directory's default entry is for the
+# socket of an agent that is started again.
 #
 # Needs setfacl (Debian: acl) and a group `gpuwatch`, empty or not: without one the socket is closed to all but root. Ends
 # with 0 whatever happens: a prolog that fails drains its node, and training does without an agent.
 directory=${GPUWATCH_RUN_DIR:-/run/gpuwatch}
 user=${SLURM_JOB_UID:-0}
+
+# The folder is there from the first job on, also of one without GPUs: from then on a GPU that no job has is known to be free.
+if [ -d "$directory" ] && mkdir -p "$directory/allocations" && [ -n "${SLURM_JOB_GPUS:-}" ]; then
+    file=$directory/allocations/slurm-$SLURM_JOB_ID.json
+    printf '{"gpus": ["%s"], "job": "%s", "user": "%s", "account": "%s"}\n' \
+        "$SLURM_JOB_GPUS" "$SLURM_JOB_ID" "${SLURM_JOB_USER:-}" "${SLURM_JOB_ACCOUNT:-}" >"$file.new" && mv "$file.new" "$file"
+fi
 
 if [ "$user" != 0 ] && [ -d "$directory" ] && mkdir -p "$directory/jobs"; then
     {

@@ -69,6 +69,12 @@ def agent(
         str | None,
         typer.Option(help="Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."),
     ] = None,
+    allocations: Annotated[
+        Path, typer.Option(help="Folder with a file for each job that has GPUs (docs/deploy/allocations.md).")
+    ] = Path("/run/gpuwatch/allocations"),
+    pod_resources: Annotated[
+        Path, typer.Option(help="The kubelet's socket that lists which pod has which GPUs.")
+    ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     full_hours: Annotated[
         float,
         typer.Option(
@@ -106,7 +112,7 @@ def agent(
         keep_gib=keep_gib,
         full_hours=full_hours,
         roots=Roots(procfs, sysfs, shm),
-        choice=Choice(series is Series.full, dcgm),
+        choice=Choice(series is Series.full, dcgm, allocations, pod_resources),
         notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
         thresholds=settings.thresholds,
         alerts=settings.alerts,

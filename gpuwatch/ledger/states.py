@@ -26,9 +26,11 @@ STARTUP, COMPILE, INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT, EVAL, CHE
 )
 """States of a run's wall clock."""
 
-BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED = "busy_unattributed", "held_idle", "unallocated"
-GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, UNALLOCATED)
-"""States of a GPU's wall clock: a run's, and those of a GPU without a hook."""
+BUSY_UNATTRIBUTED, HELD_IDLE = "busy_unattributed", "held_idle"
+WITHOUT_PROCESS = UNALLOCATED, FREE, ALLOCATED_UNUSED = ("unallocated", "free", "allocated_unused")
+"""`free` and `allocated_unused` where a scheduler's allocations are known, else `unallocated`."""
+GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, *WITHOUT_PROCESS)
+"""States of a GPU's wall clock: a run's, those of a GPU that is held without a hook, and those of one without a process."""
 
 PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}
 """Declared phases that are states of their own. A phase of any other name is `other`."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_process import Agent
+from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import require, wait_for
 from tests.slurm import NODES, Slurm, start_slurm
 
@@ -56,7 +57,11 @@ def site() -> Iterator[Site]:
             agents = {}
             for node in NODES:
                 (directory / node).mkdir()
-                agents[node] = stack.enter_context(Agent(directory / node))
+                nvml = FakeNvml(directory / node)
+                nvml.write([FakeGpu(uuid=f"GPU-{n}", minor=n, utilization_percent=0, processes=()) for n in range(2)])
+                folder = str(directory / node / "allocations")
+                agent = Agent(directory / node, "--allocations", folder, environment=nvml.environment())
+                agents[node] = stack.enter_context(agent)
             settings = {"Prolog": scripts["prolog"], "Epilog": scripts["epilog"], "TaskProlog": scripts["task_prolog"]}
             yield Site(stack.enter_context(start_slurm(directory, **settings)), agents)
     finally:
@@ -97,6 +102,27 @@ def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
 def test_what_a_user_has_set_stays(site: Site) -> None:
     said = site.slurm.run("srun", "env", env={"GPUWATCH_RUN": "mine", "GPUWATCH_ENDPOINT": "ipc:///run/mine.sock"})
     assert {"GPUWATCH_RUN=mine", "GPUWATCH_ENDPOINT=ipc:///run/mine.sock"} <= set(said.splitlines())
+
+
+def test_gpus_that_a_job_has_and_does_not_use(site: Site) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("Slurm's GPUs of this test are device files, which take root")
+    job = site.slurm.start("srun", "-w", "n2", "--gres=gpu:1", "--job-name=idle", "sleep", "120")
+    agent = site.agents["n2"]
+
+    def states() -> list[str]:
+        return sorted(gpu["state"] for gpu in agent.get("/api/v1/status")["gpus"])
+
+    try:
+        wait_for("one GPU is allocated", lambda: states() == ["allocated_unused", "free"], 60)
+        number = site.slurm.run("squeue", "-h", "-o", "%A", "--name=idle").strip()
+        jobs = {key[6] for key in agent.metrics() if key[0] == "gpuwatch_gpu_owner_info"}
+        assert jobs == {number, ""}
+        site.slurm.run("scancel", number)
+        wait_for("both are free", lambda: states() == ["free", "free"], 60)
+    finally:
+        job.kill()
+        job.communicate(timeout=20)
 
 
 def test_a_requeued_job_is_another_run(site: Site) -> None:

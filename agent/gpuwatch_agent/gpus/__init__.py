@@ -9,16 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.ledger.states import (
+    ALLOCATED_UNUSED,
     BUSY_UNATTRIBUTED,
     COMPUTE,
+    FREE,
     GPU_STATES,
     HELD_IDLE,
     UNALLOCATED,
     UNKNOWN,
+    WITHOUT_PROCESS,
     Ledger,
 )
 from gpuwatch_agent.gpus.following import GpuReading, GpuRecord, RunsOnGpu
-from gpuwatch_agent.processes.owners import SHARED
+from gpuwatch_agent.processes.owners import SHARED, Owner
 from gpuwatch_agent.runs import RUNNING, Run
 
 __all__ = ["GpuAccount", "GpuLedgers", "GpuReading", "GpuRecord"]
@@ -51,9 +54,11 @@ class GpuAccount:
         self.state = UNKNOWN
         self.idle_since_ns: int | None = None
         self.following = RunsOnGpu(self.ledger)
-        self._free_ns: int | None = None
-        """Up to when the GPU was seen free and idle. Time without a listed process is booked late: when none can be missing any more, or
-        by the run that turns out to have held the GPU."""
+        self.allocated: tuple[Owner, ...] = ()
+        """Those whom a scheduler has given it to."""
+        self._free: list[tuple[str, int]] = []
+        """(state, until when) in which the GPU was seen idle and without a process, oldest first. Time without a listed process is booked
+        late: when none can be missing any more, or by the run that turns out to have held the GPU."""
         self._await_until_ns: int | None = None
         """Set by `restore`, until the runs that held the GPU are seen again."""
         self._sampled_ns: int | None = None
@@ -65,6 +70,7 @@ class GpuAccount:
         self.run = running[0] if len(running) == 1 else None
         self.gpu = reading.gpu if reading is not None else self.gpu
         self.pids = (reading.pids or ()) if reading is not None else ()
+        self.allocated = (reading.allocated or ()) if reading is not None else ()
         self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
         missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
         self._sampled_ns = now_ns
@@ -88,12 +94,18 @@ class GpuAccount:
     def _open(self, running: Sequence[Run]) -> None:
         """Book the time before the first run's hook was there."""
         begin_ns = min(run.process_start_ns for run in running)
-        if self._free_ns is not None and begin_ns >= self.ledger.watermark_ns:  # all of its time is still open
-            self.ledger.book(UNALLOCATED, min(self._free_ns, begin_ns))
+        if self._free and begin_ns >= self.ledger.watermark_ns:  # all of its time is still open
+            self._book_free(begin_ns)
             self.ledger.book(BUSY_UNATTRIBUTED, begin_ns)
+            self._free = []
         else:
-            self.ledger.book(UNALLOCATED, self._free_ns or 0)
-        self._free_ns = None
+            self._book_free()
+
+    def _book_free(self, until_ns: int | None = None) -> None:
+        """Book the time seen without a process, up to a moment: all of it by default, and then it is forgotten."""
+        for state, end_ns in self._free:
+            self.ledger.book(state, end_ns if until_ns is None else min(end_ns, until_ns))
+        self._free = [] if until_ns is None else [each for each in self._free if each[1] > self.ledger.watermark_ns]
 
     def _doubt(self, reading: GpuReading | None, now_ns: int) -> tuple[str, ...]:
         """Return the states that the driver contradicts: `compute`, after ten seconds without a kernel."""
@@ -108,20 +120,20 @@ class GpuAccount:
     def _book_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
         before, self.state = self.state, self._state_without_hook(reading)
         if missed:
-            self.ledger.book(UNALLOCATED, self._free_ns or 0)
+            self._book_free()
             self.ledger.book(UNKNOWN, now_ns)
-            self._free_ns = None
         unlisted = reading is not None and reading.pids == ()
         if not unlisted or (before == BUSY_UNATTRIBUTED and self.state != before):
-            self.ledger.book(UNALLOCATED, self._free_ns or 0)
+            self._book_free()
             self.ledger.book(before if unlisted else self.state, now_ns)
-            self._free_ns = None
         if unlisted:
-            if self.state == UNALLOCATED:
-                self._free_ns = now_ns
+            if self.state in WITHOUT_PROCESS:
+                if self._free and self._free[-1][0] == self.state:
+                    self._free.pop()
+                self._free.append((self.state, now_ns))
             age_ns = reading.list_age_ns + 1_000_000_000 if reading is not None else 0
             sure_ns = now_ns - max(PROCESS_LIST_AGE_NS, age_ns)
-            self.ledger.book(UNALLOCATED, min(sure_ns, self._free_ns or 0))
+            self._book_free(sure_ns)
             self.ledger.book(self.state, sure_ns)
 
     def _state_without_hook(self, reading: GpuReading | None) -> str:
@@ -131,7 +143,7 @@ class GpuAccount:
         if busy:  # by a process that the list is too old to name, or that the agent may not see, too
             return BUSY_UNATTRIBUTED
         if reading.pids is not None and not reading.pids:
-            return UNALLOCATED
+            return UNALLOCATED if reading.allocated is None else ALLOCATED_UNUSED if reading.allocated else FREE
         return HELD_IDLE if reading.pids and reading.utilization_ratio is not None else UNKNOWN
 
     def _note_idle(self, reading: GpuReading | None, now_ns: int) -> None:
@@ -150,7 +162,7 @@ class GpuAccount:
             watermark_ns=self.ledger.watermark_ns,
             states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
             owners=self.following.records(),
-            free_ns=self._free_ns,
+            free=self._free,
         )
 
     @classmethod
@@ -165,7 +177,8 @@ class GpuAccount:
             account.following.await_owners(record.owners)
             account._await_until_ns = now_ns + AWAIT_NS
         else:
-            account.ledger.book(UNALLOCATED, record.free_ns or 0)
+            account._free = record.free
+            account._book_free()
             account.ledger.book(UNKNOWN, now_ns)
         return account
 

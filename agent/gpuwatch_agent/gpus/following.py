@@ -26,6 +26,7 @@ from gpuwatch.ledger.states import (
     UNKNOWN,
     Ledger,
 )
+from gpuwatch_agent.processes.owners import Owner
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_of
 
@@ -47,8 +48,8 @@ class GpuRecord(msgspec.Struct):
     start_ns: int
     watermark_ns: int
     states_ns: dict[str, int]
-    free_ns: int | None = None
-    """Up to when it was seen to be free; not all of that time is in the ledger yet."""
+    free: list[tuple[str, int]] = msgspec.field(default_factory=list)
+    """(state, until when) without a process, oldest first; not all of that time is in the ledger yet."""
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
     owner: tuple[str, int] | None = None
     applied_ns: dict[str, int] = msgspec.field(default_factory=dict)
@@ -69,6 +70,8 @@ class GpuReading:
     utilization_ratio: float | None
     list_age_ns: int = 0
     """Age of `pids`."""
+    allocated: tuple[Owner, ...] | None = None
+    """Those whom a scheduler has given the GPU to. None: not known."""
 
 
 PRIORITY = (

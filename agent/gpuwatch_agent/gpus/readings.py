@@ -16,12 +16,16 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
 from gpuwatch_agent.collectors.drivers import GpuSource
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
+from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.owners import Owner, together
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.window import RecentSamples
 
 
-def gpu_readings(collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> list[GpuReading]:
+def gpu_readings(
+    collector: GpuSource | None, node: RecentSamples, table: ProcessTable, allocations: Allocations
+) -> list[GpuReading]:
     """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
         return []
@@ -34,12 +38,24 @@ def gpu_readings(collector: GpuSource | None, node: RecentSamples, table: Proces
             pids = tuple(pid for pid in pids if pid not in ended)
         utilization = node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
         age_ns = int(collector.process_list_age_s(device.uuid) * 1e9)
-        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns))
+        allocated = allocations.get(device.uuid)
+        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns, allocated))
     return readings
 
 
+def gpu_owner(account: GpuAccount, table: ProcessTable) -> Owner:
+    """Return whose the processes on a GPU are; without any, whom a scheduler has given it to."""
+    if not account.pids:
+        return together(account.allocated)
+    return together(completed(table.owner(pid), account.allocated) for pid in account.pids)
+
+
 def owner_text(account: GpuAccount, table: ProcessTable) -> str:
-    """Return the processes on a GPU for people: "alice, pid 4711 (python)"; empty without any."""
+    """Return the processes on a GPU for people: "alice, pid 4711 (python)"; without any, its allocation; empty without either."""
+    if not account.pids:
+        named = ("user", "job", "account", "namespace", "pod", "container")
+        owners = [", ".join(f"{n} {v}" for n in named if (v := getattr(a, n))) for a in account.allocated[:3]]
+        return f"allocated to {'; '.join(owners)}" if owners else ""
     return "; ".join(f"{table.user(pid) or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3])
 
 
@@ -50,6 +66,7 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Gp
     for account in accounts:
         if account.run is not None:
             held.setdefault(account.run.key, {})[account.uuid] = names.get(account.uuid, "")
+            account.run.owner = completed(account.run.owner, account.allocated)
     for run in runs:
         now = held.get(run.key)
         if now is not None and now != run.gpus:

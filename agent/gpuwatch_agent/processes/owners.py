@@ -38,6 +38,8 @@ class Owner(msgspec.Struct, frozen=True):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    account: str = ""
+    """The scheduler's, of an allocation."""
 
 
 NO_OWNER = Owner()

@@ -47,7 +47,9 @@ STATES: dict[str, Look] = {
     "unknown": Look("unknown", LIGHT_GREY, "x"),
     "busy_unattributed": Look("busy, no hook", SKY, "."),
     "held_idle": Look("held idle", WINE, "x"),
+    "allocated_unused": Look("allocated, unused", WINE, "."),
     "unallocated": Look("unallocated", GREY, "."),
+    "free": Look("free", GREY, "/"),
 }
 """Bottom of a stack first: what is useful lies on the axis, so that its upper edge is the number to raise."""
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
+from gpuwatch_agent.processes.owners import Owner
 from gpuwatch_agent.runs import Run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
@@ -20,6 +21,7 @@ class Node:
         self.book = GpuLedgers()
         self.now_ns = 1000 * S
         self.runs: dict[int, Run] = {}
+        self.allocated: tuple[Owner, ...] | None = None
 
     def second(self, pids: tuple[int, ...] | None = (), busy: float | None = 0.0, seconds: int = 1) -> None:
         for _ in range(seconds):
@@ -27,7 +29,8 @@ class Node:
             self.tick(pids, busy)
 
     def tick(self, pids: tuple[int, ...] | None, busy: float | None) -> None:
-        self.book.advance([GpuReading("0", UUID, pids, busy)], self.runs, self.now_ns)
+        reading = GpuReading("0", UUID, pids, busy, allocated=self.allocated)
+        self.book.advance([reading], self.runs, self.now_ns)
         self.check()
 
     def lost(self, seconds: int) -> None:
@@ -69,6 +72,38 @@ def test_free_gpu_is_unallocated_once_no_process_can_have_been_missed() -> None:
     node.second(seconds=30)
     assert node.seconds == {"unallocated": 19.0}
     assert node.book.accounts[UUID].state == "unallocated"
+
+
+def test_gpu_without_a_process_is_free_or_allocated_where_that_is_known() -> None:
+    node = Node()
+    node.tick((), 0.0)
+    node.second(seconds=5)
+    node.allocated = ()
+    node.second(seconds=5)
+    node.allocated = (Owner("alice", "4711"),)
+    node.second(seconds=20)
+    assert node.seconds == {"unallocated": 5.0, "free": 5.0, "allocated_unused": 9.0}
+    assert node.book.accounts[UUID].state == "allocated_unused"
+    node.restart_agent()
+    node.second(seconds=2)
+    assert node.seconds == {"unallocated": 5.0, "free": 5.0, "allocated_unused": 20.0}
+    hook = FakeHook(pid=50, at_ns=node.now_ns)
+    train(node, hook, 4)
+    assert node.seconds["allocated_unused"] == 22.0 and node.seconds["compute"] == 4.0
+
+
+def test_run_that_held_the_gpu_takes_its_open_time_back_from_the_allocation() -> None:
+    node = Node()
+    node.allocated = (Owner("alice", "4711"),)
+    node.tick((), 0.0)
+    node.second(seconds=4)
+    hook = FakeHook(pid=50, at_ns=node.now_ns)
+    node.allocated = ()
+    node.second(seconds=4)  # the job is over by its file; the process that holds the GPU is not listed yet
+    hook.spend("compute", 4 * S)
+    node.hear(hook)
+    node.tick((50,), 0.9)
+    assert node.seconds == {"allocated_unused": 4.0, "compute": 4.0}
 
 
 def test_held_gpu_is_idle_or_busy_by_its_utilisation() -> None:
@@ -310,6 +345,7 @@ def test_ledger_of_another_boot_is_not_taken_up() -> None:
 SECOND = st.tuples(
     st.sampled_from(["free", "held", "hook", "both", "lost", "wedged", "restart", "bye"]),
     st.sampled_from([None, 0.0, 0.9]),
+    st.sampled_from([None, (), (Owner("alice", "4711"),)]),
     st.integers(1, 12),
 )
 
@@ -321,7 +357,7 @@ def test_sum_is_time_and_nothing_goes_back(seconds) -> None:
     hooks = [FakeHook(node.now_ns, pid=1), FakeHook(node.now_ns, run="run-b", sender="b", pid=2)]
     floor: dict[str, int] = {}
     node.tick((), 0.0)
-    for kind, busy, count in seconds:
+    for kind, busy, allocated, count in seconds:
         for _ in range(count):
             node.now_ns += S
             for hook in hooks:
@@ -329,7 +365,8 @@ def test_sum_is_time_and_nothing_goes_back(seconds) -> None:
                 if kind in ("hook", "both"):
                     node.hear(hook)
             pids = {"free": (), "held": (9,), "hook": (1,), "both": (1, 2), "wedged": None}.get(kind, (1,))
-            node.book.advance([] if kind == "lost" else [GpuReading("0", UUID, pids, busy)], node.runs, node.now_ns)
+            reading = GpuReading("0", UUID, pids, busy, allocated=allocated)
+            node.book.advance([] if kind == "lost" else [reading], node.runs, node.now_ns)
             node.check()
             totals = dict(node.book.accounts[UUID].ledger.totals_ns)
             assert all(totals[state] >= ns for state, ns in floor.items())

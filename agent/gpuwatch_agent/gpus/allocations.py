@@ -1,0 +1,202 @@
+"""Which jobs and pods a scheduler has given each GPU to, whether they use it or not: from a folder of files, and from the kubelet.
+
+Each is asked every ten seconds in a thread with a deadline. What one says is a GPU's allocation; what none says is not known, and then
+no GPU is called free.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpuwatch.errors import NoData
+from gpuwatch_agent.collectors.drivers import DeadlineThread, GpuDevice, WarnOnce
+from gpuwatch_agent.gpus.pod_resources import list_devices
+from gpuwatch_agent.processes.owners import Owner
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+_DEADLINE_S = 5.0
+_GOOD_FOR_S = 60.0
+_MOST_FILES = 512
+_MOST_BYTES = 65536
+
+Allocations = dict[str, tuple[Owner, ...]]
+"""The owners of each GPU by UUID, none for a free one. A GPU that is missing: not known."""
+_Text = Annotated[str, Meta(max_length=128)]
+
+
+class AllocationFile(msgspec.Struct, frozen=True):
+    """One file of the folder, JSON: a job and its GPUs on this node. It is there for as long as the job has them."""
+
+    gpus: Annotated[list[str | int], Meta(max_length=128)]
+    """UUIDs, or numbers: the N of /dev/nvidiaN, as in SLURM_JOB_GPUS. A string of several, "0,3-5", counts as these."""
+    job: Annotated[_Text, Meta(min_length=1)]
+    user: _Text = ""
+    account: _Text = ""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """GPUs of one owner, as their source names them."""
+
+    gpus: tuple[str, ...]
+    owner: Owner
+    by_index: bool = False
+    """Whether a number is the driver's index, else that of the device file."""
+
+
+NOT_KNOWN = Allocation(("?",), Owner())
+"""Some GPU is given to somebody."""
+
+
+def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation]:
+    """Return what a folder's files say; `NOT_KNOWN` for one that is not as it must be, or of another user than root and the agent's.
+
+    Raises: NoData where there is no folder; OSError.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoData(f"{folder} does not exist here") from None
+    found = []
+    for path in paths[:_MOST_FILES]:
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_uid not in (0, os.getuid()):
+                    raise PermissionError("it belongs to another user than root")
+                content = msgspec.json.decode(file.read(_MOST_BYTES), type=AllocationFile)
+            names = tuple(name for each in content.gpus for name in _expand(str(each)))
+        except FileNotFoundError:
+            continue  # its job ended meanwhile
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            warn(f"{path} cannot be used: {error}; docs/deploy/allocations.md shows one")
+            found.append(NOT_KNOWN)
+            continue
+        owner = Owner(_printable(content.user), _printable(content.job), account=_printable(content.account))
+        found.append(Allocation(names, owner))
+    return found
+
+
+def read_kubelet(path: Path) -> list[Allocation]:
+    """Return which GPUs the kubelet has given to containers. Raises: NoData without its socket; OSError; ValueError."""
+    return [
+        Allocation(each.ids, Owner(namespace=each.namespace, pod=each.pod, container=each.container), by_index=True)
+        for each in list_devices(path, _DEADLINE_S - 1)
+        if each.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"))
+        or any(name.startswith(("GPU-", "MIG-")) for name in each.ids)
+    ]
+
+
+def _expand(name: str) -> list[str]:
+    """Return "0,3-5" as ["0", "3", "4", "5"]; a UUID as it is."""
+    if name[:1].isdigit() and set(name) <= set("0123456789,-"):
+        spans = [part.partition("-") for part in name.split(",") if part.partition("-")[0]]
+        return [
+            str(number) for first, _, last in spans for number in range(int(first), min(int(last or first), 1023) + 1)
+        ]
+    return [name]
+
+
+def _printable(text: str) -> str:
+    return "".join(character for character in text if character.isprintable())
+
+
+def by_gpu(allocations: Iterable[Allocation], devices: Sequence[GpuDevice]) -> Allocations:
+    """Return the owners of each GPU.
+
+    With an id that is none of the GPUs' (of a MIG instance, say), GPUs without an owner are left out: whether they are free is not known.
+    """
+    owners: dict[str, list[Owner]] = {device.uuid: [] for device in devices}
+    unknown = False
+    for allocation in allocations:
+        for name in allocation.gpus:
+            device = _device(name, allocation.by_index, devices)
+            if device is None:
+                unknown = True
+            elif allocation.owner not in owners[device.uuid]:
+                owners[device.uuid].append(allocation.owner)
+    return {uuid: tuple(found) for uuid, found in owners.items() if found or not unknown}
+
+
+def _device(name: str, by_index: bool, devices: Sequence[GpuDevice]) -> GpuDevice | None:
+    """Return the GPU of a scheduler's id: a UUID, a PCI address or a number; of a time slice ("UUID::2") or an old MIG id, the GPU's."""
+    name = name.partition("::")[0]
+    if name.startswith("MIG-GPU-"):
+        name = name[4:].partition("/")[0]
+    for device in devices:
+        number = device.index if by_index or device.minor is None else device.minor
+        pci = device.pci_bus_id.lower()
+        if name in (device.uuid, str(number)) or (pci and name.lower() in (pci, pci[4:])):
+            return device
+    return None
+
+
+class AllocationWatch:
+    """Asks both sources, in a thread; owned by the sampler's."""
+
+    def __init__(self, folder: Path, kubelet: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._warn = WarnOnce()
+        self._sources: tuple[Callable[[], list[Allocation]], ...] = (
+            lambda: read_folder(folder, self._warn),
+            lambda: read_kubelet(kubelet),
+        )
+        self._thread = DeadlineThread("a source of allocations", 2 * _DEADLINE_S)
+        self._due_s = float("-inf")
+        self._taken: tuple[float, list[Allocation]] | None = None
+
+    def tick(self, devices: Sequence[GpuDevice], wait_s: float = 0.05) -> Allocations:
+        """Return each GPU's owners as of the last answer, at most a minute old; nothing where there is no source, or one fails."""
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            try:
+                answer = self._thread.offer(self._ask, wait_s)
+                if answer is not None:
+                    self._due_s, self._taken = now_s + INTERVAL_S, (now_s, answer)
+            except NoData:
+                self._due_s, self._taken = now_s + INTERVAL_S, None
+            except (OSError, ValueError) as error:
+                self._due_s = now_s + INTERVAL_S
+                self._warn(f"which job has which GPU is not known: {error}")
+        if self._taken is None or now_s - self._taken[0] > _GOOD_FOR_S:
+            return {}
+        return by_gpu(self._taken[1], devices)
+
+    def _ask(self) -> list[Allocation]:
+        """Return what the sources that exist say. Raises: NoData where none does; what one that fails raises."""
+        found, absent = [], []
+        for source in self._sources:
+            try:
+                found += source()
+            except NoData as reason:
+                absent.append(str(reason))
+        if len(absent) == len(self._sources):
+            raise NoData("; ".join(absent))
+        return found
+
+
+def completed(owner: Owner, allocations: Sequence[Owner]) -> Owner:
+    """Return the owner of a process with what its GPU's allocation adds: the job, or the pod's name, namespace and container.
+
+    The kubelet's word on a pod counts more than the process's own environment. On a GPU of several, that of the same pod or job counts.
+    """
+    if len(allocations) > 1:
+        allocations = [
+            a for a in allocations if (a.pod or a.job) and (a.pod, a.job) in ((owner.pod, ""), ("", owner.job))
+        ]
+    if len(allocations) != 1 or bool(allocations[0].pod) != bool(owner.pod_uid):
+        return owner
+    known = {name: value for name, value in msgspec.structs.asdict(allocations[0]).items() if value}
+    if not owner.pod_uid:
+        known = {name: value for name, value in known.items() if not getattr(owner, name)}
+    return msgspec.structs.replace(owner, **known)

@@ -1,0 +1,123 @@
+"""GpuAllocatedUnused from a real agent: which job or pod has a GPU, from a folder and from a kubelet, and the alert that it raises."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.alerting.render import render
+from gpuwatch.alerting.thresholds import AlertThresholds
+from gpuwatch_agent.gpus.pod_resources import Devices, list_devices
+from tests.integration.agent_process import Agent
+from tests.nvml.fake import FakeGpu, FakeNvml
+from tests.pod_resources import Kubelet, kubelet
+from tests.servers import prometheus_config, start_prometheus, wait_for
+
+pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")
+ASKED_S = 45
+"""The agent asks its sources and lists processes every ten seconds; a busy machine takes longer."""
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Kubelet]:
+    with kubelet(tmp_path / "kubelet.sock") as server:
+        yield server
+
+
+def agent_at(tmp_path: Path, nvml: FakeNvml) -> Agent:
+    sources = ("--allocations", str(tmp_path / "allocations"), "--pod-resources", str(tmp_path / "kubelet.sock"))
+    return Agent(tmp_path, *sources, environment=nvml.environment())
+
+
+def gpu(number: int, *pids: int) -> FakeGpu:
+    processes = tuple((pid, 1 << 30) for pid in pids)
+    return FakeGpu(uuid=f"GPU-{number}", minor=number, utilization_percent=0, processes=processes)
+
+
+def owner(agent: Agent, number: int) -> dict[str, str]:
+    names = ("run", "rank", "user", "job", "namespace", "pod", "container")
+    key = next(k for k in agent.metrics() if k[0] == "gpuwatch_gpu_owner_info" and k[2] == f"GPU-{number}")
+    return {name: value for name, value in zip(names, key[3:], strict=True) if value}
+
+
+def states(agent: Agent) -> list[str]:
+    return [each["state"] for each in agent.get("/api/v1/status")["gpus"]]
+
+
+def test_alert_fires_for_a_job_without_a_process_and_resolves_when_it_works(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(0), gpu(1)])
+    folder = tmp_path / "allocations"
+    folder.mkdir()
+    job = {"gpus": ["1"], "job": "4711", "user": "alice", "account": "vision"}
+    (folder / "slurm-4711.json").write_text(json.dumps(job))
+    rules = render(AlertThresholds(processless_for_s=2, keep_firing_for_s=0))
+    worker = None
+    try:
+        with agent_at(tmp_path, nvml) as agent:
+            wait_for("the allocation is known", lambda: states(agent) == ["free", "allocated_unused"], ASKED_S)
+            assert owner(agent, 1) == {"user": "alice", "job": "4711"} and owner(agent, 0) == {}
+            text = agent.get("/api/v1/status")["gpus"][1]["owner"]
+            assert text == "allocated to user alice, job 4711, account vision"
+            config = prometheus_config({"gpuwatch": agent.url.removeprefix("http://")})
+            with start_prometheus(tmp_path / "prometheus", config, rules) as prometheus:
+                firing = 'ALERTS{alertname="GpuAllocatedUnused",alertstate="firing"}'
+                (found,) = wait_for("it fires", lambda: prometheus.query(firing), 90)
+                labels = found["metric"]
+                assert (labels["gpu"], labels["user"], labels["job_id"]) == ("1", "alice", "4711")
+                (alert,) = (
+                    each
+                    for each in prometheus.get("/api/v1/alerts")["data"]["alerts"]
+                    if each["labels"]["alertname"] == "GpuAllocatedUnused"
+                )
+                assert alert["annotations"]["owner"] == "user alice, job 4711, pod none"
+                assert "24.0 GPU-hours a day" in alert["annotations"]["cost"]
+                worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                nvml.write([gpu(0), gpu(1, worker.pid)])
+                wait_for("it resolves", lambda: not prometheus.query(firing), 90)
+            assert owner(agent, 1)["job"] == "4711"  # of its process too
+            (folder / "slurm-4711.json").unlink()
+            wait_for("the job is over", lambda: "job" not in owner(agent, 1), ASKED_S)
+            seconds = {
+                k[3]: v for k, v in agent.metrics().items() if k[:3] == ("gpuwatch_gpu_seconds_total", "1", "GPU-1")
+            }
+            assert seconds["allocated_unused"] > 2 and seconds["unallocated"] < 15
+    finally:
+        if worker is not None:
+            worker.kill()
+            worker.wait(10)
+
+
+def test_pod_of_a_gpu_is_known_from_the_kubelet(tmp_path: Path, pods: Kubelet) -> None:
+    nvml = FakeNvml(tmp_path)
+    nvml.write([gpu(0), gpu(1)])
+    pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-0",))]
+    with agent_at(tmp_path, nvml) as agent:
+        wait_for("the allocation is known", lambda: states(agent) == ["allocated_unused", "free"], ASKED_S)
+        assert owner(agent, 0) == {"namespace": "vision", "pod": "train-0", "container": "trainer"}
+        assert set(pods.calls) == {"/v1.PodResourcesLister/List"}
+        pods.status = 12  # it is not known any more which GPU is free: after a minute it is said so
+        text = "which job has which GPU is not known: "
+        wait_for("the failure is logged", lambda: text in agent.log.read_text(), ASKED_S)
+        assert states(agent) == ["allocated_unused", "free"]
+
+
+def test_large_answer_of_the_kubelet_and_one_that_never_comes(tmp_path: Path, pods: Kubelet) -> None:
+    pods.devices = [
+        Devices("team", f"pod-{number:05d}", "main", "nvidia.com/gpu", (f"GPU-{number}",)) for number in range(5000)
+    ]
+    assert list_devices(tmp_path / "kubelet.sock", 30) == pods.devices
+    pods.status = 14
+    with pytest.raises(OSError, match=r"no answer to /v1\.PodResourcesLister/List"):
+        list_devices(tmp_path / "kubelet.sock", 30)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        with pytest.raises(TimeoutError):
+            list_devices(tmp_path / "silent.sock", 0.2)

@@ -1,0 +1,155 @@
+"""Which job or pod has which GPU: the folder's files, the kubelet's answer, and what they say of each GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuwatch_agent.collectors.drivers import GpuDevice
+from gpuwatch_agent.gpus.allocations import NOT_KNOWN, Allocation, AllocationWatch, by_gpu, completed, read_folder
+from gpuwatch_agent.gpus.pod_resources import Devices, parse_list
+from gpuwatch_agent.processes.owners import Owner
+from tests.pod_resources import encode
+
+FIRST = GpuDevice(0, "GPU-a", "NVIDIA H100", "00000000:3B:00.0", 3)
+SECOND = GpuDevice(1, "GPU-b", "NVIDIA H100", "00000000:5E:00.0", 0)
+DEVICES = (FIRST, SECOND)
+ALICE = Owner("alice", "4711", account="vision")
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def owners(*allocations: Allocation) -> dict[str, tuple[Owner, ...]]:
+    return by_gpu(allocations, DEVICES)
+
+
+def test_job_has_gpus_by_the_numbers_of_their_device_files(tmp_path: Path) -> None:
+    write(tmp_path, "4711.json", {"gpus": [3], "job": "4711", "user": "alice", "account": "vision"})
+    write(tmp_path, ".5.json", "half writ")
+    assert owners(*read_folder(tmp_path)) == {"GPU-a": (ALICE,), "GPU-b": ()}
+
+
+def test_gpus_as_slurm_lists_them(tmp_path: Path) -> None:
+    write(tmp_path, "4711.json", {"gpus": ["0,2-4"], "job": "4711"})
+    assert [allocation.gpus for allocation in read_folder(tmp_path)] == [("0", "2", "3", "4")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        {"gpus": [0]},
+        {"gpus": [0], "job": ""},
+        {"gpus": "0", "job": "1"},
+        {"gpus": ["1-2-3"], "job": "1"},
+        {"gpus": ["9" * 9000], "job": "1"},
+        {"gpus": [0], "job": "x" * 129},
+    ],
+)
+def test_file_that_cannot_be_used_makes_no_gpu_free_and_leaves_the_others(tmp_path: Path, content: object) -> None:
+    write(tmp_path, "1.json", content)
+    write(tmp_path, "4711.json", {"gpus": ["GPU-a"], "job": "4711", "user": "alice", "account": "vision"})
+    warnings: list[str] = []
+    found = read_folder(tmp_path, warnings.append)
+    assert found[0] is NOT_KNOWN and owners(*found) == {"GPU-a": (ALICE,)}
+    assert len(warnings) == 1 and f"{tmp_path}/1.json cannot be used" in warnings[0]
+
+
+def test_file_of_another_user_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "1.json", {"gpus": [0], "job": "1", "user": "mallory"})
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    monkeypatch.setattr(os, "fstat", lambda number: os.stat_result((0o644, 0, 0, 1, 1001, 0, 0, 0, 0, 0)))
+    warnings: list[str] = []
+    assert read_folder(tmp_path, warnings.append) == [NOT_KNOWN] and "another user" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [
+        ("GPU-b", "GPU-b"),
+        ("1", "GPU-b"),  # the device plugin counts as NVML does
+        ("GPU-a::3", "GPU-a"),  # a time slice
+        ("0000:5e:00.0", "GPU-b"),
+        ("00000000:5E:00.0", "GPU-b"),
+        ("MIG-GPU-a/7/0", "GPU-a"),
+    ],
+)
+def test_ids_of_device_plugins(name: str, uuid: str) -> None:
+    found = owners(Allocation((name,), Owner(pod="train-0"), by_index=True))
+    assert [each for each in found if found[each]] == [uuid] and len(found) == 2
+
+
+def test_gpu_of_several_and_an_id_of_none() -> None:
+    bob = Owner("bob", "9")
+    found = owners(Allocation(("GPU-a",), ALICE), Allocation(("GPU-a",), bob), Allocation(("GPU-a",), bob))
+    assert found == {"GPU-a": (ALICE, bob), "GPU-b": ()}
+    assert owners(Allocation(("MIG-5c1b", "GPU-a"), ALICE)) == {"GPU-a": (ALICE,)}  # whose instance it is is not known
+
+
+def test_answer_of_the_kubelet() -> None:
+    pods = [
+        Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-a", "GPU-b")),
+        Devices("vision", "train-0", "trainer", "rdma/hca", ("mlx5_0",)),
+        Devices("web", "shop-7", "shop", "", ()),
+    ]
+    assert list(parse_list(encode(pods))) == pods[:2]
+    for cut in range(1, len(encode(pods[:1]))):
+        try:
+            list(parse_list(encode(pods[:1])[:cut]))
+        except ValueError:
+            continue
+    with pytest.raises(ValueError, match="not a protobuf message"):
+        list(parse_list(b"\x0a\xff\xff\xff\xff\x0f"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "allocations", "expected"),
+    [
+        (Owner("alice"), [Owner(job="4711", account="vision")], Owner("alice", "4711", account="vision")),
+        (Owner("alice", "4711.x"), [Owner("bob", "4711")], Owner("alice", "4711.x")),  # the process's own counts more
+        (
+            Owner("root", pod_uid="u", pod="a-host-name"),
+            [Owner(namespace="vision", pod="train-0", container="trainer")],
+            Owner("root", pod_uid="u", namespace="vision", pod="train-0", container="trainer"),
+        ),
+        (Owner("root"), [Owner(namespace="vision", pod="train-0")], Owner("root")),  # not in a pod: the node's own
+        (
+            Owner("root", pod_uid="u", pod="b"),
+            [Owner(namespace="one", pod="a"), Owner(namespace="two", pod="b")],
+            Owner("root", pod_uid="u", namespace="two", pod="b"),
+        ),
+        (Owner("root", pod_uid="u"), [Owner(pod="a"), Owner(pod="b")], Owner("root", pod_uid="u")),
+        (Owner("alice"), [], Owner("alice")),
+    ],
+)
+def test_owner_of_a_process_is_completed_by_its_gpus_allocation(
+    owner: Owner, allocations: list[Owner], expected: Owner
+) -> None:
+    assert completed(owner, allocations) == expected
+
+
+def test_sources_are_asked_every_ten_seconds_and_an_answer_is_good_for_a_minute(tmp_path: Path) -> None:
+    now = [100.0]
+    watch = AllocationWatch(tmp_path / "jobs", tmp_path / "kubelet.sock", clock=lambda: now[0])
+    assert watch.tick(DEVICES, 20) == {}  # no source: it is not known
+    write(tmp_path / "jobs", "1.json", {"gpus": ["GPU-a"], "job": "4711", "user": "alice", "account": "vision"})
+    now[0] += 9
+    assert watch.tick(DEVICES, 20) == {}
+    now[0] += 1
+    assert watch.tick(DEVICES, 20) == {"GPU-a": (ALICE,), "GPU-b": ()}
+    (tmp_path / "kubelet.sock").write_text("not a socket")  # a source that fails: what is free is not known
+    for _ in range(6):
+        now[0] += 10
+        assert watch.tick(DEVICES, 20) == {"GPU-a": (ALICE,), "GPU-b": ()}
+    now[0] += 10
+    assert watch.tick(DEVICES, 20) == {}
+    (tmp_path / "kubelet.sock").unlink()
+    (tmp_path / "jobs/1.json").unlink()
+    now[0] += 10
+    assert watch.tick(DEVICES, 20) == {"GPU-a": (), "GPU-b": ()}
