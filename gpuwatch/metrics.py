@@ -136,6 +136,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_gpu_mig_memory_used_bytes", "gauge", "bytes", "Memory in use of a MIG instance.", (*GPU, "GPU_I_ID")),
     Metric("gpuwatch_gpu_mig_memory_total_bytes", "gauge", "bytes", "Memory of a MIG instance.", (*GPU, "GPU_I_ID")),
     Metric("gpuwatch_gpu_mig_sm_active_ratio", "gauge", "ratio", "Share of a MIG instance's multiprocessors that were busy (GPM).", (*GPU, "GPU_I_ID")),
+    Metric("gpuwatch_processes_without_hook", "gauge", "count", "Processes with a context on some GPU of this node that no hook reports, their own children not counted; absent where no process list is known."),
     Metric("gpuwatch_gpus_seen", "gauge", "count", "GPUs that the driver lists now."),
     Metric("gpuwatch_gpus_expected", "gauge", "count", "The most GPUs that the driver has listed since the agent started."),
     # the node

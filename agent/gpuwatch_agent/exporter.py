@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, exposition
@@ -119,13 +118,13 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
 
 
-def shm_samples(run: Run, table: ProcessTable, host_shm: Path) -> Iterator[Sample]:
+def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
     """Yield /dev/shm as seen by a run in its own mount namespace."""
     pid = table.host_pid(run.live_hello)
-    if pid is None or table.shares_shm_with_host(pid, host_shm) or (shm := table.shm_bytes(pid)) is None:
-        return
-    yield Sample("gpuwatch_shm_size_bytes", shm[0], (run.run,))
-    yield Sample("gpuwatch_shm_used_bytes", shm[1], (run.run,))
+    shm = table.shm(pid) if pid is not None else None
+    if shm is not None and not shm.is_hosts:
+        yield Sample("gpuwatch_shm_size_bytes", shm.size_bytes, (run.run,))
+        yield Sample("gpuwatch_shm_used_bytes", shm.used_bytes, (run.run,))
 
 
 def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -> Iterator[Sample]:

@@ -28,7 +28,7 @@ from gpuwatch_agent.exporter import (
 )
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
-from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus
+from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
@@ -71,7 +71,7 @@ class Sampler:
         self._runs = RunRegistry(boot_id)
         self._allocations = AllocationWatch(choice.allocations, choice.pod_resources)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
-        self._table = ProcessTable(roots.procfs, roots.sysfs)
+        self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
@@ -133,11 +133,16 @@ class Sampler:
         self._oom.update(runs, now_ns)
         node_samples = self._collectors.tick()
         self._node.remember(node_samples, now_ns)
+        self._table.update_shm(run.live_hello for run in runs)
         self._workers.update(runs, now_ns)
         self._processes.update(runs, now_ns)
         allocations = self._allocations.tick(self._gpu_collector.devices() if self._gpu_collector is not None else ())
         readings = gpu_readings(self._gpu_collector, self._node, self._table, allocations)
-        self._gpus.advance(readings, self._runs_by_pid(runs), now_ns)
+        runs_by_pid = self._runs_by_pid(runs)
+        self._gpus.advance(readings, runs_by_pid, now_ns)
+        alone = without_hook(readings, runs_by_pid, self._table)
+        if alone is not None:
+            node_samples.append(Sample("gpuwatch_processes_without_hook", alone))
         accounts = list(self._gpus.accounts.values())
         note_gpus(runs, accounts, self._gpu_collector)
         self._evaluator.evaluate(runs, accounts, now_ns, now_s, self.prices)
@@ -165,7 +170,7 @@ class Sampler:
         for run in runs:
             samples += run_samples(run, self._workers, offset_ns)
             samples += self._processes.samples(run)
-            samples += shm_samples(run, self._table, self._roots.shm)
+            samples += shm_samples(run, self._table)
         for view in self._evaluator.views.values():
             samples += recent_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)

@@ -20,6 +20,7 @@ import typer
 from gpuwatch.api.client import fetch
 from gpuwatch.commands.options import AGENT, Agent, Prometheus
 from gpuwatch.errors import ConfigError, GpuwatchError, require
+from gpuwatch.wire.endpoint import refused
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1
@@ -41,6 +42,8 @@ def up(
     try:
         with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
             typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\nCtrl-C stops both.")
+            if system := refused():
+                typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
             code = wait_for_end(children)
     except ChildEnded as error:
         typer.secho(f"gpuwatch: {error}", fg="red", err=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpuwatch import __version__, wire
+from gpuwatch.errors import ConfigError
 from gpuwatch.hook.account import device
 from gpuwatch.hook.identity import Identity
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
@@ -165,12 +166,16 @@ class SendBuffer:
     def find_agent(self) -> None:
         """Connect once an agent's socket exists. ZeroMQ reconnects by itself when an agent comes back there.
 
-        Raises: ConfigError if the configured endpoint is not valid.
+        Raises: ConfigError if the configured endpoint is not valid, or if this user may not write to the agent's socket.
         """
         if self.sender is not None and self._refused < _FIND_AGAIN_AFTER:
             return
         where = endpoint.checked(self._where, "endpoint") if self._where else endpoint.find()
-        if where is None or where == self._connected_to:
+        if where is not None and where == self._connected_to:
+            return
+        if (where is None or where.startswith("ipc://")) and (refused := endpoint.refused(where)):
+            raise ConfigError(refused)
+        if where is None:
             return
         old, self.sender, self._connected_to = self.sender, None, None
         if old is not None:

@@ -64,6 +64,24 @@ def find(
     return None
 
 
+def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return what to tell a user who may not write to an agent's socket, ZeroMQ being silent about it; None where that is not so.
+
+    `where` is an endpoint; None: any of `directories`. The sockets of other users than root and this one do not count.
+    """
+    paths = [directory / SOCKET_NAME for directory in directories(environ)]
+    for path in paths if where is None else [Path(where.removeprefix("ipc://"))]:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()) and not os.access(path, os.W_OK):
+            return (
+                f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"
+            )
+    return None
+
+
 def default_listen(environ: Mapping[str, str] = os.environ) -> str:
     """Return where an agent listens by default: in the first of `directories` that this user can write to, or create."""
     for directory in directories(environ):

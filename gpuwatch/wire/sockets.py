@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -14,6 +14,8 @@ import zmq
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger(__name__)
 
 _SEND_QUEUE = 64
 _RECEIVE_QUEUE = 10_000
@@ -134,6 +136,8 @@ def _permit(path: Path) -> None:
     """Give only this user write access to the socket; for root's also the group `gpuwatch`, if it exists."""
     path.chmod(0o600)
     if os.getuid() == 0:
-        with contextlib.suppress(LookupError, OSError):
+        try:
             shutil.chown(path, 0, "gpuwatch")
             path.chmod(0o660)
+        except (LookupError, OSError) as error:
+            logger.info("%s: only root's runs are seen (%s): groupadd --system gpuwatch, and restart", path, error)

@@ -81,6 +81,8 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
                 nvml.write([gpu(0, alone.pid, busy=90), gpu(1, idler.pid, busy=90), gpu(2, one.pid, two.pid, busy=90)])
                 wait_for("the processes are listed", lambda: ledgers.owner(0) == ("alone", "0"), POLLED_S, 0.3)
                 assert ledgers.owner(2) == ("shared", "")
+                without = ("gpuwatch_processes_without_hook",)
+                wait_for("only the idler is without a hook", lambda: agent.metrics()[without] == 1, POLLED_S, 0.3)
                 run = agent.wait_run("alone")
                 seconds = ledgers.look(0)
                 # from the run's begin on, although its process was listed seconds later

@@ -6,7 +6,7 @@ Times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -41,6 +41,16 @@ def gpu_readings(
         allocated = allocations.get(device.uuid)
         readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns, allocated))
     return readings
+
+
+def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], table: ProcessTable) -> int | None:
+    """Return how many processes on the GPUs no hook reports, nor one of their parents; None where no process list is known."""
+    lists = [reading.pids for reading in readings if reading.pids is not None]
+    if not lists:
+        return None
+    return sum(
+        not any(each in runs_by_pid for each in table.with_parents(pid)) for pid in {p for pids in lists for p in pids}
+    )
 
 
 def gpu_owner(account: GpuAccount, table: ProcessTable) -> Owner:

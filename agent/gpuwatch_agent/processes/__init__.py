@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
 from gpuwatch.host.shm import shm_bytes
+from gpuwatch_agent.collectors.drivers import DeadlineThread
 from gpuwatch_agent.processes.owners import Owner, OwnerCache
 
 T = TypeVar("T")
 _SEARCH_EVERY_TICKS = 5
 _MOST_KNOWN = 4096
+_MOST_PARENTS = 8
+SHM_DEADLINE_S = 2.0
+_SHM_WAIT_S = 0.05
+_MOST_HUNG_THREADS = 8
+
+logger = logging.getLogger(__name__)
 
 
 def pid_namespace(procfs: Path) -> int:
@@ -28,10 +37,62 @@ def pid_namespace(procfs: Path) -> int:
     return 0
 
 
+class Shm(NamedTuple):
+    """The /dev/shm that a process sees."""
+
+    size_bytes: int
+    used_bytes: int
+    is_hosts: bool
+
+
+class _ShmReader:
+    """Reads the /dev/shm of processes in a thread: of a file system that hangs (FUSE, NFS) only this is not measured.
+
+    A thread that hangs is left behind, and its process is not asked again.
+    """
+
+    def __init__(self, procfs: Path, host_shm: Path) -> None:
+        self._procfs = procfs
+        self._host_shm = host_shm
+        self._current = 0
+        self._hung: set[int] = set()
+        self._threads = [self._thread()]
+        self.known: dict[int, Shm] = {}
+
+    def _thread(self) -> DeadlineThread:
+        return DeadlineThread("/dev/shm", SHM_DEADLINE_S)
+
+    def update(self, pids: Collection[int]) -> None:
+        """Read those of these processes; later results are the next tick's."""
+        self._hung &= set(pids)
+        wanted = [pid for pid in pids if pid not in self._hung]
+        try:
+            found = self._threads[-1].offer(lambda: dict(self._read(wanted)), _SHM_WAIT_S)
+            self.known = self.known if found is None else found
+        except TimeoutError:
+            self.known = {}
+            if self._current not in self._hung:
+                logger.warning(
+                    "process %s: its /dev/shm does not answer within %g s and is not measured; the others are",
+                    self._current,
+                    SHM_DEADLINE_S,
+                )
+                self._hung.add(self._current)
+            if len(self._threads) < _MOST_HUNG_THREADS:
+                self._threads.append(self._thread())
+
+    def _read(self, pids: Sequence[int]) -> Iterator[tuple[int, Shm]]:
+        for self._current in pids:
+            path = self._procfs / str(self._current) / "root/dev/shm"
+            with contextlib.suppress(NoData, OSError):
+                is_hosts = path.stat().st_dev == self._host_shm.stat().st_dev
+                yield self._current, Shm(*shm_bytes(path), is_hosts)
+
+
 class ProcessTable:
     """Reads one node's /proc. A process of another pid namespace cannot be read by its own pid."""
 
-    def __init__(self, procfs: Path, sysfs: Path = Path("/sys")) -> None:
+    def __init__(self, procfs: Path, sysfs: Path = Path("/sys"), host_shm: Path = Path("/dev/shm")) -> None:
         self._procfs = procfs
         self._sysfs = sysfs
         self._namespace = pid_namespace(procfs)
@@ -42,6 +103,7 @@ class ProcessTable:
         """Ticks to go before a container's process is searched for again."""
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
+        self._shm = _ShmReader(procfs, host_shm)
 
     def begin_tick(self) -> None:
         """Start a new tick: what was found is valid for one."""
@@ -124,17 +186,13 @@ class ProcessTable:
         except OSError:
             return None
 
-    def shm_bytes(self, pid: int) -> tuple[int, int] | None:
-        """Return (size, used) of the /dev/shm in the process's own mount namespace; None where it is not readable."""
-        return self.read(lambda pid, procfs: shm_bytes(procfs / str(pid) / "root/dev/shm"), pid)
+    def update_shm(self, hellos: Iterable[wire.Hello | None]) -> None:
+        """Read the /dev/shm of these training processes, without waiting for one that hangs."""
+        self._shm.update({pid for hello in hellos if (pid := self.host_pid(hello)) is not None})
 
-    def shares_shm_with_host(self, pid: int, host_shm: Path) -> bool:
-        """Return whether the process sees the node's own /dev/shm."""
-        try:
-            seen = (self._procfs / str(pid) / "root" / "dev" / "shm").stat().st_dev
-            return seen == host_shm.stat().st_dev
-        except OSError:
-            return True
+    def shm(self, pid: int) -> Shm | None:
+        """Return the /dev/shm in the process's own mount namespace, as of the last tick; None where it is not readable."""
+        return self._shm.known.get(pid)
 
     def ended(self, pids: set[int]) -> set[int]:
         """Return those that have ended since the first call with them: a GPU's process list is up to 10 s old.
@@ -144,6 +202,13 @@ class ProcessTable:
         alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
         self._seen = (self._seen & pids) | alive
         return self._seen - alive
+
+    def with_parents(self, pid: int) -> list[int]:
+        """Return a process, its parent, and so on up to the eighth: (pid, …), as far as they are visible."""
+        found = [pid]
+        while len(found) < _MOST_PARENTS and (fields := self._fields(found[-1])) and int(fields[1]) > 1:
+            found.append(int(fields[1]))
+        return found
 
     def _is(self, pid: int, hello: wire.Hello) -> bool:
         """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""

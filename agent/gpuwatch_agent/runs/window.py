@@ -188,7 +188,8 @@ def _as_seen_by(
     size, used = host.shm_size_bytes, host.shm_used_bytes
     cores, memory = host.cpu_cores, host.memory_available_bytes
     if pid is not None:
-        size, used = table.shm_bytes(pid) or (size, used)
+        shm = table.shm(pid)
+        size, used = (shm.size_bytes, shm.used_bytes) if shm is not None else (size, used)
         allowed = table.allowed_cores(pid)
         cores = cores if allowed is None else allowed
         memory = table.memory_available_bytes(pid, memory)

@@ -40,6 +40,13 @@ NODE: tuple[Panel, ...] = (
         runbook="GpuLost",
     ),
     stat(
+        "without_hook",
+        "Processes without a hook",
+        "How many processes on this node's GPUs does gpuwatch not see inside of? Their user may lack the socket's group.",
+        "1",
+        Curve(Query("gpuwatch_processes_without_hook")),
+    ),
+    stat(
         "node_lost",
         "GPUs lost",
         "How much GPU time is starved, held idle or stalled now, as a number of GPUs?",

@@ -57,6 +57,19 @@ def make_socket(path: Path) -> socket.socket:
     return listener
 
 
+def test_socket_that_this_user_may_not_write_to_is_named_with_the_group(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = runtime / "system/hook.sock"
+    assert endpoint.refused() is None
+    with make_socket(path):
+        assert endpoint.refused() is None
+        monkeypatch.setattr(os, "access", lambda name, mode: not str(name).startswith(str(runtime / "system")))
+        for refused in (endpoint.refused(), endpoint.refused(f"ipc://{path}")):
+            assert refused is not None and refused.startswith(f"{path}: permission denied; ask for the group gpuwatch")
+        assert endpoint.refused(f"ipc://{runtime}/user/hook.sock") is None
+
+
 def test_the_declared_endpoint_wins_and_none_is_found_without_an_agent(runtime: Path) -> None:
     assert endpoint.find({"GPUWATCH_ENDPOINT": "tcp://127.0.0.1:9479"}) == "tcp://127.0.0.1:9479"
     assert endpoint.find({}) is None

@@ -1,0 +1,70 @@
+"""The /dev/shm of runs: what is read of each, and what a file system that hangs holds up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import gpuwatch_agent.processes as processes
+from gpuwatch.errors import NoData
+from gpuwatch_agent.processes import Shm, _ShmReader
+
+
+def make(tmp_path: Path, *pids: int) -> _ShmReader:
+    for pid in pids:
+        (tmp_path / f"{pid}/root/dev/shm").mkdir(parents=True)
+    return _ShmReader(tmp_path, tmp_path)
+
+
+def until(reader: _ShmReader, pids: set[int], wanted: set[int], within_s: float = 20) -> float:
+    """Tick until these are known; return the longest tick."""
+    longest_s, end_s = 0.0, time.monotonic() + within_s
+    while reader.known.keys() != wanted:
+        assert time.monotonic() < end_s, reader.known
+        begin_s = time.monotonic()
+        reader.update(pids)
+        longest_s = max(longest_s, time.monotonic() - begin_s)
+    return longest_s
+
+
+def test_size_and_use_of_each_and_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shm_bytes(path: Path) -> tuple[int, int]:
+        if "/12/" in str(path):
+            raise NoData("no size limit")
+        return 64, 16
+
+    monkeypatch.setattr(processes, "shm_bytes", shm_bytes)
+    reader = make(tmp_path, 11, 12)
+    until(reader, {11, 12, 13}, {11})
+    assert reader.known == {11: Shm(64, 16, True)}
+    until(reader, set(), set())
+
+
+def test_one_that_hangs_delays_no_tick_and_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    def shm_bytes(path: Path) -> tuple[int, int]:
+        if "/12/" in str(path):
+            go_on.wait(60)
+        return 64, 16
+
+    monkeypatch.setattr(processes, "shm_bytes", shm_bytes)
+    monkeypatch.setattr(processes, "SHM_DEADLINE_S", 0.2)
+    reader = make(tmp_path, 11, 12, 13)
+    try:
+        with caplog.at_level(logging.WARNING):
+            until(reader, {11}, {11})
+            until(reader, {11, 12}, set())  # until it is given up on, and not longer than the deadline
+            longest_s = until(reader, {11, 12, 13}, {11, 13})
+        assert longest_s < 10
+        assert [record.getMessage() for record in caplog.records] == [
+            "process 12: its /dev/shm does not answer within 0.2 s and is not measured; the others are"
+        ]
+    finally:
+        go_on.set()
