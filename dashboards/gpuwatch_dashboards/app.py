@@ -11,8 +11,7 @@ import streamlit as st
 
 from gpuwatch.tools.reports.page import TEMPLATES
 from gpuwatch_dashboards.launch import AGENT_URL, DEFAULT_AGENT_URL, PROMETHEUS_URL
-from gpuwatch_dashboards.once import Once
-from gpuwatch_dashboards.sources import SharedSource, Source
+from gpuwatch_dashboards.sources import Once, SharedSource, Source
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.views import compare, fleet, live, run

@@ -1,25 +1,51 @@
-"""A panel's query: evaluated here over an agent's samples, and rendered as PromQL for Prometheus and Grafana."""
+"""A panel's query, over which scope and span: evaluated here over an agent's samples, or rendered as PromQL."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuwatch.api import Points, Series
+from gpuwatch.api import Finding, Points, Series, Status
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.model import Growth, Scope, Span
 
 GAP_FACTOR = 3.0
 """Samples further apart than this multiple of the median interval have a gap between them, where nothing is drawn."""
 INSTANCE = "instance"
 """Prometheus's label of a node's agent. Kept for metrics without a run label, so that nodes are never summed."""
 Floats = NDArray[np.float64]
+
+
+class Node(Status, frozen=True):
+    """The node that a run is on, with its agent's status. `gpus` is None where they are not known, empty without any."""
+
+    findings: tuple[Finding, ...] = ()
+    """Findings about GPUs that no run explains."""
+    instance: str | None = None
+    """Prometheus's name of its agent; None with an agent as source."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Whose numbers a query is about. Metrics of a node or a GPU ignore the run, those of a run ignore the node."""
+
+    run: str | None = None
+    rank: str | None = None
+    instance: str | None = None
+    gpu: str | None = None
+    """Index of one GPU; None: all of them."""
+
+
+@dataclass(frozen=True)
+class Span:
+    start_s: float
+    end_s: float
+    points: int = 300
+    """At most so many points a series."""
 
 
 @dataclass(frozen=True)
@@ -150,43 +176,19 @@ def _grouped(query: Query, raw: Mapping[str, Sequence[Series]]) -> dict[tuple[st
     return groups
 
 
-def grown(query: Query, samples: Sequence[Sequence[Series]]) -> list[Growth]:
-    """Return a counter's growth by the query's labels; `samples` are consecutive parts of the same series.
-
-    A counter that decreased was reset: it grew by its new value. A series that appears in a later part began at 0.
-    """
-    series: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for number, part in enumerate(samples):
-        for trace in part:
-            if all(match(trace.labels) for match in query.where):
-                known = series.setdefault(tuple(sorted(trace.labels.items())), [0.0] if number else [])
-                known.extend(value for _, value in trace.points if value is not None)
-    sums: dict[tuple[str, ...], float] = {}
-    for labels, values in series.items():
-        key = tuple(dict(labels).get(label, "") for label in query.by)
-        growth = sum(after - before if after >= before else after for before, after in pairwise(values))
-        sums[key] = sums.get(key, 0.0) + growth
-    return [Growth(dict(zip(query.by, key, strict=True)), value) for key, value in sums.items()]
-
-
-def render(query: Query, scope: Scope, window: str, function: str = "rate") -> str:
-    """Return the query as one PromQL expression.
-
-    Args:
-        window: The range of `function`, e.g. "1m" or "$__rate_interval".
-        function: Applied to counters: rate, or increase.
-    """
-    text = _aggregated(query, scope, window, function)
+def render(query: Query, scope: Scope, window: str) -> str:
+    """Return the query as one PromQL expression; `window` is the range of a counter's rate, e.g. "1m"."""
+    text = _aggregated(query, scope, window)
     if query.over is None:
         return text
-    divisor = _aggregated(query.over, scope, window, function)
+    divisor = _aggregated(query.over, scope, window)
     return f"{text} / on ({', '.join(_by(query.over))}) group_left () ({divisor} > 0)"
 
 
-def _aggregated(query: Query, scope: Scope, window: str, function: str) -> str:
+def _aggregated(query: Query, scope: Scope, window: str) -> str:
     matchers = ", ".join(map(str, (*_of_scope(query.metric, scope), *query.where)))
     values = f"{query.metric}{{{matchers}}}"
-    values = f"{function}({values}[{window}])" if query.is_rate else values
+    values = f"rate({values}[{window}])" if query.is_rate else values
     by = f" by ({', '.join(_by(query))}) " if _by(query) else ""
     return f"{'max' if query.greatest else 'sum'}{by}({values})"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards.model import Span
+from gpuwatch.ledger.states import HOST_WAIT, INPUT_WAIT, STALLED, TRANSFER, UNKNOWN, shares
+from gpuwatch_dashboards.query import Span
 
 WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 3600.0, "All": None}
 """What the reader may choose; None: the whole run."""
@@ -14,6 +16,8 @@ DEFAULT_WINDOW = "15 min"
 MAX_POINTS = 300
 SAMPLES_LATE_S = 1.5
 """A sample is in the agent's history so long after it was taken, at most."""
+CLEARLY = 0.05
+"""A rank is marked as the worst when it loses so much more of its time than the run's median rank."""
 LEAST_SPACING_S = 2.0
 """Closer than this a line shows the rhythm of messages and not that of training."""
 
@@ -64,10 +68,33 @@ def key_of(run: Run) -> str:
     return f"{run.run}/{run.rank}"
 
 
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Return runs in a stable order: running first, newest first, ranks together."""
+    started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
+    return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
+
+
+def worst_of(ranks: Sequence[Run]) -> Run | None:
+    """Return the rank of a run that needs attention: one that is lost or late, or that loses clearly more than the others."""
+    if len(ranks) < 2:
+        return None
+    named = [run for run in ranks if run.status == "lost" or any(f.rank == run.rank for f in run.findings)]
+    if named:
+        return max(named, key=lambda run: (run.status == "lost", _lost_share(run)))
+    worst = max(ranks, key=_lost_share)
+    return worst if _lost_share(worst) > median(map(_lost_share, ranks)) + CLEARLY else None
+
+
+def _lost_share(run: Run) -> float:
+    """Return the share of the last minute that the rank itself lost. Its wait for other ranks is their loss."""
+    states = run.recent.states if run.recent else {}
+    return sum(shares(states).get(state, 0.0) for state in (INPUT_WAIT, TRANSFER, HOST_WAIT, STALLED, UNKNOWN))
+
+
 def find(runs: Sequence[Run], run: str | None, rank: str | None = None) -> Run | None:
-    """Return the run that a link names (of several ranks the first, unless one is named), or None."""
+    """Return the run that a link names (of several ranks the worst, else the first, unless one is named), or None."""
     named = [r for r in runs if r.run == run and (rank is None or str(r.rank) == rank)]
-    return min(named, key=lambda r: r.rank, default=None)
+    return worst_of(named) or min(named, key=lambda r: r.rank, default=None)
 
 
 def select(runs: Sequence[Run], wanted: Run | None, shown: str | None) -> Run | None:
@@ -79,7 +106,8 @@ def select(runs: Sequence[Run], wanted: Run | None, shown: str | None) -> Run | 
         return wanted
     running = [run for run in runs if run.status == "running"]
     on_page = next((run for run in running if key_of(run) == shown), None)
-    return on_page or max(running, key=lambda r: (r.started_s, -r.rank), default=None) or (runs[0] if runs else None)
+    newest = max(running, key=lambda r: r.started_s, default=runs[0] if runs else None)
+    return on_page or (find(runs, newest.run) if newest is not None else None)
 
 
 def span_of(run: Run, window_s: float | None, now_s: float) -> Span:

@@ -144,7 +144,7 @@ def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
     cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"
-    return values | _price_values(prices)
+    return values | {"currency": prices.currency} | _price_values(prices)
 
 
 def _price_values(prices: Prices) -> dict[str, str]:

@@ -22,7 +22,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The state that decides what to do."""
 
     state: str
-    """input, transfer, compute, eval, checkpoint, startup, host, stalled, other or unknown."""
+    """input, transfer, compute, eval, checkpoint, startup, host, comm, straggler, stalled, other or unknown."""
     ratio: float
     """That state's share of the window's time, 0–1."""
     sentence: str

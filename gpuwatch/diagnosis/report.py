@@ -16,6 +16,7 @@ from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import (
     CHECKPOINT,
+    COMM_WAIT,
     COMPUTE,
     EVAL,
     HOST_WAIT,
@@ -172,6 +173,7 @@ _SENTENCES = {
     INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
     TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
     HOST_WAIT: ("host", "input_share", "host-bound: {} of the time the device waited for host code"),
+    COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
     EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
     CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
     OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
@@ -185,7 +187,7 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     """Return the verdict on a window.
 
     The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is stalled
-    now is stalled, whatever it did before. Start-up is ignored once there are steps: it passes.
+    now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a straggler. Start-up is ignored once there are steps: it passes.
     """
     if window.stalled_s is not None:
         text = f"stalled: no training step for {duration(window.stalled_s)}"
@@ -199,6 +201,10 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         for state, (_, least, _) in _SENTENCES.items()
         if window.share(state) >= getattr(thresholds, least)
     ]
+    late = max((finding.ratio or 0.0 for finding in findings if finding.cause == "straggler"), default=0.0)
+    if late > max(losses, default=(0.0, ""))[0]:
+        text = f"straggler: the other ranks wait for this one for {percent(late)} of every step"
+        return Verdict("straggler", late, text + first)
     if not losses:
         share = window.share(COMPUTE)
         if any(finding.cause == "host_bound" for finding in findings):

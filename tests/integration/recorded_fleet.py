@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from gpuwatch.ledger.states import GPU_STATES
 from tests.servers import require
 
 EVERY_S = 300
+LOST_FOR_S = 7200.0
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -27,6 +28,8 @@ class Share:
     starved: float = 0.0
     idle: float = 0.0
     stalled: float = 0.0
+    cause: str = ""
+    """The largest finding of its run."""
 
     @property
     def kinds(self) -> dict[str, float]:
@@ -38,8 +41,8 @@ class Share:
         }
 
 
-def recorded(shares: list[Share], price: float | None = None) -> Series:
-    """Return the value of every recorded series, which is the same all the time; `price` of a GPU-hour."""
+def recorded(shares: list[Share], price: float | None = None, silent: Sequence[str] = ()) -> Series:
+    """Return the value of every series, which is the same all the time; `price` of a GPU-hour, `silent` nodes do not answer."""
     series: Series = {}
 
     def add(name: str, value: float, **labels: str) -> None:
@@ -47,20 +50,32 @@ def recorded(shares: list[Share], price: float | None = None) -> Series:
         series[key] = series.get(key, 0.0) + value
 
     for share in shares:
+        owner = {"instance": share.node, "user": share.user, "job_id": share.job, "run": share.run}
         for kind, gpus in share.kinds.items():
-            levels = {"node": {"instance": share.node}, "user": {"user": share.user}, "job": {"job_id": share.job}}
-            for level, labels in {**levels, "run": {"run": share.run}, "": {}}.items():
-                prefix = f"{level}_kind" if level else "kind"
-                add(f"{prefix}:gpuwatch_gpu_seconds:rate5m", gpus, kind=kind, **labels)
-                add(f"{prefix}:gpuwatch_gpu_hours:increase5m", gpus * EVERY_S / 3600, kind=kind, **labels)
-                if price is not None:
-                    add(f"{prefix}:gpuwatch_gpu_cost:increase5m", price * gpus * EVERY_S / 3600, kind=kind, **labels)
+            add("owner_kind:gpuwatch_gpu_seconds:rate5m", gpus, kind=kind, **owner)
+            add("owner_kind:gpuwatch_gpu_hours:increase5m", gpus * EVERY_S / 3600, kind=kind, **owner)
+            if price is not None:
+                add("owner_kind:gpuwatch_gpu_cost:per_hour", price * gpus, kind=kind, **owner)
+                add("owner_kind:gpuwatch_gpu_cost:increase5m", price * gpus * EVERY_S / 3600, kind=kind, **owner)
+            if kind not in ("all", "useful") and gpus:
+                add("owner_kind:gpuwatch_gpu_lost_since:timestamp", time.time() - LOST_FOR_S, kind=kind, **owner)
+        for gpu in range(int(share.gpus)):
+            index = str(
+                sum(name == "gpuwatch_gpu_owner_info" and ("instance", share.node) in of for name, of in series)
+            )
+            add("gpuwatch_gpu_owner_info", 1.0, gpu=index, UUID=f"GPU-{share.run}-{gpu}", **owner)
+        if share.cause:
+            add("gpuwatch_finding_evidence_ratio", 0.5, run=share.run, cause=share.cause)
         by_state = {"input_wait": "starved", "held_idle": "idle", "stalled": "stalled", "compute": "useful"}
         for state in GPU_STATES:
             if state in by_state:
                 add("state:gpuwatch_gpu_seconds:rate5m", share.kinds[by_state[state]], state=state)
         rest = share.gpus - sum(gpus for kind, gpus in share.kinds.items() if kind != "all")
         add("state:gpuwatch_gpu_seconds:rate5m", rest, state="other")
+    if price is not None:
+        add("gpuwatch_currency_info", 1.0, currency="EUR")
+    for node in silent:
+        add("up", 0.0, job="gpuwatch", instance=node)
     return series
 
 
@@ -101,7 +116,7 @@ def _lines(series: Series, times: range, now: range) -> Iterator[str]:
             yield f"# TYPE {name} gauge\n"
             told = name
         text = ",".join(f'{label}="{of}"' for label, of in labels)
-        of_now = name.endswith("kind:gpuwatch_gpu_seconds:rate5m")  # only its last value is ever asked for
+        of_now = not name.endswith(("increase5m", "state:gpuwatch_gpu_seconds:rate5m"))  # only its last value is read
         head = f"{name}{{{text}}} {value}"
         yield head + head.join(now_times if of_now else all_times)
     yield "# EOF\n"

@@ -18,7 +18,7 @@ WAIT_MS = 30_000
 HOURS = 24.0
 PRICE = 2.5
 FLEET = [
-    Share("node-1:9478", "alice", "17", "resnet", 8.0, starved=0.5),
+    Share("node-1:9478", "alice", "17", "resnet", 8.0, starved=0.5, cause="input_single_process"),
     Share("node-2:9478", "bob", "18", "bert", 4.0, idle=0.25),
     Share("node-2:9478", "carol <b>", "19", "gpt", 4.0),
     Share("node-3:9478", "carol <b>", "20", "vit", 4.0, stalled=0.1),
@@ -32,7 +32,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for a Prometheus whose store is filled."""
     folder = tmp_path_factory.mktemp("prometheus") / "server"
     folder.mkdir()
-    write_blocks(recorded(FLEET, PRICE), HOURS, folder / "data")
+    write_blocks(recorded(FLEET, PRICE, silent=["node-9:9478"]), HOURS, folder / "data")
     return folder
 
 
@@ -59,11 +59,13 @@ def figure(page: Any, kind: str) -> float:
     return float(re.sub(r"[^\d.]", "", text))
 
 
-def row(page: Any, holder: str) -> dict[str, str]:
-    """Return a row's cells by their column."""
-    cells = page.locator(f'tr[data-holder="{holder}"] td')
-    cells.first.wait_for(timeout=WAIT_MS)
-    return {cell.get_attribute("data-label"): cell.inner_text() for cell in cells.all()}
+def rows(page: Any, panel: str) -> list[dict[str, str]]:
+    """Return a table's rows: their cells by their column."""
+    page.locator(f".st-key-panel-{panel} td").first.wait_for(timeout=WAIT_MS)
+    return [
+        {cell.get_attribute("data-label"): cell.inner_text() for cell in row.locator("td").all()}
+        for row in page.locator(f".st-key-panel-{panel} tbody tr").all()
+    ]
 
 
 def hours(text: str) -> float:
@@ -79,16 +81,37 @@ def test_fleet_has_the_numbers_that_were_put_in(browser: Any, url: str) -> None:
     assert figure(page, "lost") == pytest.approx(LOST * HOURS, rel=0.02)
     assert figure(page, "cost") == pytest.approx(LOST * HOURS * PRICE, rel=0.02)
     assert f"{100 * LOST / GPUS:.0f}% of the GPUs' time is lost now" in page.locator(".gw-sentence").inner_text()
-    alice = row(page, "alice")
-    names = [name.inner_text() for name in page.locator(".gw-fleet th[scope=row]").all()]
-    assert names == ["alice", "bob", "carol <b>"]  # who lost most first
+    assert page.locator(".gw-figure-cost b").inner_text().endswith(" EUR")
+    alice, *others = rows(page, "by_user")
+    assert [each["User"] for each in (alice, *others)] == ["alice", "bob", "carol <b>"]  # who lost most first
     assert hours(alice["Starved"]) == pytest.approx(4 * HOURS, rel=0.02)
     assert hours(alice["Lost"]) == hours(alice["Starved"]) and hours(alice["Held idle"]) == 0
-    assert alice["Now"] == "8.00 GPUs"
-    assert float(alice["Money"].replace(",", "")) == pytest.approx(4 * HOURS * PRICE, rel=0.02)
+    assert alice["GPUs now"] == "8"
+    assert float(alice["Lost money"].removesuffix(" EUR").replace(",", "")) == pytest.approx(
+        4 * HOURS * PRICE, rel=0.02
+    )
     legend = " ".join(page.locator(".st-key-panel-fleet_states").inner_text().split())
     assert "waiting for data 4.00" in legend and "held idle 1.00" in legend and "stalled 0.40" in legend
     page.wait_for_selector(".st-key-panel-fleet_states canvas", timeout=WAIT_MS)
+    page.context.close()
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_what_is_lost_now_is_in_the_first_screen(browser: Any, url: str, viewport: Any) -> None:
+    page = browser.new_context(viewport=viewport).new_page()
+    page.goto(f"{url}/fleet")
+    first, second, third = rows(page, "lost_now")
+    assert first == {
+        "Kind": "starved", "Node": "node-1:9478", "Run": "resnet", "User": "alice", "Job": "17", "GPUs lost": "4",
+        "Cause": "input_single_process", "For": first["For"], "Cost per hour": "10.00 EUR/h",
+    }  # fmt: skip
+    assert first["For"][:2] in ("1h", "2h")
+    assert (second["Run"], second["Kind"], second["Cause"]) == ("bert", "idle", "–")
+    assert (third["Run"], third["Kind"], third["GPUs lost"]) == ("vit", "stalled", "0.40")
+    assert page.locator(".st-key-panel-lost_now tbody tr").first.bounding_box()["y"] < viewport["height"]
+    assert page.locator(".st-key-panel-lost_now a", has_text="resnet").get_attribute("href") == "run?run=resnet"
+    assert rows(page, "silent_nodes") == [{"Node": "node-9:9478"}]
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= viewport["width"]
     page.context.close()
 
 
@@ -96,17 +119,19 @@ def test_lost_time_is_told_by_node_and_leads_there_and_the_link_keeps_it(browser
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto(f"{url}/fleet?window=24+h")
     page.get_by_role("radio", name="By node").or_(page.get_by_role("button", name="By node")).first.click()
-    second = row(page, "node-2:9478")
-    assert hours(second["Held idle"]) == pytest.approx(1 * HOURS, rel=0.02)
+    page.locator(".st-key-panel-by_node").wait_for(timeout=WAIT_MS)
+    second = rows(page, "by_node")[1]
+    assert second["Node"] == "node-2:9478" and hours(second["Held idle"]) == pytest.approx(1 * HOURS, rel=0.02)
     assert "by=node" in page.url
     page.goto(page.url)
-    assert hours(row(page, "node-1:9478")["Lost"]) == pytest.approx(4 * HOURS, rel=0.02)
-    page.locator('tr[data-holder="node-2:9478"] a').click()
+    assert hours(rows(page, "by_node")[0]["Lost"]) == pytest.approx(4 * HOURS, rel=0.02)
+    page.locator(".st-key-panel-by_node a", has_text="node-2").click()
     page.wait_for_url("**/live?node=node-2*", timeout=WAIT_MS)
     page.get_by_text("No training run on node-2:9478").wait_for(timeout=WAIT_MS)
     page.goto(f"{url}/fleet?by=run&window=24+h")
-    assert hours(row(page, "vit")["Stalled"]) == pytest.approx(0.4 * HOURS, rel=0.02)
-    assert page.locator('tr[data-holder="vit"] a').get_attribute("href") == "run?run=vit"
+    [vit] = [each for each in rows(page, "by_run") if each["Run"] == "vit"]
+    assert hours(vit["Stalled"]) == pytest.approx(0.4 * HOURS, rel=0.02)
+    assert page.locator(".st-key-panel-by_run a", has_text="vit").get_attribute("href") == "run?run=vit"
     page.context.close()
 
 

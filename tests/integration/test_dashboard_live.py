@@ -156,16 +156,72 @@ def test_all_runs_of_the_node_stand_side_by_side(page: Any, agent: FakeAgent, ur
     quick = {"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"}
     agent.runs = [a_run(), a_run("second", "bert-base", 300.0, verdict=quick), a_run("third", "gone", status="ended")]
     page.goto(f"{url}/?run={RUN_ID}")
-    second = page.locator("tr[data-run='second/0']")
+    second = page.locator("tr[data-run='second']")
     second.wait_for(timeout=WAIT_MS)
     assert page.locator("tr[data-run]").count() == 2  # those that go on
-    assert page.locator("tr[data-run][aria-current]").get_attribute("data-run") == f"{RUN_ID}/0"
+    assert page.locator("tr[data-run][aria-current]").get_attribute("data-run") == RUN_ID
     said = " ".join(second.inner_text().split())
     assert "healthy: 97% of the time is compute" in said and "103 ms" in said and "9.70" in said
     assert "waiting for data 62%" in (second.locator(".gw-bar").get_attribute("aria-label") or "")
     second.locator("a").click()
     page.wait_for_selector(".gw-name:has-text('bert-base')", timeout=WAIT_MS)
     assert "run=second" in page.url
+
+
+def eight_ranks(late: int) -> list[dict[str, Any]]:
+    """Return a run of eight ranks: one is late at every step, the others wait 24% of the time for it."""
+    waits = {"state": "comm", "ratio": 0.24, "sentence": "waiting for other ranks: 24% of the time"}
+    base = a_run(world_size=8, findings=[], verdict=waits)
+    states = {"compute": 37.2, "comm_wait": 14.4, "input_wait": 1.8, "transfer": 6.6}
+    ranks = [{**base, "rank": n, "recent": {**base["recent"], "states": states}} for n in range(8)]
+    (finding,) = a_run()["findings"]
+    straggler = {**finding, "cause": "straggler", "title": f"rank {late} is late at every step", "rank": late}
+    sentence = {
+        "state": "straggler",
+        "ratio": 0.3,
+        "sentence": "straggler: the other ranks wait for this one for 30% of every step",
+    }
+    ranks[late] |= {"findings": [straggler], "verdict": sentence}
+    ranks[late]["recent"] = {**ranks[late]["recent"], "states": {"compute": 37.2, "input_wait": 22.8}}
+    return ranks
+
+
+def test_eight_ranks_are_one_run_and_the_worst_one_is_first_and_marked(page: Any, agent: FakeAgent, url: str) -> None:
+    quick = {"state": "compute", "ratio": 0.97, "sentence": "healthy: 97% of the time is compute"}
+    agent.runs = [*eight_ranks(late=5), a_run("second", "bert-base", 900.0, verdict=quick)]
+    page.goto(url)
+    page.locator("tr[data-rank]").first.wait_for(timeout=WAIT_MS)
+    assert "rank 5 of 8" in page.locator(".gw-run").inner_text()
+    assert page.locator(".gw-verdict").get_attribute("data-state") == "straggler"
+    assert page.locator("tr[data-run]").count() == 2
+    assert "8 ranks, worst: 5" in page.locator(f"tr[data-run='{RUN_ID}']").inner_text()
+
+    def order() -> list[str]:
+        return [row.get_attribute("data-rank") for row in page.locator("tr[data-rank]").all()]
+
+    assert order() == ["5", "0", "1", "2", "3", "4", "6", "7"]
+    assert page.locator("tr[data-worst]").get_attribute("data-rank") == "5"
+    agent.runs = [*reversed(eight_ranks(late=5)), a_run("second", "bert-base", 900.0, verdict=quick)]
+    page.wait_for_timeout(3000)
+    assert order() == ["5", "0", "1", "2", "3", "4", "6", "7"] and "rank 5 of 8" in page.locator(".gw-run").inner_text()
+    page.locator("tr[data-rank='2'] a").click()
+    page.wait_for_selector(".gw-run:has-text('rank 2 of 8')", timeout=WAIT_MS)
+    assert "24% of the time" in page.locator(".gw-sentence").inner_text()
+    assert page.locator("[data-cause=straggler]").count() == 1  # what it waits for is said here too
+
+
+def test_what_to_do_is_in_the_first_screen_of_a_phone(browser: Any, agent: FakeAgent, url: str) -> None:
+    agent.runs, agent.gpus = eight_ranks(late=5), True
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    try:
+        page.goto(url)
+        page.locator(".gw-finding").first.wait_for(timeout=WAIT_MS)
+        page.locator("tr[data-rank]").first.wait_for(timeout=WAIT_MS)
+        bottom = page.evaluate("document.querySelector('.gw-finding .gw-advice').getBoundingClientRect().bottom")
+        assert bottom <= PHONE["height"]
+    finally:
+        context.close()
 
 
 def test_phone_has_nothing_beside_the_screen(browser: Any, agent: FakeAgent, url: str) -> None:

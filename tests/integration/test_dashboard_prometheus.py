@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import live_panels
+from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page

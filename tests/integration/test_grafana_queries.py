@@ -205,9 +205,19 @@ def test_the_numbers_are_the_sites(site: Site) -> None:
     assert shares["Stalled"] == 0.0
     assert 0.04 < shares["Starved"] < 0.55 and 0 < shares["Useful"] < 0.5
     assert shares["Lost money"] == pytest.approx(PRICE * shares["GPUs lost"], rel=0.2)
-    worst = site.table("fleet", "Worst GPUs now", "A", "gpu", "run", "job_id")
-    assert set(worst) == {("0", RUN, "4711"), ("1", RUN, "4711"), ("2", "", "")}
-    assert worst[("2", "", "")] > 0.9
+    lost = site.table("fleet", "GPU time lost now", "A", "kind", "run", "job_id")
+    assert {("starved", RUN, "4711"), ("idle", "", "")} <= set(lost)
+    assert 0.9 < lost[("idle", "", "")] < 1.1
+    causes = site.table("fleet", "GPU time lost now", "A", "kind", "cause")
+    assert ("idle", "") in causes and any(kind == "starved" and cause for kind, cause in causes)
+    since = site.table("fleet", "GPU time lost now", "B", "kind")
+    assert 0 < since[("idle",)] < 600
+    assert site.table("fleet", "GPU time lost now", "C", "kind")[("idle",)] == pytest.approx(PRICE, rel=0.1)
+
+
+def test_an_alert_has_its_owner(site: Site) -> None:
+    owners = site.table("fleet", "Alerts", "A", "alertname", "user", "job_id")
+    assert ("GpuStarved", getpass.getuser(), "4711") in owners
 
 
 def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site: Site) -> None:

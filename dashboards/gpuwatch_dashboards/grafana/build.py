@@ -18,10 +18,9 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Proper
 
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
 from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
-from gpuwatch_dashboards.model import Scope
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Link, Severity, Threshold
-from gpuwatch_dashboards.query import render
+from gpuwatch_dashboards.query import Scope, render
 
 COLUMNS = 24
 HEIGHTS = {"stat": 4, "table": 8, "lines": 8, "stack": 8}

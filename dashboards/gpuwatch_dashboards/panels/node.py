@@ -17,6 +17,8 @@ _EACH = ("gpu", "UUID")
 _OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
 _GPU_SECONDS, _CPU = "gpuwatch_gpu_seconds_total", "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
+GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, by=_EACH))
+"""Each GPU's shares of time, for the tables of GPUs."""
 _REAL_INTERFACES = (Match("device", "!~", "lo|veth.*|docker.*|br-.*|cni.*|flannel.*|cali.*"),)
 _REAL_DISKS = (Match("device", "!~", "(loop|ram|zram|sr|md|dm-).*"),)
 

@@ -34,6 +34,7 @@ _TITLES: dict[str, tuple[str, Link | None]] = {
     "num_workers": ("Loader workers", None),
     "version": ("gpuwatch", None),
     "cause": ("Cause", None),
+    "kind": ("Kind", None),
     "collector": ("Collector", None),
 }
 """Of a label's column in every table: its title, and what its values link to."""

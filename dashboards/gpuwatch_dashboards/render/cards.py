@@ -9,10 +9,12 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from gpuwatch.api import Series
+from gpuwatch.diagnosis.rates import money
+from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
-from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.panel import Column
+from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import Mark, Option, line_option
@@ -21,6 +23,8 @@ from gpuwatch_dashboards.sources import Source
 HEIGHT_PX = 150
 ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS = 50
+LONG_S = 120.0
+"""From this on a duration is in minutes, hours or days."""
 PAGES_OF_LINKS = {"node": ("live", "node"), "run": ("run", "run")}
 """By a column's link: the page that a cell leads to, and its parameter."""
 Answers = Sequence[Sequence[Series]]
@@ -55,10 +59,13 @@ def card(
     empty: str | None = None,
     marks: Sequence[Mark] = (),
     zoom: bool = False,
+    currency: str = "",
 ) -> Card:
     """Return a chart or table with the lines of each of its curves; `empty` is shown in place of the panel's own text."""
     if panel.kind == "table":
-        return Card(f"panel-{panel.key}", PAGES.panel_head(panel.title, panel.question) + table(panel, traces))
+        return Card(
+            f"panel-{panel.key}", PAGES.panel_head(panel.title, panel.question) + table(panel, traces, currency)
+        )
     lines = drawn_lines(panel, traces)
     head = PAGES.panel_head(panel.title, panel.question, legend_values(panel, lines))
     if not any(len(line.points) > 1 for line in lines):
@@ -78,18 +85,18 @@ def text_card(key: str, head: Markup, text: str) -> Card:
     return Card(f"panel-{key}", head + PAGES.nothing(text))
 
 
-def figures(answered: Sequence[tuple[Panel, Answers]]) -> Markup:
+def figures(answered: Sequence[tuple[Panel, Answers]], currency: str = "") -> Markup:
     """Return the stats among the panels as HTML: number and title; what was not measured is left out."""
     shown = []
     for panel, traces in answered:
         # of several series (mounts of /dev/shm, say) the one closest to its limit
         values = [trace.last for trace in traces[0] if trace.last is not None]
         if panel.kind == "stat" and values:
-            shown.append((panel, _text(max(values), panel.unit), _colour(panel, max(values))))
+            shown.append((panel, _text(max(values), panel.unit, currency), _colour(panel, max(values))))
     return PAGES.stats(shown) if shown else Markup()
 
 
-def table(panel: Panel, traces: Answers) -> Markup:
+def table(panel: Panel, traces: Answers, currency: str = "") -> Markup:
     """Return a table's rows as HTML: series of all curves with the same labels are one row."""
     labels = tuple(column.label for column in panel.columns)
     values: dict[tuple[str, ...], dict[str, float]] = {}
@@ -110,10 +117,12 @@ def table(panel: Panel, traces: Answers) -> Markup:
     ordered = sorted(values, key=lambda key: -values[key].get(first, 0.0)) if panel.sort else list(values)
     rows = []
     for key in ordered[:MOST_ROWS]:
-        cells = [(c.title, text, _link(c, text), "") for c in panel.columns for text in [names[key].get(c.label, "")]]
+        cells = [
+            (c.title, text, _link(c, text), "") for c in panel.columns for text in [names[key].get(c.label) or "–"]
+        ]
         for title, unit in units.items():
             value = values[key].get(title)
-            cells.append((title, _text(value, unit), "", _colour(panel, value) if unit == panel.unit else ""))
+            cells.append((title, _text(value, unit, currency), "", _colour(panel, value) if unit == panel.unit else ""))
         rows.append(cells)
     titles = [*(column.title for column in panel.columns), *units]
     return PAGES.table(titles, rows, len(values) - MOST_ROWS)
@@ -121,12 +130,18 @@ def table(panel: Panel, traces: Answers) -> Markup:
 
 def _link(column: Column, value: str) -> str:
     page, name = PAGES_OF_LINKS.get(column.link or "", ("", ""))
-    return f"{page}?{urlencode({name: value})}" if page and value else ""
+    return f"{page}?{urlencode({name: value})}" if page and value != "–" else ""
 
 
-def _text(value: float | None, unit: Unit) -> str:
-    """Return a value for people; a count without decimals."""
-    return f"{value:,.0f}" if unit == "1" and value is not None and value == int(value) else display(value, unit)
+def _text(value: float | None, unit: Unit, currency: str) -> str:
+    """Return a value for people; a count without decimals, money with its currency."""
+    if value is None:
+        return display(None, unit)
+    if unit in ("money", "money/h"):
+        return money(value, currency) + ("/h" if unit == "money/h" else "")
+    if unit == "s" and value >= LONG_S:
+        return duration(round(value))
+    return f"{value:,.0f}" if unit == "1" and value == int(value) else display(value, unit)
 
 
 def _colour(panel: Panel, value: float | None) -> str:

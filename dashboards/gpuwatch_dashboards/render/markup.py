@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from gpuwatch.api import Finding, Gpu, Run
+from gpuwatch.api import Finding, Gpu, Run, Series
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, display
 from gpuwatch.tools.reports.page import macros
-from gpuwatch_dashboards.model import Growth
-from gpuwatch_dashboards.selection import key_of
+from gpuwatch_dashboards.selection import key_of, worst_of
 
 PAGES = macros("pages.html")
 """The macros of templates/pages.html: functions that return HTML with every value escaped."""
@@ -50,33 +49,36 @@ def past_findings(found: Sequence[Finding], clock: Callable[[float], str]) -> Ma
 
 
 def run_table(runs: Sequence[Run], shown: Run) -> Markup:
-    """Return the table of the runs that go on, the one shown marked; empty where that is the only one."""
-    going = [run for run in runs if run.status == "running"]
-    if not going or [key_of(run) for run in going] == [key_of(shown)]:
+    """Return the runs that go on, a row each by its worst rank, the one shown marked; empty where that is the only one."""
+    going = list(dict.fromkeys(run.run for run in runs if run.status == "running"))
+    if going in ([], [shown.run]):
         return Markup()
-    rows = [(run, key_of(run) == key_of(shown)) for run in going[:MOST_RUNS]]
-    return PAGES.runs(rows, len(going) - MOST_RUNS)
+    ranks = [[run for run in runs if run.run == name] for name in going[:MOST_RUNS]]
+    return PAGES.runs([(worst_of(of), of, of[0].run == shown.run) for of in ranks], len(going) - MOST_RUNS)
 
 
-def rank_table(ranks: Sequence[Run]) -> Markup:
+def rank_table(ranks: Sequence[Run], shown: Run) -> Markup:
+    """Return a run's ranks, the worst one marked; empty for a run of one rank."""
     quickest_s = min((r.recent.step_s_p50 for r in ranks if r.recent and r.recent.step_s_p50), default=None)
-    return PAGES.ranks(ranks, quickest_s)
+    worst = worst_of(ranks)
+    return PAGES.ranks(ranks, shown, worst, quickest_s) if len(ranks) > 1 else Markup()
 
 
-def gpu_table(gpus: Sequence[Gpu], growth: Sequence[Growth], runs: Sequence[Run]) -> Markup:
-    """Return a node's GPUs as a table; `growth` is that of their ledgers over the time shown, by UUID and state."""
-    seconds: dict[str, dict[str, float]] = {}
-    for each in growth:
-        if each.value > 0.0:
-            seconds.setdefault(each.labels["UUID"], {})[each.labels["state"]] = each.value
-    shares = {uuid: {s: value / sum(of.values()) for s, value in of.items()} for uuid, of in seconds.items()}
+def gpu_table(gpus: Sequence[Gpu], states: Sequence[Series], runs: Sequence[Run]) -> Markup:
+    """Return a node's GPUs as a table; `states` are their shares of time (`GPU_STATES`) over the time shown."""
+    shares: dict[str, dict[str, float]] = {}
+    for each in states:
+        if each.mean:
+            shares.setdefault(each.labels["UUID"], {})[each.labels["state"]] = each.mean
     names: Mapping[str, str] = {run.run: run.name or run.run for run in runs}
     return PAGES.gpus(gpus, shares, names)
 
 
 def ranks_of(runs: Sequence[Run], run: Run) -> list[Run]:
-    """Return all ranks of a run that are known, in order."""
-    return sorted((each for each in runs if each.run == run.run), key=lambda each: each.rank)
+    """Return all ranks of a run that are known: the worst one, then the others in order."""
+    ranks = [each for each in runs if each.run == run.run]
+    worst = worst_of(ranks)
+    return sorted(ranks, key=lambda each: (worst is None or key_of(each) != key_of(worst), each.rank))
 
 
 def findings_of(runs: Sequence[Run], run: Run | None) -> list[Finding]:

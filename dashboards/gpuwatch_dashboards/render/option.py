@@ -9,8 +9,8 @@ from typing import Any
 
 from gpuwatch.api import Epoch, Finding, Series
 from gpuwatch.tools.reports.display import SEVERITIES, STATES, VERMILLION, Scale, scale_for
-from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
+from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.charts import DrawnLine
 
 Option = dict[str, Any]

@@ -9,10 +9,10 @@ import msgspec
 
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, scale_for
-from gpuwatch_dashboards.model import Span
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.run import DEVICE_STEPS, HOST_STEPS, LONGEST
 from gpuwatch_dashboards.panels.run import WAITS as WAITS_PANEL
+from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import Card, card, text_card
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Mark, Option, time_axis, tooltip

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch_dashboards.model import Growth, Node, Scope, Span
-from gpuwatch_dashboards.once import Once
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.query import Node, Query, Scope, Span
 
+T = TypeVar("T")
+HOLD_S = 1.0
 STEPS_HOLD_S, REPORT_HOLD_S, ENDED_HOLD_S = 5.0, 15.0, 300.0
 HOLD_FACTOR = 10.0
 """Reading a million steps takes an agent a second or two: an answer is kept for ten times as long as it took."""
@@ -34,9 +36,6 @@ class Source(Protocol):
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Return the lines of each query, in the queries' order; none where nothing was measured."""
 
-    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
-        """Return a counter's growth over the span, by the query's labels (`over` is ignored)."""
-
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Return the steps of a run's rank that began in a time range; empty where none are kept."""
 
@@ -45,6 +44,53 @@ class Source(Protocol):
 
     def report(self, run: Run) -> RunReport:
         """Return the report of a run with all its ranks, from its first second until now."""
+
+
+class _Entry:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.until_s = float("-inf")
+        self.value: Any = None
+        self.error: Exception | None = None
+
+
+class Once:
+    """Values by key, each held for a while. Thread-safe: a second caller waits for the value that is being made."""
+
+    def __init__(self, hold_s: float = HOLD_S, now: Callable[[], float] = time.monotonic) -> None:
+        self.hold_s = hold_s
+        self._now = now
+        self._lock = threading.Lock()
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T], hold_s: Callable[[float], float] | None = None) -> T:
+        """Return what `make` returned for this key, now or up to `hold_s` ago. Raises what it raised, for a second.
+
+        `hold_s` turns the seconds that it took to make into those for which it is held.
+        """
+        with self._lock:
+            if key not in self._entries:
+                now_s = self._now()  # links with fixed times would pile up
+                for old in [k for k, e in self._entries.items() if e.until_s < now_s and not e.lock.locked()]:
+                    del self._entries[old]
+                self._entries[key] = _Entry()
+            entry = self._entries[key]
+        with entry.lock:
+            begin_s = self._now()
+            if begin_s >= entry.until_s:
+                entry.value, entry.error = None, None
+                try:
+                    entry.value = make()
+                except Exception as error:
+                    entry.error = error
+                end_s = self._now()
+                held_s = self.hold_s if hold_s is None or entry.error is not None else hold_s(end_s - begin_s)
+                entry.until_s = end_s + held_s
+            if entry.error is not None:
+                # without the frames of an earlier caller: they would pile up on it
+                raise entry.error.with_traceback(None)
+            made: T = entry.value
+            return made
 
 
 class SharedSource:
@@ -68,9 +114,6 @@ class SharedSource:
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         key = ("evaluate", tuple(queries), scope, span)
         return self._once.get(key, lambda: self._source.evaluate(queries, scope, span))
-
-    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
-        return self._once.get(("growth", query, scope, span), lambda: self._source.growth(query, scope, span))
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         key = ("steps", _key(run), run.status, points, start_s, end_s)

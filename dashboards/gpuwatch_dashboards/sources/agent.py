@@ -6,17 +6,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.api.client import Client, Get, Params
 from gpuwatch.errors import GpuwatchError, SourceError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch_dashboards.model import Growth, Node, Scope, Span
-from gpuwatch_dashboards.query import Query, evaluate, grown
-
-EDGE_S = 5.0
-"""Samples are searched for within this many seconds of each end of a time range: the agent samples every second."""
+from gpuwatch_dashboards.query import Node, Query, Scope, Span, evaluate
 
 
 class AgentSource:
@@ -36,7 +34,7 @@ class AgentSource:
         status = self._client.status()
         found = self._client.active_findings() if status.gpus else ()
         own = tuple(finding for finding in found if finding.run is None)
-        return Node(status.host, status.collectors, status.gpus, status.history.failures, own)
+        return Node(**msgspec.structs.asdict(status), findings=own)
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         """Fetch each metric once, however many queries read it."""
@@ -44,17 +42,6 @@ class AgentSource:
         answers = self._client.many_series([_params(request, scope, span) for request in requests])
         raw = dict(zip(requests, answers, strict=True))
         return [evaluate(query, {part.metric: raw[part] for part in _requests(query, scope)}) for query in queries]
-
-    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
-        """Request the two ends of the span only; all of it where the agent has no sample near its beginning."""
-        request = _Request(query.metric, _labels(query))
-        if span.end_s - span.start_s > 3 * EDGE_S:
-            begin = Span(span.start_s, span.start_s + EDGE_S, int(EDGE_S))
-            end = Span(span.end_s - EDGE_S, span.end_s, int(EDGE_S))
-            before, after = self._client.many_series([_params(request, scope, edge) for edge in (begin, end)])
-            if before:
-                return grown(query, [[Series(trace.labels, trace.points[:1]) for trace in before], after])
-        return grown(query, self._client.many_series([_params(request, scope, span)]))
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         return self._client.steps(run.run, run.rank, points, start_s, end_s) or Steps()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.api.client import TIMEOUT_S, Get, JsonServer, Params
 from gpuwatch.tools.reports.model import RunReport
-from gpuwatch_dashboards.model import Growth, Node, Scope, Span
 from gpuwatch_dashboards.panels.panel import Panel
-from gpuwatch_dashboards.query import Line, Match, Query, filled, render
+from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.scraped import Vector, scraped_gpus, scraped_runs
 
@@ -21,41 +19,6 @@ SITE_TIMEOUT_S = 15.0
 """For queries about a whole site over weeks."""
 SCRAPES_PER_WINDOW = 4
 """A rate over fewer scrapes is empty whenever one of them is missed."""
-LEVELS: dict[str, str] = {"user": "user", "job": "job_id", "node": "instance", "run": "run"}
-"""Whose lost time is listed, and the label for it."""
-LOST_KINDS = ("starved", "idle", "stalled")
-RATE, HOURS, COST = "gpuwatch_gpu_seconds:rate5m", "gpuwatch_gpu_hours:increase5m", "gpuwatch_gpu_cost:increase5m"
-RECORDED_S = 300.0
-"""Prometheus records these series every five minutes: they need not be read more often."""
-_LOST = f'kind=~"{"|".join(LOST_KINDS)}"'
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A user, job, node or run, and the time of its GPUs by kind."""
-
-    name: str
-    """Empty: not known whose the GPUs are."""
-    hours: Mapping[str, float]
-    """GPU-hours by kind: useful, starved, idle, stalled; all."""
-    gpus: float | None = None
-    """Its GPUs now; None: none."""
-    cost: float | None = None
-    """Of the lost hours, in the currency of the rules' prices; None: no price is configured."""
-
-    @property
-    def lost_hours(self) -> float:
-        return sum(self.hours.get(kind, 0.0) for kind in LOST_KINDS)
-
-
-@dataclass(frozen=True)
-class Holders:
-    """Those who lost most."""
-
-    most: tuple[Holder, ...]
-    """The one who lost most first."""
-    others: int = 0
-    others_lost_hours: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,8 +67,8 @@ class PrometheusSource:
         """Return the named node, or the run's; without either only Prometheus's own name is known."""
         name = node or (run.instance if run is not None else None)
         if name is None:
-            return Node(host=self.label)
-        return Node(host=name, instance=name, gpus=scraped_gpus(self.instant, name, self._window_s))
+            return Node(self.label, ())
+        return Node(name, (), instance=name, gpus=scraped_gpus(self.instant, name, self._window_s))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         step_s, window = self._resolution(span)
@@ -130,44 +93,9 @@ class PrometheusSource:
                 found.append([Series(labels, ((span.end_s, _finite(value)),)) for labels, value in values])
         return found
 
-    def gpus_by_kind(self) -> dict[str, float]:
-        """Return the site's number of GPUs by kind over the last minutes; empty: nothing is recorded."""
-        return self._by("kind", f"kind:{RATE}")
-
-    def holders(self, level: str, span: Span, most: int) -> Holders:
-        """Return at most `most` of a level of LEVELS, from recorded series: a thousand nodes are answered quickly.
-
-        The lost kinds of all are summed to find the first ones; all kinds are read of those only.
-        """
-        label, window, end_s = LEVELS[level], f"{max(RECORDED_S, span.end_s - span.start_s):.0f}s", span.end_s
-        lost = f"sum by ({label}) (sum_over_time({level}_kind:{HOURS}{{{_LOST}}}[{window}]))"
-        by_name = self._by(label, lost, end_s)
-        ordered = sorted(by_name, key=lambda name: -by_name[name])
-        first, others = ordered[:most], ordered[most:]
-        if not first:
-            return Holders(())
-        own = Match(label, "=~", "|".join(re.escape(name) for name in first))
-        hours_of: dict[str, dict[str, float]] = {name: {} for name in first}
-        hours = f"sum_over_time({level}_kind:{HOURS}{{{own}}}[{window}])"
-        for labels, value in self.instant(hours, end_s, SITE_TIMEOUT_S):
-            hours_of.setdefault(labels.get(label, ""), {})[labels.get("kind", "")] = value
-        gpus = self._by(label, f'{level}_kind:{RATE}{{kind="all", {own}}}')
-        spent = f"sum by ({label}) (sum_over_time({level}_kind:{COST}{{{_LOST}, {own}}}[{window}]))"
-        costs = self._by(label, spent, end_s)
-        return Holders(
-            tuple(Holder(name, hours_of[name], gpus.get(name), costs.get(name)) for name in first),
-            len(others),
-            sum(by_name[name] for name in others),
-        )
-
-    def _by(self, label: str, expr: str, time_s: float | None = None) -> dict[str, float]:
-        return {labels.get(label, ""): value for labels, value in self.instant(expr, time_s, SITE_TIMEOUT_S)}
-
-    def growth(self, query: Query, scope: Scope, span: Span) -> list[Growth]:
-        """Return Prometheus's own estimate: it extrapolates to the ends of the span."""
-        window = f"{max(1.0, span.end_s - span.start_s):.0f}s"
-        values = self.instant(render(replace(query, over=None), scope, window, "increase"), span.end_s)
-        return [Growth({label: labels.get(label, "") for label in query.by}, value) for labels, value in values]
+    def currency(self) -> str:
+        """Return the currency of the rules' prices; empty without a price."""
+        return next((labels.get("currency", "") for labels, _ in self.instant("gpuwatch_currency_info")), "")
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Ask the agent of the run's node: Prometheus keeps no steps."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.diagnosis.report import give_verdict
@@ -70,6 +72,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     p95 = values(f"histogram_quantile(0.95, {buckets})")
     mfu = values(f"gpuwatch_run_mfu_ratio{where}")
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
+    late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: dict[Key, Run] = {}
     for labels, _ in infos:
         key, world_size = _run_key(labels), labels.get("world_size", "")
@@ -82,12 +85,13 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
             mfu_ratio=mfu.get(key),
         )
-        found, whole = findings.get(key[0], ()), states.get(key, {})
+        rank = int(key[1]) if key[1].isdigit() else 0
+        found, whole = _of_rank(findings.get(key[0], ()), rank, late.get(key)), states.get(key, {})
         idle_s = now_s - last_steps[key] if key in last_steps else None
         watermark_s = watermarks.get(key, now_s)
         runs[key] = ScrapedRun(
             run=key[0],
-            rank=int(key[1]) if key[1].isdigit() else 0,
+            rank=rank,
             name=labels.get("name") or key[0],
             status="running" if up.get(key) == 1 else "gone",
             started_s=watermark_s - sum(whole.values()),
@@ -128,6 +132,12 @@ def _findings(active: Vector) -> dict[str, tuple[Finding, ...]]:
         )
         found.setdefault(labels.get("run", ""), []).append(finding)
     return {run: tuple(in_order(of_run)) for run, of_run in found.items()}
+
+
+def _of_rank(findings: Sequence[Finding], rank: int, late_ratio: float | None) -> tuple[Finding, ...]:
+    """Return a rank's findings. A straggler is the rank that is late, by `late_ratio` of the step; None: another one is."""
+    own = (finding for finding in findings if finding.cause != "straggler" or late_ratio is not None)
+    return tuple(replace(f, rank=rank, ratio=late_ratio) if f.cause == "straggler" else f for f in own)
 
 
 def _verdict(

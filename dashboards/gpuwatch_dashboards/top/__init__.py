@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from gpuwatch.api import Gpu, Points, Run, Series
-from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.query import Query
-from gpuwatch_dashboards.selection import key_of, select
+from gpuwatch_dashboards.panels.node import GPU_STATES
+from gpuwatch_dashboards.query import Node, Query, Scope, Span
+from gpuwatch_dashboards.selection import in_order, key_of, select
 from gpuwatch_dashboards.sources import Source
 
 SPAN_S, POINTS = 300.0, 100
@@ -32,7 +34,6 @@ _PANEL_QUERIES = panel_queries()
 _NODE_PANELS = ("cpu", "pressure", "shm", "memory", "network", "disk")
 _GPU_PANELS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
 _STEPS, _PHASES = "gpuwatch_steps_total", "gpuwatch_step_phase_seconds_total"
-_GPU_SECONDS, _BY_GPU = "gpuwatch_gpu_seconds_total", ("gpu", "UUID")
 RUN_QUERIES: dict[str, Query] = {
     "ledger {state}": _PANEL_QUERIES["ledger {state}"],
     "step": Query(_PHASES, over=Query(_STEPS)),
@@ -42,7 +43,7 @@ RUN_QUERIES: dict[str, Query] = {
 NODE_QUERIES: dict[str, Query] = {n: q for n, q in _PANEL_QUERIES.items() if n.split()[0] in _NODE_PANELS}
 GPU_QUERIES: dict[str, Query] = {
     **{n: q for n, q in _PANEL_QUERIES.items() if n.split()[0] in _GPU_PANELS},
-    "gpu states": Query(_GPU_SECONDS, by=(*_BY_GPU, "state"), over=Query(_GPU_SECONDS, by=_BY_GPU)),
+    "gpu states": GPU_STATES,
 }
 
 
@@ -113,7 +114,7 @@ class Facts:
     runs: tuple[Run, ...] = ()
     selected: str | None = None
     """The key of the run shown in detail; None without runs."""
-    node: Node = field(default_factory=lambda: Node(""))
+    node: Node = field(default_factory=lambda: Node("", ()))
     series: Sampled = Sampled()
 
     @property
@@ -138,7 +139,7 @@ class Reader:
         run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)
         node = self._source.node(run)
         if node.gpus:
-            node = replace(node, gpus=tuple(sorted(node.gpus, key=by_number)))
+            node = msgspec.structs.replace(node, gpus=tuple(sorted(node.gpus, key=by_number)))
         now_s, key = self._now(), key_of(run) if run is not None else ""
         fresh = 0 <= now_s - self._series.end_s < SERIES_EVERY_S and key == self._series.run
         needed = (bool(node.gpus), panels)
@@ -153,12 +154,6 @@ class Reader:
         answers = self._source.evaluate(list(queries.values()), scope, Span(now_s - SPAN_S, now_s, POINTS))
         traces = dict(zip(queries, answers, strict=True))
         return Sampled(key_of(run) if run is not None else "", now_s - SPAN_S, now_s, traces)
-
-
-def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return runs in a stable order: running first, newest first, ranks together."""
-    started = {run.run: min(r.started_s for r in runs if r.run == run.run) for run in runs}
-    return sorted(runs, key=lambda run: (run.status != "running", -started[run.run], run.run, run.rank))
 
 
 def by_number(gpu: Gpu) -> tuple[int, str, str]:

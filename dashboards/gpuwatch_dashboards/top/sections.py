@@ -312,8 +312,8 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     failed = [collector.name for collector in facts.node.collectors if collector.success is False]
     if failed:
         pieces.append(figure("fails: ", ", ".join(failed), marked=True))
-    if facts.node.history_failures:
-        pieces.append(figure("history: ", f"{facts.node.history_failures} commits failed", marked=True))
+    if failures := facts.node.history.failures:
+        pieces.append(figure("history: ", f"{failures} commits failed", marked=True))
     busy, iowait = series.last("cpu busy, of all cores"), series.last("cpu idle, waiting for I/O")
     if busy is not None:
         pieces.append(figure("CPU ", f"{busy:.0%}", marked=busy >= THRESHOLDS.cores_exhausted))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import streamlit as st
 from markupsafe import Markup
 
-from gpuwatch.api import Run
-from gpuwatch_dashboards.model import Growth, Node, Scope, Span
+from gpuwatch.api import Run, Series
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.panels.node import GPU_STATES
+from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
 from gpuwatch_dashboards.render.markup import PAGES
@@ -21,6 +21,7 @@ from gpuwatch_dashboards.selection import (
     WINDOWS_S,
     Chosen,
     chosen,
+    in_order,
     key_of,
     settled,
     span_between,
@@ -45,7 +46,8 @@ ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
 """Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
 TOP, TOP_HEIGHT_PX = BY_KEY["ledger"], 300
-GPU_LEDGER = Query("gpuwatch_gpu_seconds_total", by=("gpu", "UUID", "state"))
+TABLE_POINTS = 12
+"""Of the GPUs' states, for the mean over the time shown."""
 SMALL_POINTS = 160
 """A small chart is some 400 px wide: more points than this fall on each other."""
 MORE_HOLD_S = 15.0
@@ -91,14 +93,16 @@ class _Shown:
 
 def _live(site: Site) -> None:
     selection = chosen(st.query_params)
-    runs = site.source.runs(selection.node, selection.run)
-    run = chosen_run(runs)
+    runs = in_order(site.source.runs(selection.node, selection.run))
+    # of a run that spans nodes, the ranks of the named node
+    here = [run for run in runs if selection.node in (None, run.instance)] or runs
+    run = chosen_run(here)
     node = site.source.node(run, selection.node)
     top_bar(site, selection if run is None else replace(selection, run=run.run, rank=str(run.rank)))
     if run is None and not node.gpus:
         st.html(PAGES.no_runs(node) + foot(site, node))
         return
-    window = _choices(runs, run, selection)
+    window = _choices(here, run, selection)
     now_s = float(int(time.time()))
     gpu = selection.gpu if node.gpus and any(each.gpu == selection.gpu for each in node.gpus) else None
     shown = _Shown(runs, run, node, gpu, _span(run, window, selection, now_s))
@@ -137,24 +141,31 @@ def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    runs, findings = site.once.get(("texts", shown.key), lambda: _texts(shown, now_s))
-    if runs:
-        with st.container(key="box-runs"):
-            st.html(PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
+    findings, runs, ranks = site.once.get(("texts", shown.key), lambda: _texts(shown, now_s))
     with st.container(key="grid-top"):
         if run is not None:
             draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
         with st.container(key="box-findings"):
             st.html(PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make."))
             st.html(findings)
+    for key, title, question, table in (
+        ("runs", f"Runs on {node.host}", "Which one needs attention?", runs),
+        ("ranks", "Ranks", "Which rank loses most, and do the others wait for it?", ranks),
+    ):
+        if table:
+            with st.container(key=f"box-{key}"):
+                st.html(PAGES.panel_head(title, question) + table)
 
 
-def _texts(shown: _Shown, now_s: float) -> tuple[Markup, Markup]:
-    """Return all runs that go on (empty where there is no other) and the findings of now."""
+def _texts(shown: _Shown, now_s: float) -> tuple[Markup, Markup, Markup]:
+    """Return the findings of now, all runs that go on (empty where there is no other), and the run's ranks on this node."""
     run = shown.run
     found = (*markup.findings_of(shown.runs, run), *shown.node.findings)
     findings = markup.findings(found, now_s, run is None or run.status == "running")
-    return Markup() if run is None else markup.run_table(shown.runs, run), findings
+    if run is None:
+        return findings, Markup(), Markup()
+    here = [each for each in shown.runs if each.instance == run.instance]
+    return findings, markup.run_table(here, run), markup.rank_table(markup.ranks_of(here, run), run)
 
 
 def _ledger(source: Source, shown: _Shown) -> Card:
@@ -168,8 +179,8 @@ def _at_once(group: str) -> list[Panel]:
     return [panel for panel in live_panels(group) if not panel.more and panel.kind != "stat" and panel.key != TOP.key]
 
 
-def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequence[Growth]]:
-    """Return the other charts of a stretch of time: of GPUs (narrowed to one if one is chosen) and the rest; and the GPUs' ledgers.
+def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequence[Series]]:
+    """Return the other charts of a stretch of time: of GPUs (narrowed to one if one is chosen) and the rest; and the GPUs' shares of time.
 
     Raises: SourceError.
     """
@@ -178,20 +189,21 @@ def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequ
     of_node = replace(scope, run=None, rank=None)
     others = read_panels(source, [*of_run, *_at_once("node"), *_at_once("agent")], scope, span)
     gpus = read_panels(source, _at_once("gpu"), replace(of_node, gpu=shown.gpu), span) if shown.node.gpus else []
-    grown = source.growth(GPU_LEDGER, of_node, shown.span) if shown.node.gpus else []
+    table = replace(span, points=TABLE_POINTS)
+    [states] = source.evaluate([GPU_STATES], of_node, table) if shown.node.gpus else [[]]
     of_gpus = [card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus]
-    return of_gpus, [card(*each, span) for each in others], grown
+    return of_gpus, [card(*each, span) for each in others], states
 
 
 def _rest(site: Site, shown: _Shown) -> None:
     node = shown.node
-    of_gpus, others, growth = site.once.get(
+    of_gpus, others, states = site.once.get(
         ("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s
     )
     if gpus := node.gpus:
         with st.container(key="box-gpus"):
             st.html(PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(site.once.get(("gpus", shown.key), lambda: markup.gpu_table(gpus, growth, shown.runs)))
+            st.html(site.once.get(("gpus", shown.key), lambda: markup.gpu_table(gpus, states, shown.runs)))
         if len(gpus) > 1:
             options = [ALL_GPUS, *(each.gpu for each in gpus)]
             choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)

@@ -11,16 +11,16 @@ from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.errors import SourceError
-from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.panels.run import RANK_STEPS
+from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, card, read_panels
 from gpuwatch_dashboards.render.heatmap import heat_card
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.render.timeline import merged, nothing_card, shown_one_by_one, step_cards, trace
-from gpuwatch_dashboards.selection import chosen, key_of, span_between, span_of
+from gpuwatch_dashboards.selection import chosen, in_order, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
     Site,
@@ -51,7 +51,7 @@ def page(site: Site) -> None:
 
 def _run(site: Site) -> None:
     selection = chosen(st.query_params)
-    runs = site.source.runs(selection.node, selection.run)
+    runs = in_order(site.source.runs(selection.node, selection.run))
     run = chosen_run(runs)
     node = site.source.node(run)
     stretch = selection.range
@@ -162,7 +162,7 @@ def _content(
         ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
         heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
         ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
-        table=markup.rank_table(everyone) if several else "",
+        table=markup.rank_table(everyone, run),
         past=tuple(past) if away is None else None,
     )
 

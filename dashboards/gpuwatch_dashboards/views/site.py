@@ -15,17 +15,17 @@ from markupsafe import Markup
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.display import STATUS_SIGNS
-from gpuwatch_dashboards.model import Node, Scope, Span
-from gpuwatch_dashboards.once import Once
 from gpuwatch_dashboards.panels import Panel
+from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import picked
 from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
-from gpuwatch_dashboards.sources import Source
+from gpuwatch_dashboards.sources import Once, Source
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 REFRESH_S = 2.0
+CURRENCY_S = 300.0
 CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
 _WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
@@ -48,6 +48,12 @@ class Site:
     once: Once
     pages: Mapping[str, Any]
     hidden: bool = False
+
+    def currency(self) -> str:
+        """Return the currency of Prometheus's costs; empty: none are recorded."""
+        if self.prometheus is None:
+            return ""
+        return self.once.get(("currency",), self.prometheus.currency, lambda _: CURRENCY_S)
 
 
 def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = REFRESH_S) -> None:
@@ -78,8 +84,9 @@ def top_bar(site: Site, selection: Chosen) -> None:
 
 def chosen_run(runs: Sequence[Run]) -> Run | None:
     """Return the run that the link names, else the one on the page while it runs, else the newest running."""
-    wanted = find(runs, st.query_params.get("run"), st.query_params.get("rank"))
-    run = select(runs, wanted, st.session_state.get(_SHOWN))
+    name, rank, shown = st.query_params.get("run"), st.query_params.get("rank"), st.session_state.get(_SHOWN)
+    stays = next((run for run in runs if run.run == name and rank is None and key_of(run) == shown), None)
+    run = select(runs, stays or find(runs, name, rank), shown)
     if run is not None:
         st.session_state[_SHOWN] = key_of(run)
     return run
@@ -89,14 +96,15 @@ def run_box(runs: Sequence[Run], run: Run) -> None:
     """Draw the choice of a run, when there is one, with a note when the link names one that is not known."""
     if len(runs) > 1:
         by_key = {key_of(each): each for each in runs}
-        if st.session_state.get(_WANTED) != key_of(run):
-            st.session_state[_WANTED] = key_of(run)
+        key = f"{_WANTED}-{key_of(run)}"  # a new box for another run, as in `choice` without a value in the session's state
         st.selectbox(
             "Run",
             list(by_key),
+            list(by_key).index(key_of(run)),
             format_func=lambda key: _choice(by_key[key]) if key in by_key else key,
-            key=_WANTED,
+            key=key,
             on_change=_remember_choice,
+            args=(key,),
             label_visibility="collapsed",
             width=420,
         )
@@ -110,9 +118,9 @@ def _choice(run: Run) -> str:
     return f"{run.name or run.run}{rank} · {STATUS_SIGNS[run.status]} {run.status}"
 
 
-def _remember_choice() -> None:
+def _remember_choice(key: str) -> None:
     """Put the choice into the address: a link to it, and what the next refresh goes by."""
-    run, _, rank = st.session_state[_WANTED].rpartition("/")
+    run, _, rank = st.session_state[key].rpartition("/")
     st.query_params["run"] = run
     st.query_params["rank"] = rank
     for name in ("from", "to"):  # another run's time
@@ -186,7 +194,9 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
         found = answered(
             site, [replace(p, title=p.title.replace("$gpu", scope.gpu or "all")) for p in panels], scope, span
         )
-        return figures(found), [card(panel, values, span) for panel, values in found if panel.kind != "stat"]
+        currency = site.currency()
+        charts = [card(*each, span, currency=currency) for each in found if each[0].kind != "stat"]
+        return figures(found, currency), charts
 
     key = ("panels", name, tuple(panel.key for panel in panels), scope, span)
     stats, cards = site.once.get(key, made, lambda _: hold_s)

@@ -95,6 +95,8 @@ VERDICTS: dict[str, Look] = {
     "checkpoint": Look("checkpoints", SKY),
     "startup": STATES["startup"],
     "host": STATES["host_wait"],
+    "comm": STATES["comm_wait"],
+    "straggler": Look("the other ranks wait", VERMILLION),
     "stalled": Look("stalled", WINE),
     "other": Look("other", GREY),
     "unknown": Look("not known", GREY),

@@ -15,13 +15,13 @@ from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.display import display
 from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
-from gpuwatch_dashboards.model import Node, Span
 from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.query import Node, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.heatmap import full_colour_s
 from gpuwatch_dashboards.render.option import PICKS, line_option, picked
-from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
+from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of, worst_of
 
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
@@ -270,6 +270,23 @@ def test_link_names_a_rank() -> None:
     ranks = [replace(RUN, rank=1), RUN]
     assert find(ranks, "r1") == RUN
     assert find(ranks, "r1", "1") == ranks[0]
+
+
+def losing(rank: int, lost_s: float, **more: object) -> Run:
+    return replace(RUN, rank=rank, recent=Recent(60.0, {"compute": 60.0 - lost_s, "input_wait": lost_s}), **more)
+
+
+def test_the_worst_rank_loses_clearly_more_or_is_named_by_a_finding() -> None:
+    alike = [losing(n, 6.0 + n) for n in range(4)]
+    assert worst_of(alike) is None and worst_of(alike[:1]) is None
+    assert worst_of([*alike, losing(4, 20.0)]) == losing(4, 20.0)
+    late = losing(5, 6.0, findings=(replace(FINDING, cause="straggler", rank=5),))
+    assert worst_of([*alike, losing(4, 20.0), late]) == late
+    gone = losing(6, 0.0, status="lost")
+    assert worst_of([*alike, late, gone]) == gone
+    waits = replace(RUN, rank=7, recent=Recent(60.0, {"compute": 20.0, "comm_wait": 40.0}))
+    assert worst_of([*alike, waits]) is None  # its wait is another rank's fault
+    assert find([*alike, late], "r1") == late and find([*alike, late], "r1", "0") == alike[0]
 
 
 def test_span_ends_with_the_run_and_has_a_point_every_two_seconds_at_most() -> None:

@@ -14,10 +14,9 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.display import PHASES, STATES
-from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of
-from gpuwatch_dashboards.query import Match, Query, filled, render
+from gpuwatch_dashboards.query import Match, Query, Scope, Span, filled, render
 
 
 def parts(query: Query) -> list[Query]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.api import Points, Series
-from gpuwatch_dashboards.model import Scope
-from gpuwatch_dashboards.query import Line, Match, Query, evaluate, grown, render
+from gpuwatch_dashboards.query import Line, Match, Query, Scope, evaluate, render
 
 LEDGER = "gpuwatch_run_seconds_total"
 
@@ -48,13 +47,6 @@ def test_gap_interrupts_the_line() -> None:
         (7.0, None),
         (12.0, 1.0),
     )
-
-
-def test_growth_of_a_counter_over_resets_and_of_one_that_begins_later() -> None:
-    before = [series([10.0], state="compute")]
-    after = [series([14.0, 1.0, 3.0], state="compute"), series([2.0], state="eval")]
-    found = {g.labels["state"]: g.value for g in grown(Query(LEDGER, by=("state",)), [before, after])}
-    assert found == {"compute": 4.0 + 1.0 + 2.0, "eval": 2.0}
 
 
 def test_share_of_each_state() -> None:

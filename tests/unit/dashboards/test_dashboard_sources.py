@@ -13,8 +13,8 @@ import pytest
 from gpuwatch.api import Run
 from gpuwatch.api.client import Reply
 from gpuwatch.errors import SourceError
-from gpuwatch_dashboards.model import Scope, Span
 from gpuwatch_dashboards.panels import BY_KEY
+from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
@@ -83,7 +83,7 @@ def test_agent_status() -> None:
         "history": {"path": "/h", "bytes": 1, "failures": 2},
     }  # fmt: skip
     node = agent(answering(status)).node(None)
-    assert (node.host, node.gpus, node.history_failures) == ("node-17", (), 2)
+    assert (node.host, node.gpus, node.history.failures) == ("node-17", (), 2)
     assert node.collectors[0].success is None
 
 
@@ -211,6 +211,22 @@ def test_prometheus_stalled_run_says_for_how_long() -> None:
     stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 0.4)]
     [run] = prometheus({**VECTORS, "gpuwatch_finding_evidence_ratio": stalled}).runs()
     assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
+
+
+def test_prometheus_knows_which_rank_is_late() -> None:
+    other = {"run": "r1", "rank": "1"}
+    series: dict[str, list[tuple[dict[str, str], float]]] = {
+        **VECTORS,
+        "last_over_time(gpuwatch_run_info": [({**who, "world_size": "2"}, 1) for who in (WHO, other)],
+        "increase(gpuwatch_run_seconds_total": [({**WHO, "state": "compute"}, 60), ({**other, "state": "compute"}, 45),
+                                                ({**other, "state": "comm_wait"}, 15)],
+        "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "straggler"}, 0.3)],
+        "gpuwatch_straggler_excess_ratio": [(WHO, 0.3)],
+    }  # fmt: skip
+    late, waiting = sorted(prometheus(series).runs(), key=lambda run: run.rank)
+    assert late.verdict is not None and waiting.verdict is not None
+    assert (late.verdict.state, late.verdict.ratio, late.findings[0].rank) == ("straggler", 0.3, 0)
+    assert (waiting.verdict.state, waiting.verdict.ratio, waiting.findings) == ("comm", 0.25, ())
 
 
 def test_prometheus_lines_have_gaps_where_nothing_was_scraped() -> None:

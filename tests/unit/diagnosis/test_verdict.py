@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.window import Window
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
@@ -46,3 +47,18 @@ def test_time_that_nobody_explains_is_said_to_be_unknown() -> None:
     columns = steps(100, 0.001, 0.049)
     verdict = give_verdict(window(columns, states_s=states(columns, unknown=20.0)))
     assert (verdict.state, verdict.ratio) == ("unknown", pytest.approx(0.8))
+
+
+def test_a_wait_for_other_ranks_is_not_healthy() -> None:
+    columns = steps(100, 0.001, 0.075)
+    verdict = give_verdict(window(columns, states_s=states(columns, comm_wait=2.4)))
+    assert (verdict.state, verdict.ratio) == ("comm", pytest.approx(0.24))
+    assert verdict.sentence.startswith("waiting for other ranks: 24% of the time")
+
+
+def test_the_rank_that_the_others_wait_for_is_not_healthy() -> None:
+    late = Finding("straggler", "warning", "rank 3 is late", 0.3, (), "look at it", rank=3)
+    verdict = give_verdict(HEALTHY, [late])
+    assert (verdict.state, verdict.ratio) == ("straggler", 0.3)
+    assert verdict.sentence == "straggler: the other ranks wait for this one for 30% of every step"
+    assert give_verdict(STARVED, [late]).state == "input"  # what it loses itself is more

@@ -7,7 +7,7 @@ from typing import Any
 from gpuwatch.api import Finding, Gpu, Points, Recent, Run, Series
 from gpuwatch.diagnosis.finding import Evidence, Verdict
 from gpuwatch.errors import SourceError
-from gpuwatch_dashboards.model import Node
+from gpuwatch_dashboards.query import Node
 from gpuwatch_dashboards.top import Facts, Sampled
 from gpuwatch_dashboards.top.drawing import fitted
 from gpuwatch_dashboards.top.pages import View, page
@@ -79,7 +79,7 @@ def facts(*runs: Run, gpus: int = 0, node: dict[str, Any] | None = None, **more:
     )
     values: dict[str, Any] = {
         "label": "agent at http://127.0.0.1:9478", "time_s": NOW, "runs": runs, "selected": key or None,
-        "node": Node(**{"host": "node-17", "gpus": cards, **(node or {})}),
+        "node": Node(**{"host": "node-17", "collectors": (), "gpus": cards, **(node or {})}),
         "series": Sampled(key, NOW - 300, NOW, traces),
     }  # fmt: skip
     return Facts(**{**values, **more})

@@ -86,7 +86,7 @@ def drive(result: Facts | Exception, steps: Steps, size: tuple[int, int] = (80, 
 def node(gpus: int = 2) -> Facts:
     known = facts(run("a"), run("b"), run("c"), gpus=gpus)
     cards = (structs.replace(known.gpus[0], run="c"), *known.gpus[1:]) if gpus else ()
-    return replace(known, node=replace(known.node, gpus=cards))
+    return replace(known, node=structs.replace(known.node, gpus=cards))
 
 
 def test_the_screen_at_80_by_24_from_header_to_keys() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from rich.cells import cell_len
 
-from gpuwatch.api import Collector, Finding, Gpu, Recent
+from gpuwatch.api import Collector, Finding, Gpu, HistoryFile, Recent
 from gpuwatch.diagnosis.rates import Cost
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import live_panels
@@ -159,7 +159,7 @@ def test_eight_gpus_fit_and_sixteen_scroll() -> None:
 def test_a_gpu_names_who_holds_it_by_the_run_s_name_and_its_finding() -> None:
     idle = Finding("held_idle", "warning", "GPU 0 is held and does nothing", 1.0, (), "end it", gpu="GPU-0")
     shown = facts(run("r1"), gpus=1, node={"findings": (idle,)})
-    held = replace(shown, node=replace(shown.node, gpus=(structs.replace(shown.gpus[0], run="r1"),)))
+    held = replace(shown, node=structs.replace(shown.node, gpus=(structs.replace(shown.gpus[0], run="r1"),)))
     text = "\n".join(screen(held, 120, 30, View(page="gpus")))
     assert "name-r1 · u0" in text and "GPU 0 is held and does nothing" in text
     assert "GPU 0 is held" in "\n".join(screen(shown, view=View(page="findings")))
@@ -201,7 +201,7 @@ def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
 
 
 def test_what_fails_on_the_node_is_shown_first() -> None:
-    node = {"collectors": (Collector("gpu", False, "NVML hangs"),), "history_failures": 3}
+    node = {"collectors": (Collector("gpu", False, "NVML hangs"),), "history": HistoryFile(failures=3)}
     for width in (80, 40):
         text = "\n".join(screen(facts(run(), node=node), width))
         assert "fails: gpu" in text and "history: 3 commits failed" in text

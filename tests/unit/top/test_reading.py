@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpuwatch.api import Gpu, Run, Series
-from gpuwatch_dashboards.model import Node, Scope, Span
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.query import Query
-from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled, in_order
+from gpuwatch_dashboards.query import Node, Query, Scope, Span
+from gpuwatch_dashboards.selection import in_order
+from gpuwatch_dashboards.top import GPU_QUERIES, NODE_QUERIES, RUN_QUERIES, Reader, Sampled
 from tests.unit.top.screens import NOW, RUN_TRACES, facts, run, trace
 
 
@@ -28,7 +28,7 @@ class FakeSource:
         return self.known
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
-        return Node("node-17", gpus=tuple(self.gpus))
+        return Node("node-17", (), gpus=tuple(self.gpus))
 
     def evaluate(self, queries: Sequence[Query], scope: Scope, span: Span) -> list[list[Series]]:
         self.asked.append((queries, scope, span))
