@@ -73,7 +73,7 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
         rest = share.gpus - sum(gpus for kind, gpus in share.kinds.items() if kind != "all")
         add("state:gpuwatch_gpu_seconds:rate5m", rest, state="other")
     if price is not None:
-        add("gpuwatch_currency_info", 1.0, currency="EUR")
+        add("site:gpuwatch_currency:info", 1.0, currency="EUR")
     for node in silent:
         add("up", 0.0, job="gpuwatch", instance=node)
     return series

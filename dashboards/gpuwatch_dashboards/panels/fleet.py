@@ -47,7 +47,7 @@ def _alerts() -> str:
     """Return the firing alerts with their owners: the alert's own labels, else the run's or the GPU's owner."""
     same, firing = f"or on ({', '.join(_ALERT)})", f'ALERTS{{alertstate="firing", {_NODES}'
     nameless = f'max by ({", ".join(_ALERT)}) ({firing}, user=""}})'
-    owner = 'max by ({}, user, job_id) ({}{{user=~"$user", job_id=~"$job"}})'
+    owner = f"max by ({{}}, user, job_id) ({{}}{{{{{_SELECTED}}}}})"
     return (
         f'max by ({", ".join(_ALERT)}, user, job_id) ({firing}, user!="", user=~"$user", job_id=~"$job"}})\n'
         f"{same} {nameless} * on (run) group_left (user, job_id)\n"
@@ -138,7 +138,7 @@ FLEET: tuple[Panel, ...] = (
         curves=(
             Curve(
                 promql=f"topk(50, {_LOST_NOW} * on (run) group_left (cause)\n"
-                "(topk by (run) (1, max by (run, cause) (gpuwatch_finding_evidence_ratio)) * 0 + 1)\n"
+                f"(topk by (run) (1, max by (run, cause) (gpuwatch_finding_evidence_ratio{{{_NODES}}})) * 0 + 1)\n"
                 f"or on ({', '.join(_LOSERS)}) {_LOST_NOW})",
                 legend="GPUs lost",
             ),
@@ -221,6 +221,10 @@ FLEET: tuple[Panel, ...] = (
     _spent(
         "run",
         "run",
-        (Curve(promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{job_id=~"$job", user=~"$user"}))'),),
+        (
+            Curve(
+                promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{instance=~"$instance", job_id=~"$job", user=~"$user"}))'
+            ),
+        ),
     ),
 )

@@ -9,11 +9,13 @@ from gpuwatch_dashboards.query import Match, Query
 NO_GPU = "No GPU on this node."
 NO_READING = "No GPU of this node reports it."
 NOT_REPORTED = "Only GPUs of the Hopper generation and later report this."
+ONLY_FULL = "Served with `gpuwatch agent --series full`, for GPUs that report it."
 LOST = "starved|idle|stalled"
 """Kinds of GPU time that is paid for and not used."""
 _NODE = 'instance=~"$instance"'
 _GPU = f'{_NODE}, gpu=~"$gpu"'
 _EACH = ("gpu", "UUID")
+_MIG = ("instance", "gpu", "GPU_I_ID")
 _OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
 _GPU_SECONDS, _CPU = "gpuwatch_gpu_seconds_total", "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
@@ -28,6 +30,13 @@ def _per_gpu(
 ) -> Panel:
     """Return the chart of a gauge, with a line for each GPU."""
     return Panel(key, title, question, unit, (Curve(Query(metric, by=_EACH), "GPU {gpu}"),), empty=empty, more=more)
+
+
+def _traffic(key: str, title: str, question: str, link: str) -> Panel:
+    """Return the chart of a link's traffic by GPU, as GPM measures it."""
+    received, sent = (Query(f"gpuwatch_gpu_{link}_{way}_bytes_per_second", _EACH) for way in ("receive", "transmit"))
+    curves = (Curve(received, "GPU {gpu} received"), Curve(sent, "GPU {gpu} sent"))
+    return Panel(key, title, question, "bytes/s", curves, empty=ONLY_FULL, more=True)
 
 
 NODE: tuple[Panel, ...] = (
@@ -162,6 +171,32 @@ NODE: tuple[Panel, ...] = (
         ),
     ),
     Panel(
+        key="infiniband",
+        title="InfiniBand",
+        question="How fast do data and gradients come over InfiniBand or RoCE?",
+        unit="bytes/s",
+        curves=(
+            Curve(Query("gpuwatch_infiniband_port_data_received_bytes_total"), "received"),
+            Curve(Query("gpuwatch_infiniband_port_data_transmitted_bytes_total"), "sent"),
+        ),
+        empty="No InfiniBand or RoCE port.",
+        more=True,
+    ),
+    Panel(
+        key="infiniband_errors",
+        title="InfiniBand errors",
+        question="Is a link faulty?",
+        unit="1/s",
+        curves=(
+            Curve(
+                Query("gpuwatch_infiniband_symbol_errors_total", by=("device", "port")), "symbol errors {device}:{port}"
+            ),
+            Curve(Query("gpuwatch_infiniband_link_downed_total", by=("device", "port")), "link lost {device}:{port}"),
+        ),
+        empty="No error was counted.",
+        more=True,
+    ),
+    Panel(
         key="disk",
         title="Disk",
         question="Does data come from a disk, and how fast?",
@@ -170,6 +205,38 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_disk_read_bytes_total", where=_REAL_DISKS), "read"),
             Curve(Query("gpuwatch_disk_written_bytes_total", where=_REAL_DISKS), "written"),
         ),
+    ),
+    Panel(
+        key="disk_busy",
+        title="Disks busy",
+        question="For which share of the time is each disk busy?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_disk_io_time_seconds_total", ("device",), _REAL_DISKS), "{device}"),),
+        more=True,
+    ),
+    Panel(
+        key="load",
+        title="Load",
+        question="Do more tasks want to run than there are cores?",
+        unit="1",
+        curves=(
+            Curve(Query("gpuwatch_load1"), "load of one minute"),
+            Curve(Query("gpuwatch_procs_running"), "running or ready"),
+            Curve(Query("gpuwatch_cpu_cores"), "cores", dashed=True),
+        ),
+        more=True,
+    ),
+    Panel(
+        key="pressure_all",
+        title="Pressure, all tasks",
+        question="For which share of the time do all tasks at once wait for I/O or memory?",
+        unit="ratio",
+        curves=(
+            Curve(Query("gpuwatch_pressure_io_stalled_seconds_total"), "I/O"),
+            Curve(Query("gpuwatch_pressure_memory_stalled_seconds_total"), "memory"),
+        ),
+        empty="This kernel does not report pressure.",
+        more=True,
     ),
     Panel(
         key="memory",
@@ -185,6 +252,14 @@ NODE: tuple[Panel, ...] = (
 )
 
 GPU: tuple[Panel, ...] = (
+    stat(
+        "gpu_energy",
+        "Energy, kWh",
+        "How much energy did the GPUs use in this time range, in kilowatt-hours?",
+        "1",
+        f"sum(increase(gpuwatch_gpu_energy_joules_total{{{_GPU}}}[$__range])) / 3.6e6",
+        empty=NO_READING,
+    ),
     Panel(
         key="node_gpu_ledger",
         title="GPU $gpu",
@@ -294,6 +369,57 @@ GPU: tuple[Panel, ...] = (
         "gpuwatch_gpu_dram_bandwidth_ratio",
         NOT_REPORTED,
     ),
+    _traffic("gpu_nvlink", "NVLink traffic", "How fast does data come over NVLink?", "nvlink"),
+    _traffic("gpu_pcie", "PCIe traffic", "How fast does data come over PCIe?", "pcie"),
+    Panel(
+        key="gpu_nvlink_counted",
+        title="NVLink traffic, counted",
+        question="How fast does data come over NVLink, where the driver counts it?",
+        unit="bytes/s",
+        curves=(
+            Curve(Query("gpuwatch_gpu_nvlink_receive_bytes_total", _EACH), "GPU {gpu} received"),
+            Curve(Query("gpuwatch_gpu_nvlink_transmit_bytes_total", _EACH), "GPU {gpu} sent"),
+        ),
+        empty=ONLY_FULL,
+        more=True,
+    ),
+    Panel(
+        key="gpu_link_errors",
+        title="Link errors",
+        question="Does a GPU's NVLink or PCIe link repeat what it sends?",
+        unit="1/s",
+        curves=(
+            Curve(Query("gpuwatch_gpu_nvlink_errors_total", _EACH), "NVLink, GPU {gpu}"),
+            Curve(Query("gpuwatch_gpu_pcie_replays_total", _EACH), "PCIe, GPU {gpu}"),
+        ),
+        empty="No error was counted.",
+        more=True,
+    ),
+    Panel(
+        key="gpu_mig",
+        title="MIG instances",
+        question="How much of each MIG instance is used?",
+        unit="bytes",
+        kind="table",
+        curves=(
+            Curve(promql=f"max by ({', '.join(_MIG)}, GPU_I_PROFILE) (gpuwatch_gpu_mig_info{{{_GPU}}})"),
+            Curve(
+                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_used_bytes{{{_GPU}}})",
+                legend="Memory used",
+            ),
+            Curve(
+                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_total_bytes{{{_GPU}}})", legend="Memory"
+            ),
+            Curve(
+                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_sm_active_ratio{{{_GPU}}})",
+                legend="Multiprocessors busy",
+                unit="ratio",
+            ),
+        ),
+        columns=columns(*_MIG, "GPU_I_PROFILE"),
+        empty="No GPU is split into MIG instances.",
+        width=12,
+    ),
     Panel(
         key="gpu_ecc",
         title="Memory errors",
@@ -321,6 +447,10 @@ GPU: tuple[Panel, ...] = (
                 legend="Ago",
                 unit="s",
             ),
+            Curve(
+                promql=f"max by (instance, gpu, UUID) (gpuwatch_gpu_xid_errors_total{{{_GPU}}})",
+                legend="Since the agent's start",
+            ),
         ),
         columns=columns("instance", "gpu", "UUID"),
         empty="No XID since the agents started.",
@@ -330,6 +460,14 @@ GPU: tuple[Panel, ...] = (
 )
 
 AGENT: tuple[Panel, ...] = (
+    stat(
+        "notifications_waiting",
+        "Notifications waiting",
+        "How many notifications does the agent still have to deliver?",
+        "1",
+        Curve(Query("gpuwatch_notifications_waiting")),
+        empty="The agent sends no notifications itself.",
+    ),
     Panel(
         key="collectors",
         title="Collectors",
@@ -356,6 +494,39 @@ AGENT: tuple[Panel, ...] = (
         question="Which share of one core does the agent use?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_agent_cpu_seconds_total"), "CPU"),),
+        more=True,
+    ),
+    Panel(
+        key="agent_nvml",
+        title="Time in NVML",
+        question="For which share of the time does the agent wait for the driver, by kind of call?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_nvml_call_seconds_total", by=("call",)), "{call}"),),
+        empty=NO_GPU,
+        more=True,
+    ),
+    Panel(
+        key="agent_messages",
+        title="Messages of hooks",
+        question="Do the hooks' messages arrive, and are any rejected?",
+        unit="1/s",
+        curves=(
+            Curve(Query("gpuwatch_messages_received_total"), "received"),
+            Curve(Query("gpuwatch_messages_rejected_total", by=("reason",)), "rejected: {reason}"),
+        ),
+        more=True,
+    ),
+    Panel(
+        key="agent_failures",
+        title="History and notifications of the agent",
+        question="Does the agent write its history and deliver its notifications?",
+        unit="1/s",
+        curves=(
+            Curve(Query("gpuwatch_history_failures_total"), "history commits failed"),
+            Curve(Query("gpuwatch_notification_failures_total"), "deliveries failed"),
+            Curve(Query("gpuwatch_notifications_dropped_total"), "notifications dropped"),
+            Curve(Query("gpuwatch_notifications_sent_total"), "notifications sent"),
+        ),
         more=True,
     ),
     Panel(

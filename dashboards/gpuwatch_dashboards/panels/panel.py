@@ -36,6 +36,8 @@ _TITLES: dict[str, tuple[str, Link | None]] = {
     "cause": ("Cause", None),
     "kind": ("Kind", None),
     "collector": ("Collector", None),
+    "GPU_I_ID": ("MIG instance", None),
+    "GPU_I_PROFILE": ("Profile", None),
 }
 """Of a label's column in every table: its title, and what its values link to."""
 _THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
@@ -172,5 +174,5 @@ def unit_of(query: Query) -> Unit:
             return "ratio"
         if divisor != "count" or not of_same_kind:
             raise KeyError(f"no panel has a unit for {unit} over {divisor}")
-    is_rate = query.is_rate and query.over is None
+    is_rate = query.over is None and (query.is_rate or query.metric.endswith("_per_second"))
     return {shown.rate_of if is_rate else shown.metric: name for name, shown in UNITS.items()}[unit]

@@ -14,6 +14,8 @@ _INFO = (
 )  # fmt: skip
 _NO_STEP = "No step has ended in this time range."
 _NO_GPU = "This run holds no GPU."
+_NO_WORKERS = "No loader workers: batches are loaded in the training process."
+_NO_EVENTS = "No step was measured by device events: there is no device, or only the host's clock was used."
 _STEP_BUCKETS = f"sum by (le) (rate(gpuwatch_step_seconds_bucket{{{_RUN}}}[$__rate_interval]))"
 
 
@@ -76,6 +78,22 @@ RUN: tuple[Panel, ...] = (
         'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:increase5m{kind="all", run="$run"}[$__range]))',
         empty=NO_PRICE,
     ),
+    stat(
+        "run_oom_kills",
+        "OOM kills",
+        "How many of its processes did the kernel's OOM killer end in this time range?",
+        "1",
+        f"sum(increase(gpuwatch_run_oom_kills_total{{{_RUN}}}[$__range])) or vector(0)",
+        "missing",
+        runbook="ShmNearlyFull",
+    ),
+    stat(
+        "run_records_lost",
+        "Lost records",
+        "How many step records did not arrive in this time range? Their time is in the ledger all the same.",
+        "1",
+        f"sum(increase(gpuwatch_step_records_lost_total{{{_RUN}}}[$__range]))",
+    ),
     Panel(
         key="ledger",
         title="Where the time goes",
@@ -127,7 +145,126 @@ RUN: tuple[Panel, ...] = (
         ),
         maximum=1.0,
         thresholds=(Threshold("worker_busy"),),
-        empty="No loader workers: batches are loaded in the training process.",
+        empty=_NO_WORKERS,
+    ),
+    Panel(
+        key="loader_queue",
+        title="Loader queue",
+        question="At which share of its requests does training find no batch ready?",
+        unit="ratio",
+        curves=(
+            Curve(
+                Query("gpuwatch_loader_empty_fetches_total", over=Query("gpuwatch_loader_fetches_total")),
+                "no batch ready",
+            ),
+        ),
+        maximum=1.0,
+        empty=_NO_WORKERS,
+        more=True,
+    ),
+    Panel(
+        key="loader_ready",
+        title="Batches ready",
+        question="How many batches are ready when training asks for one? Near 0: the loader limits it.",
+        unit="1",
+        curves=(
+            Curve(
+                Query("gpuwatch_loader_ready_batches_total", over=Query("gpuwatch_loader_fetches_total")),
+                "mean queue depth",
+                f"sum(rate(gpuwatch_loader_ready_batches_total{{{_RUN}}}[$__rate_interval]))\n"
+                f"/ (sum(rate(gpuwatch_loader_fetches_total{{{_RUN}}}[$__rate_interval])) > 0)",
+            ),
+        ),
+        empty=_NO_WORKERS,
+        more=True,
+    ),
+    Panel(
+        key="loader_waits",
+        title="What loader workers wait for",
+        question="Which share of the workers is blocked by the disk, or is ready to run and has no core?",
+        unit="ratio",
+        curves=(
+            Curve(Query("gpuwatch_loader_workers_in_disk_wait", over=Query("gpuwatch_loader_workers")), "disk"),
+            Curve(
+                Query("gpuwatch_loader_worker_run_queue_seconds_total", over=Query("gpuwatch_loader_workers")), "a core"
+            ),
+        ),
+        maximum=1.0,
+        empty=_NO_WORKERS,
+        more=True,
+    ),
+    Panel(
+        key="loader_disk",
+        title="Disk traffic of the loader workers",
+        question="How much do they read from disks? The page cache is not counted.",
+        unit="bytes/s",
+        curves=(
+            Curve(Query("gpuwatch_loader_worker_read_bytes_total"), "read"),
+            Curve(Query("gpuwatch_loader_worker_written_bytes_total"), "written"),
+        ),
+        empty=_NO_WORKERS,
+        more=True,
+    ),
+    Panel(
+        key="hidden_wait",
+        title="Hidden data wait",
+        question="For which share of the time did the host wait for data while the device still had work? It costs nothing.",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_hidden_input_wait_seconds_total", over=Query(_SECONDS)), "hidden"),),
+        empty=_NO_EVENTS,
+        more=True,
+    ),
+    Panel(
+        key="coverage",
+        title="Coverage",
+        question="Which share of the steps was measured by device events, which had its wait for other ranks measured, and "
+        "for which is the input wait not certain? And of which share of the fetches was the CPU time sampled?",
+        unit="ratio",
+        curves=(
+            Curve(Query("gpuwatch_device_steps_total", over=Query(_STEPS)), "device events"),
+            Curve(Query("gpuwatch_comm_steps_total", over=Query(_STEPS)), "wait for ranks"),
+            Curve(Query("gpuwatch_unverified_steps_total", over=Query(_STEPS)), "not certain"),
+            Curve(
+                Query("gpuwatch_fetches_sampled_total", over=Query("gpuwatch_loader_fetches_total")), "fetches sampled"
+            ),
+        ),
+        maximum=1.0,
+        empty=_NO_EVENTS,
+        more=True,
+    ),
+    Panel(
+        key="hook_cost",
+        title="Cost of the hook",
+        question="How much of one core does gpuwatch itself take in the training process?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_hook_overhead_seconds_total", by=("rank",)), "rank {rank}"),),
+        empty="The hook has not reported its cost yet.",
+        more=True,
+    ),
+    Panel(
+        key="run_memory",
+        title="Memory of the run",
+        question="Is it close to the limit of its control group?",
+        unit="bytes",
+        curves=(
+            Curve(Query("gpuwatch_run_memory_used_bytes"), "control group"),
+            Curve(Query("gpuwatch_run_resident_memory_bytes"), "training processes"),
+            Curve(Query("gpuwatch_run_memory_limit_bytes"), "limit", dashed=True),
+        ),
+        more=True,
+    ),
+    Panel(
+        key="run_pressure",
+        title="Pressure in the run's control group",
+        question="For which share of the time does some task of the run wait for CPU, I/O or memory?",
+        unit="ratio",
+        curves=(
+            Curve(Query("gpuwatch_run_pressure_cpu_waiting_seconds_total"), "CPU"),
+            Curve(Query("gpuwatch_run_pressure_io_waiting_seconds_total"), "I/O"),
+            Curve(Query("gpuwatch_run_pressure_memory_waiting_seconds_total"), "memory"),
+        ),
+        empty="The run has no control group of its own, or the kernel does not report pressure.",
+        more=True,
     ),
     Panel(
         key="throughput",
@@ -223,8 +360,8 @@ RUN: tuple[Panel, ...] = (
         kind="stack",
         curves=(
             Curve(
-                promql="sum by (state) (\nrate(gpuwatch_gpu_seconds_total[$__rate_interval])\n"
-                f"* {BY_OWNER} ()\n" + OWNER.format('run="$run", gpu=~"$gpu"') + "\n)",
+                promql='sum by (state) (\nrate(gpuwatch_gpu_seconds_total{instance=~"$instance", gpu=~"$gpu"}[$__rate_interval])\n'
+                f"* {BY_OWNER} ()\n" + OWNER.format('run="$run", instance=~"$instance", gpu=~"$gpu"') + "\n)",
                 legend="{state}",
             ),
         ),

@@ -95,7 +95,7 @@ class PrometheusSource:
 
     def currency(self) -> str:
         """Return the currency of the rules' prices; empty without a price."""
-        return next((labels.get("currency", "") for labels, _ in self.instant("gpuwatch_currency_info")), "")
+        return next((labels.get("currency", "") for labels, _ in self.instant("site:gpuwatch_currency:info")), "")
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         """Ask the agent of the run's node: Prometheus keeps no steps."""

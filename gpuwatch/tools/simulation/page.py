@@ -43,6 +43,7 @@ NODE_RATES = {
     "gpuwatch_pressure_memory_stalled_seconds_total": {"": 0.0},
     "gpuwatch_messages_received_total": {"": 16.0},
     "gpuwatch_agent_cpu_seconds_total": {"": 0.03},
+    "gpuwatch_nvml_call_seconds_total": {"utilization": 0.002, "memory": 0.001, "processes": 0.004, "gpm": 0.003},
 }
 NODE_GAUGES = {
     "gpuwatch_cpu_cores": (192, 0),
@@ -186,12 +187,17 @@ class NodePages:
             yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)
             for reason in ("power", "thermal", "hardware"):
                 yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
+            if hot:
+                yield Line("gpuwatch_gpu_ecc_errors_total", {**key, "kind": "corrected"}, 12)
+                yield Line("gpuwatch_gpu_nvlink_errors_total", key, 4)
+                yield Line("gpuwatch_gpu_pcie_replays_total", key, 7)
             yield Line("gpuwatch_gpu_processes", key, float(held))
             yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if piece.utilization else 3.45e8)
             for metric, share in GPM.items():
                 yield Line(metric, key, share * piece.mix.get(COMPUTE, 0.0), 0, 0.02 if piece.utilization else 0)
         if lost:
             key = self._key(self.node.gpus - 1)
+            yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
             yield Line("gpuwatch_gpu_last_xid", key, 79)
             yield Line("gpuwatch_gpu_last_xid_timestamp_seconds", key, self._epoch_s + (self.node.gpu_lost_s or 0))
 
@@ -214,6 +220,14 @@ class NodePages:
             for value, rate in rates.items():
                 labels = dict(zip(BY_NAME[metric].labels, (value,), strict=False))
                 yield Line(metric, labels, rate * since_s, rate)
+        for port in range(4):
+            key = {"device": f"mlx5_{port}", "port": "1"}
+            for way in ("received", "transmitted"):
+                yield Line(f"gpuwatch_infiniband_port_data_{way}_bytes_total", key, 2e9 * since_s, 2e9)
+        if self.node.throttled:  # faults come together
+            yield Line("gpuwatch_infiniband_symbol_errors_total", {"device": "mlx5_0", "port": "1"}, 9)
+            yield Line("gpuwatch_infiniband_link_downed_total", {"device": "mlx5_0", "port": "1"}, 1)
+            yield Line("gpuwatch_messages_rejected_total", {"reason": "version"}, 3)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
         for metric, (base, wiggle) in NODE_GAUGES.items():
@@ -247,6 +261,21 @@ def _rank_lines(
     steps, steps_per_s = stepped_s / job.step_s, stepping / job.step_s
     yield Line("gpuwatch_steps_total", key, steps, steps_per_s)
     yield Line("gpuwatch_samples_total", key, 64 * steps, 64 * steps_per_s)
+    yield Line("gpuwatch_comm_steps_total", key, steps, steps_per_s)
+    for what, of_step in {"fetches": 1.0, "ready_batches": 3.0}.items():
+        yield Line(f"gpuwatch_loader_{what}_total", key, of_step * steps, of_step * steps_per_s)
+    waited, waiting = states[INPUT_WAIT] / job.step_s, mix.get(INPUT_WAIT, 0.0) / job.step_s
+    yield Line("gpuwatch_loader_empty_fetches_total", key, waited, waiting)
+    yield Line("gpuwatch_fetches_sampled_total", key, steps / 8, steps_per_s / 8)
+    if stepping:
+        for percentile, longer in (("p50", 1.0), ("p95", 1.3)):
+            yield Line("gpuwatch_step_percentile_seconds", {**key, "percentile": percentile}, longer * job.step_s)
+    if job.number % 2:  # a language model that declares its operations and counts its tokens
+        yield Line("gpuwatch_tokens_total", key, 2048 * steps, 2048 * steps_per_s)
+        if stepping:
+            yield Line("gpuwatch_run_mfu_ratio", key, 0.5 * mix[COMPUTE])
+    if job.kind == "starved":
+        yield Line("gpuwatch_unverified_steps_total", key, steps / 100, steps_per_s / 100)
     for bound in (*BUCKETS_S, float("inf")):
         share = 1.0 if bound >= job.step_s * 1.5 else 0.9 if bound >= job.step_s else 0.0
         text = "+Inf" if bound == float("inf") else repr(bound)
@@ -266,6 +295,8 @@ def _rank_lines(
     yield Line("gpuwatch_loader_workers", key, 8 * pace)
     yield Line("gpuwatch_loader_workers_in_disk_wait", key, 0)
     yield Line("gpuwatch_loader_worker_read_bytes_total", key, 2e7 * age_s, 2e7 * pace)
+    if job.kind == "starved":
+        yield Line("gpuwatch_loader_worker_written_bytes_total", key, 1e5 * age_s, 1e5 * pace)
     yield Line("gpuwatch_loader_worker_run_queue_seconds_total", key, 0.1 * age_s, 0.1 * pace)
     yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10)
     yield Line("gpuwatch_device_steps_total", key, steps, steps_per_s)
@@ -273,6 +304,8 @@ def _rank_lines(
     if gpu == 0:  # one series a control group
         yield Line("gpuwatch_run_memory_limit_bytes", key, 1.8 * 2**40)
         yield Line("gpuwatch_run_memory_used_bytes", key, 2**39)
+        if job.kind == "hang" and piece is not None and STALLED in piece.mix:
+            yield Line("gpuwatch_run_oom_kills_total", key, 1)
         for what in ("cpu", "io", "memory"):
             yield Line(f"gpuwatch_run_pressure_{what}_waiting_seconds_total", key, 0.02 * age_s, 0.02 * pace)
 

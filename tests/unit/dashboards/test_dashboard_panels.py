@@ -12,7 +12,7 @@ import pytest
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.ledger.states import GPU_STATES
-from gpuwatch.metrics import BY_NAME
+from gpuwatch.metrics import BY_NAME, CATALOGUE
 from gpuwatch.tools.reports.display import PHASES, STATES
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Threshold, unit_of
@@ -46,8 +46,32 @@ def test_keys_are_unique_and_most_panels_have_a_live_reading() -> None:
     assert len(BY_KEY) == len(PANELS)
     live = {panel.key for panel in live_panels()}
     assert len(live) > 25 and {"ledger", "shm", "gpu_temperature", "memory", "agent_cost", "node_shm"} <= live
-    assert {panel.key for panel in live_panels("agent")} == {"agent_cost", "agent_memory"}
+    assert {"agent_cost", "agent_memory", "agent_failures"} <= {panel.key for panel in live_panels("agent")}
     assert not live & {"by_user", "fleet_states", "owners"}
+
+
+def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
+    """Those of `--series full` are details for a site's own queries; all others would be paid for and never seen."""
+    root = Path(__file__).parents[3]
+    files = [
+        p for folder in ("gpuwatch", "dashboards") for p in (root / folder).rglob("*") if p.suffix in (".py", ".yml")
+    ]
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path != root / "gpuwatch/metrics.py" and "simulation" not in path.parts
+    )
+    read = {
+        *re.findall(r"gpuwatch_\w+", text),
+        *(m for panel in live_panels() for c in panel.curves for m in c.query.metrics),
+    }
+    unread = [
+        metric.name
+        for metric in CATALOGUE
+        if metric.when != "full"
+        and read.isdisjoint({metric.name, *(f"{metric.name}_{end}" for end in ("bucket", "sum"))})
+    ]
+    assert unread == []
 
 
 def test_a_threshold_is_a_name_of_the_catalogue() -> None:

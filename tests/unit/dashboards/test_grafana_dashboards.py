@@ -187,7 +187,7 @@ def test_every_link_to_a_runbook_leads_to_a_file_of_the_docs() -> None:
 def test_tables_show_each_of_their_columns_by_its_title() -> None:
     [table] = [panel for panel in panels("gpuwatch-fleet") if panel["title"] == "By user"]
     [organize] = [t["options"] for t in table["transformations"] if t["id"] == "organize"]
-    titles = ["User", "GPU-hours", "Useful", "Starved", "Held idle", "Stalled", "Lost", "Lost money"]
+    titles = ["User", "GPU-hours", "Useful", "Starved", "Held idle", "Stalled", "Lost", "Lost money", "GPUs now"]
     in_order = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
     assert [organize["renameByName"][column] for column in in_order] == titles
     units = {
@@ -203,8 +203,8 @@ def test_dashboards_fit_a_site_s_windows_scrape_job_and_currency() -> None:
     config = Config(alerts=AlertThresholds(ledger_window_s=600, job="agents"), prices=Prices(2.0, "EUR"))
     fitted = {name: grafana.text(dashboard) for name, dashboard in grafana.load(config).items()}
     text = fitted["gpuwatch-fleet.json"]
-    assert not re.search("(rate|increase|share)5m", text) and "user_kind:gpuwatch_gpu_cost:increase10m" in text
-    assert "node_kind:gpuwatch_gpu_seconds:rate10m" in text
+    assert not re.search("(rate|increase|share)5m", text) and "owner_kind:gpuwatch_gpu_cost:increase10m" in text
+    assert "owner_kind:gpuwatch_gpu_seconds:rate10m" in text
     assert "USD" not in text and '"currency:EUR"' in text
     assert 'up{job=\\"agents\\"' in text
     assert (

@@ -86,6 +86,19 @@ def test_names_and_labels_are_the_catalogue_s(number: int) -> None:
         assert {key for key, _ in labels} - {"le"} <= set(metric.labels), name
 
 
+NOT_SIMULATED = {name for name in BY_NAME if "_mig_" in name or "_notification" in name}
+"""Of GPUs split by MIG, and of agents with `--notify`."""
+
+
+def test_a_fleet_makes_every_metric_of_a_real_agent() -> None:
+    made = {name for number in range(300) for name, _ in up(number, 30_000.0)}
+    made |= {name.removesuffix("_count") for name in made}
+    node = next(node for n in range(500) if (node := Node(1, n, 8)).gpu_lost_s is not None)
+    made |= {name for name, _ in up(node.number, (node.gpu_lost_s or 0.0) + 1)}
+    expected = {metric.name for metric in BY_NAME.values() if metric.when != "full"} - NOT_SIMULATED
+    assert expected - made == set()
+
+
 def test_a_fleet_has_every_kind_of_job_faults_and_agents_that_are_down() -> None:
     nodes = [Node(1, number, 8) for number in range(300)]
     kinds = {next(node.jobs()).kind for node in nodes}
@@ -125,7 +138,7 @@ def test_discovery_lists_every_node_by_its_path_and_the_rest_is_refused() -> Non
     assert [fleet.answer(path)[0] for path in ("/node/3/metrics", "/node/x/metrics", "/metrics", "/")] == [404] * 4
 
 
-def test_an_8_gpu_node_serves_at_most_700_series_but_for_a_quarter_of_an_hour_after_a_run() -> None:
+def test_an_8_gpu_node_serves_at_most_730_series_but_for_a_quarter_of_an_hour_after_a_run() -> None:
     counts = []
     for number in range(60):
         series = up(number, 5000)
@@ -133,4 +146,4 @@ def test_an_8_gpu_node_serves_at_most_700_series_but_for_a_quarter_of_an_hour_af
         if len(runs) <= 1:
             counts.append(len(series))
     assert len(counts) > 30
-    assert max(counts) <= 700
+    assert max(counts) <= 730  # with the loader's queue, percentiles and InfiniBand, which real agents serve too
