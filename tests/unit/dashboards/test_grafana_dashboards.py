@@ -93,7 +93,8 @@ def test_dashboard_agrees_with_the_schema_that_grafana_publishes(name: str) -> N
 def test_what_disagrees_with_the_schema_is_noticed() -> None:
     broken = load("gpuwatch-run")
     broken["panels"][1]["options"]["graphMode"] = "pie"
-    broken["panels"][9]["fieldConfig"]["defaults"]["custom"]["lineWidth"] = "thick"
+    chart = next(panel for panel in broken["panels"] if panel["type"] == "timeseries")
+    chart["fieldConfig"]["defaults"]["custom"]["lineWidth"] = "thick"
     broken["panels"][10]["gridPos"]["w"] = "8"
     broken["templating"]["list"][1]["refresh"] = 7
     found = schema_faults(broken)
