@@ -191,19 +191,22 @@ class Session:
                 self.guard(self.torch_hooks.end_loop)
 
     def report_pass(self) -> None:
-        """Print the verdict after the first pass; later ones wait for the end, so that a log is not flooded."""
+        """Print the verdict after the first pass; later ones wait for the end, so that a log is not flooded. Log to trackers."""
         recorder = self.recorder
         if (
             recorder.thread != get_ident()  # the garbage collector ended a forgotten loop: no place to print
             or self.publisher.accounts.is_held_here  # it may also do so while this thread makes a report
-            or self.verdicts.printed
             or recorder.levels
             or recorder.in_step
             or sys.is_finalizing()
         ):
             return
         with sigchld_held():
-            self.verdicts.print()
+            if not self.verdicts.printed:
+                self.verdicts.print()
+            if self._log is not None:
+                log, now = self._log, recorder.clock()
+                self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
 
     # The end --------------------------------------------------------------------------------------------------------
 

@@ -39,12 +39,12 @@ class WandbRun:
 
     def log(self, values: Values, report: Report) -> None:
         self.run.log(values, commit=False)
-        self.run.summary[VERDICT] = report.verdict.sentence
+        self.run.summary.update({**report.metrics(), VERDICT: report.verdict.sentence})
 
     def finish(self, report: Report, page: str) -> None:
         from wandb import Artifact  # type: ignore[import-not-found,unused-ignore]
 
-        self.run.summary.update({**report.metrics(), VERDICT: report.verdict.sentence})
+        self.log({}, report)
         artifact = Artifact(f"gpuwatch-report-{self.run.id}", type="report")
         with artifact.new_file(PAGE) as file:
             file.write(page)
@@ -62,7 +62,7 @@ class MlflowRun:
         self._client, self.run = MlflowClient(), str(run.info.run_id)
 
     def log(self, values: Values, report: Report) -> None:
-        self._batch(values, report.steps, synchronous=False)
+        self._batch({**values, **report.metrics()}, report.steps, synchronous=False)
         self._client.set_tag(self.run, VERDICT, report.verdict.sentence, synchronous=False)
 
     def finish(self, report: Report, page: str) -> None:
@@ -272,6 +272,11 @@ class LiveLog:
             if report.steps:
                 values = report.metrics(since=self._logged)
                 self.prepared = report, {key.replace("/", "/live/"): value for key, value in values.items()}
+
+    def pass_ended(self, now_ns: int) -> None:
+        """Log after the first pass, and after a later one when values are due: a tracker's run may end before the Watch does."""
+        self.prepare(now_ns if self._logged else self._due_ns)
+        self.hand_over()
 
     def hand_over(self) -> None:
         """Log what was prepared. Called by the training thread, between two steps."""

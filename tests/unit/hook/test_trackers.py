@@ -196,7 +196,7 @@ def test_wandb_keeps_its_step_and_has_the_whole_run_in_its_summary(live: Make, w
     (call,) = wandb.named("log")
     assert call[1]["gpuwatch/live/compute_ratio"] == pytest.approx(0.4)
     assert call[2:] == (None, False), "a committed row would advance the program's own step"
-    assert wandb.summary["gpuwatch/verdict"] == SENTENCE
+    assert wandb.summary["gpuwatch/verdict"] == SENTENCE and wandb.summary["gpuwatch/steps"] == 100
     log.finish(report(200), True)
     assert wandb.summary["gpuwatch/steps"] == 200
     (artifact,) = wandb.named("log_artifact")
@@ -211,6 +211,7 @@ def test_mlflow_does_not_wait_between_two_steps(live: Make, mlflow: Run) -> None
     log.hand_over()
     assert [call[-1] for call in mlflow.calls] == [False, False], "synchronous=False"
     assert mlflow.calls[0][2]["gpuwatch/live/step_s"] == (pytest.approx(0.1), 100)
+    assert mlflow.calls[0][2]["gpuwatch/step_s"] == (pytest.approx(0.1), 100), "of the run so far"
     assert mlflow.calls[1][1:4] == ("r1", "gpuwatch/verdict", SENTENCE)
     log.finish(report(200), True)
     batch, tag, text = mlflow.calls[2:]
@@ -293,6 +294,28 @@ def test_a_run_without_a_tracker_is_told_once(
     log.begin()
     log.finish(report(100), is_first_rank)
     assert caplog.text.count("found no run of W&B") == said
+
+
+def test_a_pass_s_end_logs_at_once_and_later_ones_only_when_values_are_due(live: Make) -> None:
+    logged: list[int] = []
+    log, reports = live(lambda values, step: logged.append(step))
+    log.pass_ended(1)
+    reports.append(report(150))
+    log.pass_ended(2)
+    assert logged == [100]
+    reports.append(report(300))
+    log.pass_ended(3 * INTERVAL_NS)
+    assert logged == [100, 300]
+
+
+def test_a_run_that_ends_after_the_first_pass_has_its_values(wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpuwatch.watch(loader)` ends with the process, after `wandb.finish()`."""
+    watch = gpuwatch.Watch(quiet=True, log="auto")
+    for _ in watch.steps([1, 2, 3]):
+        pass
+    assert wandb.summary["gpuwatch/steps"] == 3 and wandb.named("log")
+    monkeypatch.setattr(sys.modules["wandb"], "run", None)
+    watch.close()
 
 
 def test_what_is_no_tracker_is_refused_at_once() -> None:
