@@ -89,8 +89,6 @@ class Session:
     def start(self) -> None:
         """Start publishing, unless that runs or the run has ended. Called when a pass or a phase begins."""
         if not self.closed and not self.disabled:
-            for live in self._live:
-                live.begin()
             self.publisher.update_membership()
             self.publisher.start()
 

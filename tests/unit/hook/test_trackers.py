@@ -291,7 +291,6 @@ def test_a_run_without_a_tracker_is_told_once(
     live: Make, caplog: pytest.LogCaptureFixture, is_first_rank: bool, said: int
 ) -> None:
     log, _ = live("auto")
-    log.begin()
     log.finish(report(100), is_first_rank)
     assert caplog.text.count("found no run of W&B") == said
 
@@ -325,26 +324,42 @@ def test_what_is_no_tracker_is_refused_at_once() -> None:
         gpuwatch.Watch(log="wandb")
 
 
-def test_the_writers_of_tensorboard_are_searched_only_where_one_of_its_threads_lives(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_writers_of_tensorboard_are_searched_once_for_each_of_its_threads(
+    live: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SummaryWriter(Writer):
-        pass
+        def __init__(self) -> None:
+            self.calls, self.threads, self.file_writer = [], set(), object()
 
     module: Any = ModuleType("torch.utils.tensorboard.writer")
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", module)
-    writer = SummaryWriter.__new__(SummaryWriter)
-    assert trackers.known_objects() == []
+    searches: list[object] = []
+    search = trackers.find_unregistered
+    monkeypatch.setattr(trackers, "find_unregistered", lambda: searches.append(1) or search())
+    log, _ = live("auto")
+    writer, closed = SummaryWriter(), SummaryWriter()
+    closed.file_writer = None
+    log.prepare(1)
+    assert searches == [], "no thread of TensorBoard lives"
     thread_class = type("_AsyncWriterThread", (threading.Thread,), {"__module__": "tensorboard.summary.writer"})
     ends = threading.Event()
     thread = thread_class(target=ends.wait)
     thread.start()
     try:
-        assert [tracker.run for tracker in trackers.known_objects()] == [writer]
+        for now_ns in (2, 3, INTERVAL_NS):
+            log.prepare(now_ns)
+        log.hand_over()
+        assert (
+            closed.calls == []
+            and len(searches) == 1
+            and ("add_scalar", "gpuwatch/live/steps", 100.0, 100) in writer.calls
+        )
     finally:
         ends.set()
         thread.join()
+    log.finish(report(200), True)
+    assert len(searches) == 1 and writer.calls[-1] == ("flush",), "it is kept, and takes values after it was closed"
 
 
 def test_a_training_hands_over_in_its_own_thread_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
