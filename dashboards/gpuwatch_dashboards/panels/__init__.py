@@ -1,6 +1,6 @@
 """The panels by group, for the Streamlit pages, the Grafana dashboards and `gpuwatch top`.
 
-To add a panel, add it to a group's list (run.py, node.py, fleet.py). To add a group, add its list here.
+To add a panel, add it to a group's list (run.py, gpu.py, node.py, fleet.py). To add a group, add its list here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwatch_dashboards.panels.fleet import FLEET
-from gpuwatch_dashboards.panels.node import AGENT, GPU, NODE
+from gpuwatch_dashboards.panels.gpu import GPU
+from gpuwatch_dashboards.panels.node import AGENT, NODE
 from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold
 from gpuwatch_dashboards.panels.run import RUN
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch_dashboards.panels.node import LOST
-from gpuwatch_dashboards.panels.panel import Curve, Panel, columns, stat
+from gpuwatch_dashboards.panels.panel import Curve, Panel, columns, stack, stat, table
 
 NO_PRICE = "No price is configured: set gpu_hour under [prices], then run `gpuwatch rules --config`."
 NOT_RECORDED = "Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes."
@@ -128,13 +128,11 @@ FLEET: tuple[Panel, ...] = (
         "missing",
         runbook="GpuwatchAgentDown",
     ),
-    Panel(
+    table(
         key="lost_now",
         title="GPU time lost now",
         question="Whose GPUs are starved, held idle or stalled now, for how long, why, and what does it cost? As a number "
         "of GPUs: 2 are two GPU-seconds lost every second. The cause is the run's largest finding.",
-        unit="1",
-        kind="table",
         curves=(
             Curve(
                 promql=f"topk(50, {_LOST_NOW} * on (run) group_left (cause)\n"
@@ -155,36 +153,31 @@ FLEET: tuple[Panel, ...] = (
         runbook="GpuHeldIdle",
         width=24,
     ),
-    Panel(
+    table(
         key="fleet_alerts",
         title="Alerts",
         question="Which alerts are firing now, and whose are the runs and GPUs?",
-        unit="1",
-        kind="table",
         curves=(Curve(promql=_alerts()),),
         columns=columns(*_ALERT, "user", "job_id"),
         empty="No alert is firing.",
         width=15,
     ),
-    Panel(
+    table(
         key="silent_nodes",
         title="Nodes that do not answer",
         question="On which nodes does Prometheus get no answer from the agent?",
-        unit="1",
-        kind="table",
         curves=(Curve(promql=f'max by (instance) (up{{job="gpuwatch", {_NODES}}} == 0)'),),
         columns=columns("instance"),
         empty="All nodes answer.",
         runbook="GpuwatchAgentDown",
         width=9,
     ),
-    Panel(
+    stack(
         key="gpus_by_kind",
         title="GPUs by use",
         question="How much GPU time is useful, starved, held idle or stalled, as a number of GPUs? The rest is start-up, "
         "evaluation, checkpoints, unallocated or not attributed.",
         unit="1",
-        kind="stack",
         curves=(
             Curve(promql=f'sum by (kind) ({_RATE}{{kind!="all", {_SELECTED}}})', legend="{kind}"),
             Curve(
@@ -194,23 +187,21 @@ FLEET: tuple[Panel, ...] = (
         ),
         width=14,
     ),
-    Panel(
+    stack(
         key="cost_by_kind",
         title="Cost per hour",
         question="How much of the cost is for GPUs that compute?",
         unit="money/h",
-        kind="stack",
         curves=(Curve(promql=f'sum by (kind) ({_COST}{{kind!="all", {_SELECTED}}})', legend="{kind}"),),
         empty=NO_PRICE,
         width=10,
     ),
-    Panel(
+    stack(
         key="fleet_states",
         title="GPUs by state, whole site",
         question="How many GPUs compute, wait, or are held by a process that does not use them? Of all nodes and owners, "
         "whatever is selected above.",
         unit="1",
-        kind="stack",
         curves=(Curve(promql="state:gpuwatch_gpu_seconds:rate5m", legend="{state}"),),
         empty=NOT_RECORDED,
         width=24,

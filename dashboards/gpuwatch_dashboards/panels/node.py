@@ -1,42 +1,18 @@
-"""Panels about a node, its GPUs and its agent."""
+"""Panels about a node and its agent."""
 
 from __future__ import annotations
 
-from gpuwatch.tools.reports.display import Unit
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
+from gpuwatch_dashboards.panels.gpu import NO_GPU
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, detail, stat, table
 from gpuwatch_dashboards.query import Match, Query
 
-NO_GPU = "No GPU on this node."
-NO_READING = "No GPU of this node reports it."
-NOT_REPORTED = "Only GPUs of the Hopper generation and later report this."
-ONLY_FULL = "Served with `gpuwatch agent --series full`, for GPUs that report it."
 LOST = "starved|idle|stalled"
 """Kinds of GPU time that is paid for and not used."""
 _NODE = 'instance=~"$instance"'
-_GPU = f'{_NODE}, gpu=~"$gpu"'
-_EACH = ("gpu", "UUID")
-_MIG = ("instance", "gpu", "GPU_I_ID")
-_OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
-_GPU_SECONDS, _CPU = "gpuwatch_gpu_seconds_total", "gpuwatch_cpu_seconds_total"
+_CPU = "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
-GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, by=_EACH))
-"""Each GPU's shares of time, for the tables of GPUs."""
 _REAL_INTERFACES = (Match("device", "!~", "lo|veth.*|docker.*|br-.*|cni.*|flannel.*|cali.*"),)
 _REAL_DISKS = (Match("device", "!~", "(loop|ram|zram|sr|md|dm-).*"),)
-
-
-def _per_gpu(
-    key: str, title: str, question: str, unit: Unit, metric: str, empty: str = NO_READING, more: bool = True
-) -> Panel:
-    """Return the chart of a gauge, with a line for each GPU."""
-    return Panel(key, title, question, unit, (Curve(Query(metric, by=_EACH), "GPU {gpu}"),), empty=empty, more=more)
-
-
-def _traffic(key: str, title: str, question: str, link: str) -> Panel:
-    """Return the chart of a link's traffic by GPU, as GPM measures it."""
-    received, sent = (Query(f"gpuwatch_gpu_{link}_{way}_bytes_per_second", _EACH) for way in ("receive", "transmit"))
-    curves = (Curve(received, "GPU {gpu} received"), Curve(sent, "GPU {gpu} sent"))
-    return Panel(key, title, question, "bytes/s", curves, empty=ONLY_FULL, more=True)
 
 
 NODE: tuple[Panel, ...] = (
@@ -95,12 +71,10 @@ NODE: tuple[Panel, ...] = (
         "sample_age_s",
         runbook="GpuwatchAgentDown",
     ),
-    Panel(
+    table(
         key="node_runs",
         title="Runs on the node",
         question="Which runs train here, and do they wait for data?",
-        unit="1",
-        kind="table",
         curves=(
             Curve(
                 promql=f"max by (run, rank, name, user, job_id) (gpuwatch_run_info{{{_NODE}}})\n"
@@ -170,7 +144,7 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_network_transmit_bytes_total", where=_REAL_INTERFACES), "sent"),
         ),
     ),
-    Panel(
+    detail(
         key="infiniband",
         title="InfiniBand",
         question="How fast do data and gradients come over InfiniBand or RoCE?",
@@ -180,9 +154,8 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_infiniband_port_data_transmitted_bytes_total"), "sent"),
         ),
         empty="No InfiniBand or RoCE port.",
-        more=True,
     ),
-    Panel(
+    detail(
         key="infiniband_errors",
         title="InfiniBand errors",
         question="Is a link faulty?",
@@ -194,7 +167,6 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_infiniband_link_downed_total", by=("device", "port")), "link lost {device}:{port}"),
         ),
         empty="No error was counted.",
-        more=True,
     ),
     Panel(
         key="disk",
@@ -206,15 +178,14 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_disk_written_bytes_total", where=_REAL_DISKS), "written"),
         ),
     ),
-    Panel(
+    detail(
         key="disk_busy",
         title="Disks busy",
         question="For which share of the time is each disk busy?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_disk_io_time_seconds_total", ("device",), _REAL_DISKS), "{device}"),),
-        more=True,
     ),
-    Panel(
+    detail(
         key="load",
         title="Load",
         question="Do more tasks want to run than there are cores?",
@@ -224,9 +195,8 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_procs_running"), "running or ready"),
             Curve(Query("gpuwatch_cpu_cores"), "cores", dashed=True),
         ),
-        more=True,
     ),
-    Panel(
+    detail(
         key="pressure_all",
         title="Pressure, all tasks",
         question="For which share of the time do all tasks at once wait for I/O or memory?",
@@ -236,9 +206,8 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_pressure_memory_stalled_seconds_total"), "memory"),
         ),
         empty="This kernel does not report pressure.",
-        more=True,
     ),
-    Panel(
+    detail(
         key="memory",
         title="Memory",
         question="How much memory is left?",
@@ -247,215 +216,6 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_memory_available_bytes"), "available"),
             Curve(Query("gpuwatch_memory_total_bytes"), "total", dashed=True),
         ),
-        more=True,
-    ),
-)
-
-GPU: tuple[Panel, ...] = (
-    stat(
-        "gpu_energy",
-        "Energy, kWh",
-        "How much energy did the GPUs use in this time range, in kilowatt-hours?",
-        "1",
-        f"sum(increase(gpuwatch_gpu_energy_joules_total{{{_GPU}}}[$__range])) / 3.6e6",
-        empty=NO_READING,
-    ),
-    Panel(
-        key="node_gpu_ledger",
-        title="GPU $gpu",
-        question="Where does this GPU's time go?",
-        unit="ratio",
-        kind="stack",
-        curves=(
-            Curve(
-                promql=f"sum by (state) (rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval]))\n/ on () group_left ()\n"
-                f"(sum(rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval])) > 0)",
-                legend="{state}",
-            ),
-        ),
-        maximum=1.0,
-        empty=NO_GPU,
-        repeat="gpu",
-        width=24,
-    ),
-    Panel(
-        key="owners",
-        title="Who holds the GPUs",
-        question="Whose processes are on which GPU?",
-        unit="1",
-        kind="table",
-        curves=(Curve(promql=f"max by ({', '.join(_OWNER)}) (gpuwatch_gpu_owner_info{{{_GPU}}})"),),
-        columns=columns(*_OWNER),
-        empty=NO_GPU,
-        runbook="GpuAllocatedUnused",
-        width=24,
-    ),
-    Panel(
-        key="gpu_ledger",
-        title="Where the GPUs' time goes",
-        question="Do they compute, wait for data, or are they held without work?",
-        unit="ratio",
-        kind="stack",
-        curves=(Curve(Query(_GPU_SECONDS, by=("state",), over=Query(_GPU_SECONDS)), "{state}"),),
-        maximum=1.0,
-        empty=NO_GPU,
-    ),
-    Panel(
-        key="gpu_utilization",
-        title="GPU utilisation",
-        question="For which share of the time is any kernel running? (Presence, not intensity.)",
-        unit="ratio",
-        curves=(Curve(Query("gpuwatch_gpu_utilization_ratio", by=_EACH), "GPU {gpu}"),),
-        maximum=1.0,
-        empty=NO_GPU,
-    ),
-    Panel(
-        key="gpu_memory",
-        title="GPU memory",
-        question="Which share of the GPU's memory is in use?",
-        unit="ratio",
-        curves=(
-            Curve(
-                Query("gpuwatch_gpu_memory_used_bytes", _EACH, over=Query("gpuwatch_gpu_memory_total_bytes", _EACH)),
-                "GPU {gpu}",
-            ),
-        ),
-        maximum=1.0,
-        empty=NO_GPU,
-    ),
-    _per_gpu(
-        "gpu_power", "GPU power", "How hard does the GPU work?", "watts", "gpuwatch_gpu_power_watts", NO_GPU, more=False
-    ),
-    _per_gpu("gpu_temperature", "GPU temperature", "Is it cooled?", "celsius", "gpuwatch_gpu_temperature_celsius"),
-    Panel(
-        key="gpu_throttled",
-        title="Clocks held down",
-        question="For which share of the time does the GPU limit its own clock, and for which reason?",
-        unit="ratio",
-        curves=(
-            Curve(
-                Query("gpuwatch_gpu_throttled", by=(*_EACH, "reason")),
-                "GPU {gpu} {reason}",
-                f"avg_over_time(gpuwatch_gpu_throttled{{{_GPU}}}[$__rate_interval])",
-            ),
-        ),
-        thresholds=(Threshold("throttled_share"),),
-        empty=NO_READING,
-        runbook="GpuThrottled",
-        more=True,
-    ),
-    _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "hertz", "gpuwatch_gpu_sm_clock_hertz"),
-    _per_gpu(
-        "gpu_sm_active",
-        "Multiprocessors busy",
-        "Which share of the GPU's multiprocessors is busy? (Intensity, not presence.)",
-        "ratio",
-        "gpuwatch_gpu_sm_active_ratio",
-        NOT_REPORTED,
-    ),
-    _per_gpu(
-        "gpu_tensor",
-        "Tensor cores busy",
-        "For which share of the time are the tensor cores busy?",
-        "ratio",
-        "gpuwatch_gpu_tensor_active_ratio",
-        NOT_REPORTED,
-    ),
-    _per_gpu(
-        "gpu_dram",
-        "Memory bandwidth used",
-        "Which share of the GPU's memory bandwidth is used?",
-        "ratio",
-        "gpuwatch_gpu_dram_bandwidth_ratio",
-        NOT_REPORTED,
-    ),
-    _traffic("gpu_nvlink", "NVLink traffic", "How fast does data come over NVLink?", "nvlink"),
-    _traffic("gpu_pcie", "PCIe traffic", "How fast does data come over PCIe?", "pcie"),
-    Panel(
-        key="gpu_nvlink_counted",
-        title="NVLink traffic, counted",
-        question="How fast does data come over NVLink, where the driver counts it?",
-        unit="bytes/s",
-        curves=(
-            Curve(Query("gpuwatch_gpu_nvlink_receive_bytes_total", _EACH), "GPU {gpu} received"),
-            Curve(Query("gpuwatch_gpu_nvlink_transmit_bytes_total", _EACH), "GPU {gpu} sent"),
-        ),
-        empty=ONLY_FULL,
-        more=True,
-    ),
-    Panel(
-        key="gpu_link_errors",
-        title="Link errors",
-        question="Does a GPU's NVLink or PCIe link repeat what it sends?",
-        unit="1/s",
-        curves=(
-            Curve(Query("gpuwatch_gpu_nvlink_errors_total", _EACH), "NVLink, GPU {gpu}"),
-            Curve(Query("gpuwatch_gpu_pcie_replays_total", _EACH), "PCIe, GPU {gpu}"),
-        ),
-        empty="No error was counted.",
-        more=True,
-    ),
-    Panel(
-        key="gpu_mig",
-        title="MIG instances",
-        question="How much of each MIG instance is used?",
-        unit="bytes",
-        kind="table",
-        curves=(
-            Curve(promql=f"max by ({', '.join(_MIG)}, GPU_I_PROFILE) (gpuwatch_gpu_mig_info{{{_GPU}}})"),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_used_bytes{{{_GPU}}})",
-                legend="Memory used",
-            ),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_total_bytes{{{_GPU}}})", legend="Memory"
-            ),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_sm_active_ratio{{{_GPU}}})",
-                legend="Multiprocessors busy",
-                unit="ratio",
-            ),
-        ),
-        columns=columns(*_MIG, "GPU_I_PROFILE"),
-        empty="No GPU is split into MIG instances.",
-        width=12,
-    ),
-    Panel(
-        key="gpu_ecc",
-        title="Memory errors",
-        question="How many ECC errors has the GPU's memory had since the driver was loaded?",
-        unit="1",
-        curves=(
-            Curve(
-                promql=f"sum by (instance, gpu, kind) (gpuwatch_gpu_ecc_errors_total{{{_GPU}}})",
-                legend="GPU {gpu} {kind} · {instance}",
-            ),
-        ),
-        empty="None since the driver was loaded.",
-        runbook="GpuXid",
-    ),
-    Panel(
-        key="gpu_xid",
-        title="XID errors",
-        question="Which fault did the driver report last, and when?",
-        unit="1",
-        kind="table",
-        curves=(
-            Curve(promql=f"max by (instance, gpu, UUID) (gpuwatch_gpu_last_xid{{{_GPU}}})", legend="XID"),
-            Curve(
-                promql=f"time() - max by (instance, gpu, UUID) (gpuwatch_gpu_last_xid_timestamp_seconds{{{_GPU}}})",
-                legend="Ago",
-                unit="s",
-            ),
-            Curve(
-                promql=f"max by (instance, gpu, UUID) (gpuwatch_gpu_xid_errors_total{{{_GPU}}})",
-                legend="Since the agent's start",
-            ),
-        ),
-        columns=columns("instance", "gpu", "UUID"),
-        empty="No XID since the agents started.",
-        runbook="GpuXid",
-        width=16,
     ),
 )
 
@@ -468,12 +228,11 @@ AGENT: tuple[Panel, ...] = (
         Curve(Query("gpuwatch_notifications_waiting")),
         empty="The agent sends no notifications itself.",
     ),
-    Panel(
+    table(
         key="collectors",
         title="Collectors",
         question="Did each collector's last run succeed, and how long did it take?",
         unit="s",
-        kind="table",
         curves=(
             Curve(
                 promql=f"min by (instance, collector) (gpuwatch_collector_success{{{_NODE}}})",
@@ -488,24 +247,22 @@ AGENT: tuple[Panel, ...] = (
         columns=columns("instance", "collector"),
         sort="Duration",
     ),
-    Panel(
+    detail(
         key="agent_cost",
         title="CPU of the agent",
         question="Which share of one core does the agent use?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_agent_cpu_seconds_total"), "CPU"),),
-        more=True,
     ),
-    Panel(
+    detail(
         key="agent_nvml",
         title="Time in NVML",
         question="For which share of the time does the agent wait for the driver, by kind of call?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_nvml_call_seconds_total", by=("call",)), "{call}"),),
         empty=NO_GPU,
-        more=True,
     ),
-    Panel(
+    detail(
         key="agent_messages",
         title="Messages of hooks",
         question="Do the hooks' messages arrive, and are any rejected?",
@@ -514,9 +271,8 @@ AGENT: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_messages_received_total"), "received"),
             Curve(Query("gpuwatch_messages_rejected_total", by=("reason",)), "rejected: {reason}"),
         ),
-        more=True,
     ),
-    Panel(
+    detail(
         key="agent_failures",
         title="History and notifications of the agent",
         question="Does the agent write its history and deliver its notifications?",
@@ -527,9 +283,8 @@ AGENT: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_notifications_dropped_total"), "notifications dropped"),
             Curve(Query("gpuwatch_notifications_sent_total"), "notifications sent"),
         ),
-        more=True,
     ),
-    Panel(
+    detail(
         key="agent_memory",
         title="Memory and history of the agent",
         question="Do the agent's memory and its history file grow?",
@@ -538,6 +293,5 @@ AGENT: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_agent_resident_memory_bytes"), "memory"),
             Curve(Query("gpuwatch_history_bytes"), "history"),
         ),
-        more=True,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
@@ -138,6 +139,12 @@ class Panel:
     @property
     def stacked(self) -> bool:
         return self.kind == "stack"
+
+
+detail = partial(Panel, more=True)
+"""A panel that the page "Live" shows only after "More panels"."""
+table = partial(Panel, kind="table", unit="1")
+stack = partial(Panel, kind="stack")
 
 
 def stat(key: str, title: str, question: str, unit: Unit, curve: Curve | str, warning: str = "", **more: str) -> Panel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwatch_dashboards.panels.fleet import BY_OWNER, NO_PRICE, OWNER
 from gpuwatch_dashboards.panels.node import LOST
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, stat
+from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, alerts, columns, detail, stack, stat, table
 from gpuwatch_dashboards.query import Match, Query
 
 _RUN = 'run="$run", rank=~"$rank"'
@@ -94,18 +94,17 @@ RUN: tuple[Panel, ...] = (
         "1",
         f"sum(increase(gpuwatch_step_records_lost_total{{{_RUN}}}[$__range]))",
     ),
-    Panel(
+    stack(
         key="ledger",
         title="Where the time goes",
         question="Which share of wall time goes to computing, and which to waiting?",
         unit="ratio",
-        kind="stack",
         curves=(Curve(Query(_SECONDS, by=("state",), over=Query(_SECONDS)), "{state}"),),
         maximum=1.0,
         empty="The first second of this run has not been counted yet.",
         width=16,
     ),
-    Panel(
+    detail(
         key="findings",
         title="Findings",
         question="Which causes are active, and what share of the time does each affect?",
@@ -113,15 +112,13 @@ RUN: tuple[Panel, ...] = (
         curves=(Curve(Query("gpuwatch_finding_evidence_ratio", by=("cause",)), "{cause}"),),
         maximum=1.0,
         empty="Nothing found.",
-        more=True,
     ),
-    Panel(
+    stack(
         key="step_time",
         title="Step time",
         question="How long is one step, and which phase takes longest? Stacked: the mean by phase; lines: p50 and p95 of the "
         "last minute.",
         unit="s",
-        kind="stack",
         curves=(
             Curve(Query(_PHASES, by=("phase",), over=Query(_STEPS)), "{phase}"),
             Curve(
@@ -147,7 +144,7 @@ RUN: tuple[Panel, ...] = (
         thresholds=(Threshold("worker_busy"),),
         empty=_NO_WORKERS,
     ),
-    Panel(
+    detail(
         key="loader_queue",
         title="Loader queue",
         question="At which share of its requests does training find no batch ready?",
@@ -160,9 +157,8 @@ RUN: tuple[Panel, ...] = (
         ),
         maximum=1.0,
         empty=_NO_WORKERS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="loader_ready",
         title="Batches ready",
         question="How many batches are ready when training asks for one? Near 0: the loader limits it.",
@@ -176,9 +172,8 @@ RUN: tuple[Panel, ...] = (
             ),
         ),
         empty=_NO_WORKERS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="loader_waits",
         title="What loader workers wait for",
         question="Which share of the workers is blocked by the disk, or is ready to run and has no core?",
@@ -191,9 +186,8 @@ RUN: tuple[Panel, ...] = (
         ),
         maximum=1.0,
         empty=_NO_WORKERS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="loader_disk",
         title="Disk traffic of the loader workers",
         question="How much do they read from disks? The page cache is not counted.",
@@ -203,18 +197,16 @@ RUN: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_loader_worker_written_bytes_total"), "written"),
         ),
         empty=_NO_WORKERS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="hidden_wait",
         title="Hidden data wait",
         question="For which share of the time did the host wait for data while the device still had work? It costs nothing.",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_hidden_input_wait_seconds_total", over=Query(_SECONDS)), "hidden"),),
         empty=_NO_EVENTS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="coverage",
         title="Coverage",
         question="Which share of the steps was measured by device events, which had its wait for other ranks measured, and "
@@ -230,18 +222,16 @@ RUN: tuple[Panel, ...] = (
         ),
         maximum=1.0,
         empty=_NO_EVENTS,
-        more=True,
     ),
-    Panel(
+    detail(
         key="hook_cost",
         title="Cost of the hook",
         question="How much of one core does gpuwatch itself take in the training process?",
         unit="ratio",
         curves=(Curve(Query("gpuwatch_hook_overhead_seconds_total", by=("rank",)), "rank {rank}"),),
         empty="The hook has not reported its cost yet.",
-        more=True,
     ),
-    Panel(
+    detail(
         key="run_memory",
         title="Memory of the run",
         question="Is it close to the limit of its control group?",
@@ -251,9 +241,8 @@ RUN: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_run_resident_memory_bytes"), "training processes"),
             Curve(Query("gpuwatch_run_memory_limit_bytes"), "limit", dashed=True),
         ),
-        more=True,
     ),
-    Panel(
+    detail(
         key="run_pressure",
         title="Pressure in the run's control group",
         question="For which share of the time does some task of the run wait for CPU, I/O or memory?",
@@ -264,7 +253,6 @@ RUN: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_run_pressure_memory_waiting_seconds_total"), "memory"),
         ),
         empty="The run has no control group of its own, or the kernel does not report pressure.",
-        more=True,
     ),
     Panel(
         key="throughput",
@@ -274,7 +262,7 @@ RUN: tuple[Panel, ...] = (
         curves=(Curve(Query(_STEPS, by=("rank",)), "steps, rank {rank}"),),
         empty=_NO_STEP,
     ),
-    Panel(
+    detail(
         key="samples",
         title="Samples and tokens",
         question="How many samples and tokens per second does it train on?",
@@ -284,9 +272,8 @@ RUN: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_tokens_total"), "tokens"),
         ),
         empty="The size of a batch is not known.",
-        more=True,
     ),
-    Panel(
+    detail(
         key="mfu",
         title="Model FLOPs utilisation",
         question="Which share of the device's declared peak does training reach? The mean of the last minute (MFU).",
@@ -294,7 +281,6 @@ RUN: tuple[Panel, ...] = (
         curves=(Curve(Query("gpuwatch_run_mfu_ratio", by=("rank",)), "rank {rank}"),),
         maximum=1.0,
         empty="Not known: declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
-        more=True,
     ),
     Panel(
         key="step_percentiles",
@@ -316,7 +302,7 @@ RUN: tuple[Panel, ...] = (
         empty=_NO_STEP,
         runbook="StepTimeRegressed",
     ),
-    Panel(
+    detail(
         key="rank_input",
         title="Input wait by rank",
         question="Does one rank wait for data, or do all?",
@@ -329,9 +315,8 @@ RUN: tuple[Panel, ...] = (
         ),
         maximum=1.0,
         runbook="Straggler",
-        more=True,
     ),
-    Panel(
+    detail(
         key="rank_step",
         title="Step time by rank",
         question="Is one rank slower than the others?",
@@ -339,9 +324,8 @@ RUN: tuple[Panel, ...] = (
         curves=(Curve(Query(_PHASES, ("rank",), over=Query(_STEPS, ("rank",))), "rank {rank}"),),
         empty=_NO_STEP,
         runbook="Straggler",
-        more=True,
     ),
-    Panel(
+    detail(
         key="rank_excess",
         title="Straggler",
         question="For which share of a step do the other ranks wait for this one?",
@@ -350,14 +334,12 @@ RUN: tuple[Panel, ...] = (
         thresholds=(Threshold("straggler_share"), Threshold("straggler_share_critical", "critical")),
         empty="No rank delays the others.",
         runbook="Straggler",
-        more=True,
     ),
-    Panel(
+    stack(
         key="run_gpu_ledger",
         title="GPUs of the run by state",
         question="How many of the run's GPUs compute or wait?",
         unit="1",
-        kind="stack",
         curves=(
             Curve(
                 promql='sum by (state) (\nrate(gpuwatch_gpu_seconds_total{instance=~"$instance", gpu=~"$gpu"}[$__rate_interval])\n'
@@ -367,23 +349,20 @@ RUN: tuple[Panel, ...] = (
         ),
         empty=_NO_GPU,
     ),
-    Panel(
+    table(
         key="run_info",
         title="About the run",
         question="Whose run is it, where, and with which loader?",
-        unit="1",
-        kind="table",
         curves=(Curve(promql=f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"),),
         columns=columns(*_INFO),
         empty="No run of this name was seen in this time range.",
         width=12,
     ),
-    Panel(
+    table(
         key="run_findings",
         title="Findings now",
         question="Which causes are active, and what share of the time does each affect? `gpuwatch top` shows advice.",
         unit="ratio",
-        kind="table",
         curves=(Curve(promql='max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})', legend="Affected"),),
         columns=columns("cause"),
         sort="Affected",
@@ -393,45 +372,3 @@ RUN: tuple[Panel, ...] = (
     ),
     alerts("run_alerts", 'run="$run"', "instance", "rank"),
 )
-
-_RECORDS = Query(_PHASES, by=("phase",), over=Query(_STEPS))
-"""The closest series to step records, for their unit; the records themselves come from the agent."""
-
-
-def _of_records(
-    key: str, title: str, question: str, legends: tuple[str, ...], kind: str = "stack", **more: str
-) -> Panel:
-    return Panel(key, title, question, "s", tuple(Curve(_RECORDS, each) for each in legends), kind, **more)  # type: ignore[arg-type]
-
-
-HOST_STEPS = _of_records(
-    "steps",
-    "Steps on the host",
-    "Which phases make up a step's time on the host's clock? Click to zoom in.",
-    ("{phase}",),
-    empty="No step of this run is kept for this time.",
-)
-DEVICE_STEPS = _of_records(
-    "device_steps", "Steps on the device", "Which states make up a step's time on the device's clock?", ("{state}",)
-)
-WAITS = _of_records(
-    "waits",
-    "Data wait, exposed and hidden",
-    "How much of the host's wait for data did the device wait too (exposed)? Hidden wait costs nothing.",
-    ("{wait}",),
-)
-LONGEST = _of_records(
-    "longest",
-    "Longest data wait",
-    "Which steps are outliers? The longest and the mean of each interval.",
-    ("longest", "mean"),
-    "lines",
-)
-RANK_STEPS = _of_records(
-    "rank_steps",
-    "Step time of the ranks",
-    "Is one rank slower than the others, so that they wait for it?",
-    ("rank {rank}",),
-    "lines",
-)
-"""These are drawn on the page "Run" from step records, which only agents keep: they are in no group."""

@@ -10,9 +10,8 @@ import msgspec
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, scale_for
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.run import DEVICE_STEPS, HOST_STEPS, LONGEST
-from gpuwatch_dashboards.panels.run import WAITS as WAITS_PANEL
-from gpuwatch_dashboards.query import Span
+from gpuwatch_dashboards.panels.panel import Curve
+from gpuwatch_dashboards.query import Query, Span
 from gpuwatch_dashboards.render.cards import Card, card, text_card
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Mark, Option, time_axis, tooltip
@@ -37,6 +36,49 @@ KINDS: dict[str, Look] = {
     "host_wait": STATES["host_wait"],
 }
 """What a piece may be."""
+
+
+_RECORDS = Query("gpuwatch_step_phase_seconds_total", by=("phase",), over=Query("gpuwatch_steps_total"))
+"""The closest series to step records, for their unit; the records themselves come from the agent."""
+
+
+def _of_records(
+    key: str, title: str, question: str, legends: tuple[str, ...], kind: str = "stack", **more: str
+) -> Panel:
+    return Panel(key, title, question, "s", tuple(Curve(_RECORDS, each) for each in legends), kind, **more)  # type: ignore[arg-type]
+
+
+HOST_STEPS = _of_records(
+    "steps",
+    "Steps on the host",
+    "Which phases make up a step's time on the host's clock? Click to zoom in.",
+    ("{phase}",),
+    empty="No step of this run is kept for this time.",
+)
+DEVICE_STEPS = _of_records(
+    "device_steps", "Steps on the device", "Which states make up a step's time on the device's clock?", ("{state}",)
+)
+WAITS_PANEL = _of_records(
+    "waits",
+    "Data wait, exposed and hidden",
+    "How much of the host's wait for data did the device wait too (exposed)? Hidden wait costs nothing.",
+    ("{wait}",),
+)
+LONGEST = _of_records(
+    "longest",
+    "Longest data wait",
+    "Which steps are outliers? The longest and the mean of each interval.",
+    ("longest", "mean"),
+    "lines",
+)
+RANK_STEPS = _of_records(
+    "rank_steps",
+    "Step time of the ranks",
+    "Is one rank slower than the others, so that they wait for it?",
+    ("rank {rank}",),
+    "lines",
+)
+"""Panels of step records, which only agents keep: they are in no group."""
 
 
 def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuwatch.api import Gpu, Points, Run, Series
 from gpuwatch_dashboards.panels import live_panels
-from gpuwatch_dashboards.panels.node import GPU_STATES
+from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Query, Scope, Span
 from gpuwatch_dashboards.selection import in_order, key_of, select
 from gpuwatch_dashboards.sources import Source

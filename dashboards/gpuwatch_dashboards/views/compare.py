@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import streamlit as st
+from markupsafe import Markup
 
 from gpuwatch.api import Run
-from gpuwatch_dashboards.render import compare
+from gpuwatch.formatting import duration
+from gpuwatch.tools.reports.comparison import Comparison, compare
+from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
+from gpuwatch.tools.reports.model import RunReport
+from gpuwatch.tools.reports.page import legend_of
+from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.option import GRID, Option, decal, reference, tooltip, value_axis
 from gpuwatch_dashboards.selection import chosen
 from gpuwatch_dashboards.views.site import Site, draw_card, foot, redrawn, remember, top_bar
 
@@ -26,7 +34,7 @@ def page(site: Site) -> None:
 def _compare(site: Site) -> None:
     runs = site.source.kept_runs()
     top_bar(site, chosen(st.query_params))
-    firsts = compare.first_ranks(runs)
+    firsts = first_ranks(runs)
     if len(firsts) < 2:
         st.html(PAGES.too_few_to_compare(len(firsts)))
         return
@@ -36,7 +44,7 @@ def _compare(site: Site) -> None:
         return
     base, *others = [site.source.report(run) for run in wanted]
     drawn = site.once.get(
-        ("compare", *((r.run, r.generated_s) for r in (base, *others))), lambda: compare.content(base, others)
+        ("compare", *((r.run, r.generated_s) for r in (base, *others))), lambda: content(base, others)
     )
     for number, outcome in enumerate(drawn.outcomes):
         with st.container(key=f"box-outcome-{number}"):
@@ -54,16 +62,135 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
-        st.session_state[_CHOICE] = asked or [run.run for run in compare.newest_two(firsts)]
+        st.session_state[_CHOICE] = asked or [run.run for run in newest_two(firsts)]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
     names = st.multiselect(
         "Runs to compare; the first is what the others are compared with",
         list(by_key),
-        format_func=lambda key: compare.label_of(by_key[key]) if key in by_key else key,
+        format_func=lambda key: label_of(by_key[key]) if key in by_key else key,
         key=_CHOICE,
         max_selections=MOST_RUNS,
         on_change=lambda: remember(**{PARAM: ",".join(st.session_state[_CHOICE]) or None}),
     )
     return [by_key[key] for key in names]
+
+
+ROW_PX = 46
+_TIMES = Scale(1.0, "×")
+_SPEEDS = "Predicted and achieved"
+_STEPS = "Step time over the run"
+
+
+@dataclass(frozen=True)
+class Content:
+    outcomes: tuple[Markup, ...]
+    """Of each run against the first one."""
+    speeds: Card
+    steps: Card
+    shares: Markup
+
+
+def first_ranks(runs: Sequence[Run]) -> list[Run]:
+    """Return one entry a run, the latest started first."""
+    firsts: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda run: run.rank):
+        firsts.setdefault(run.run, run)
+    return sorted(firsts.values(), key=lambda run: -run.started_s)
+
+
+def newest_two(firsts: Sequence[Run]) -> list[Run]:
+    """Return the two runs that were started last, the earlier one first: what a change is compared with."""
+    return list(reversed(firsts[:2]))
+
+
+def label_of(run: Run) -> str:
+    sign, length = STATUS_SIGNS[run.status], duration(round(run.watermark_s - run.started_s))
+    return f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
+
+
+def content(base: RunReport, others: Sequence[RunReport]) -> Content:
+    """Return the page's parts."""
+    comparisons, reports = [compare(base, other) for other in others], (base, *others)
+    return Content(
+        outcomes=tuple(PAGES.outcome(found) for found in comparisons),
+        speeds=_speeds(base, comparisons),
+        steps=_steps(reports),
+        shares=PAGES.shares(reports, legend_of(state for report in reports for state in report.shares)),
+    )
+
+
+def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
+    """Return predicted and achieved throughput, in times that of the first run."""
+    entries = [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)]
+    question = f"How many times the throughput of {base.name}? Predicted is the gain of its first finding."
+    head = PAGES.panel_head(_SPEEDS, question, entries=entries)
+    if all(each.speedup is None for each in found):
+        return text_card("speeds", head, "One of the runs has no steps to compare.")
+    predicted = [None if each.prediction is None else round(each.prediction.predicted, 2) for each in found]
+    achieved = [None if each.speedup is None else round(each.speedup, 2) for each in found]
+    label = {"show": True, "position": "right", "formatter": "{c}×"}
+    series = [
+        {"type": "bar", "name": "predicted, at most", "data": predicted, "color": ORANGE, "itemStyle": decal("/"), "label": label},
+        {"type": "bar", "name": "achieved", "data": achieved, "color": BLUE, "label": label, "markLine": reference("xAxis", [1.0], GREY)},
+    ]  # fmt: skip
+    names = [each.b.name for each in found]
+    option: Option = {
+        "animation": False,
+        "grid": {**GRID, "left": 12, "right": 56, "outerBoundsMode": "same"},
+        "tooltip": {**tooltip(_TIMES), "axisPointer": {"type": "shadow"}},
+        "xAxis": value_axis(_TIMES, 1.1 * max(1.0, *(v for v in (*predicted, *achieved) if v is not None))),
+        "yAxis": {"type": "category", "data": names, "inverse": True},
+        "series": series,
+    }
+    words = "; ".join(
+        f"{name}: predicted {p if p is not None else 'nothing'}, achieved {a if a is not None else 'not known'}"
+        for name, p, a in zip(names, predicted, achieved, strict=True)
+    )
+    return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {words}")
+
+
+def _steps(reports: Sequence[RunReport]) -> Card:
+    """Return the median step time of each run over its own time."""
+    known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
+    entries = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]
+    notes = [f" {report.name}: {note}." for _, report in known if (note := report.plotted_steps)]
+    question = f"Median of each group of steps, by the time since the run began.{''.join(notes)}"
+    head = PAGES.panel_head(_STEPS, question, entries=entries)
+    if not known:
+        return text_card("steps", head, "None of these runs has steps that are kept.")
+    peak = max(max(report.steps_over_time.median_s) for _, report in known)
+    scale, since = scale_for("s", peak), _since(max(r.steps_over_time.time_s[-1] - r.started_s for _, r in known))
+    series = [
+        {
+            "type": "line",
+            "name": report.name,
+            "data": [
+                [round((time_s - report.started_s) * since.factor, 3), round(median_s * scale.factor, 3)]
+                for time_s, median_s in zip(report.steps_over_time.time_s, report.steps_over_time.median_s, strict=True)
+            ],
+            "symbol": "none",
+            "color": SEQUENCE[n % len(SEQUENCE)],
+            "emphasis": {"disabled": True},
+        }
+        for n, report in known
+    ]
+    option: Option = {
+        "animation": False,
+        "grid": GRID,
+        "tooltip": tooltip(scale),
+        "xAxis": {
+            "type": "value",
+            "min": 0,
+            "axisLabel": {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"},
+        },
+        "yAxis": value_axis(scale, 1.15 * peak),
+        "series": series,
+    }
+    medians = ", ".join(f"{r.name} {duration(r.step_time.median_s)}" for _, r in known if r.step_time is not None)
+    return Card("panel-steps", head, option, 200, f"{_STEPS}: medians {medians}")
+
+
+def _since(longest_s: float) -> Scale:
+    return Scale(1 / 3600, " h") if longest_s > 7200 else Scale(1 / 60, " min") if longest_s > 120 else Scale(1.0, " s")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gpuwatch.api import Run, Series
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.node import GPU_STATES
+from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuwatch.tools.reports.gather import gather
-from gpuwatch_dashboards.render.compare import content
+from gpuwatch_dashboards.views.compare import content
 from tests.unit.reports.fake_source import START_S, FakeSource, condensed, run, steps
 
 
