@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 
 from gpuwatch.tools.doctor import gpus, limits, processes, services, software
 from gpuwatch.tools.doctor.machine import Machine, in_background
-from gpuwatch.tools.doctor.outcome import Check, Outcome, problem, warning
+from gpuwatch.tools.doctor.outcome import Outcome, problem, warning
 
 DEADLINE_S = 3.0
 
@@ -57,11 +57,11 @@ def examine(
     machine: Machine,
     checks: Sequence[tuple[str, str, Callable[[Machine], Outcome]]] = CHECKS,
     deadline_s: float = DEADLINE_S,
-) -> list[Check]:
+) -> list[Outcome]:
     """Return the results of all checks, in order. All run at once: one that hangs or crashes is a result, and delays no other."""
     deadline = time.perf_counter() + deadline_s
     running = [(group, name, in_background(partial(check, machine))) for group, name, check in checks]
-    return [Check(group, name, **asdict(_outcome(future, deadline, deadline_s))) for group, name, future in running]
+    return [replace(_outcome(future, deadline, deadline_s), group=group, name=name) for group, name, future in running]
 
 
 def _outcome(future: Future[Outcome], deadline: float, deadline_s: float) -> Outcome:

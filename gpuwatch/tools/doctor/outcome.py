@@ -32,17 +32,9 @@ class Outcome:
     """One line."""
     remedy: str | None = None
     """One line; None where there is nothing to do."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """The outcome of a check of the registry."""
-
-    group: str
-    name: str
-    status: Status
-    found: str
-    remedy: str | None
+    group: str = ""
+    name: str = ""
+    """The check's place in the registry."""
 
 
 def ok(found: str) -> Outcome:
@@ -65,7 +57,7 @@ def skipped(found: str, remedy: str | None = None) -> Outcome:
     return Outcome("skipped", found, remedy)
 
 
-def as_text(checks: Sequence[Check], title: str) -> str:
+def as_text(checks: Sequence[Outcome], title: str) -> str:
     """Return plain lines for a pipe: one per check, never wrapped, status first; remedies below, indented."""
     width = max(len(check.name) for check in checks)
     lines = [title]
@@ -78,7 +70,7 @@ def as_text(checks: Sequence[Check], title: str) -> str:
     return "\n".join([*lines, "", summary(checks)])
 
 
-def show(checks: Sequence[Check], title: str, console: Console) -> None:
+def show(checks: Sequence[Outcome], title: str, console: Console) -> None:
     """Print for a terminal: marks and colours, long lines wrapped in their column, lines that are ok cut."""
     from rich.table import Table
     from rich.text import Text
@@ -106,14 +98,14 @@ def show(checks: Sequence[Check], title: str, console: Console) -> None:
     console.print(Text(summary(checks), style=_MARKS[worst][1]))
 
 
-def as_json(checks: Sequence[Check], version: str, host: str) -> str:
+def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
     """Return the document that docs/guides/doctor.md describes."""
     counts = Counter(check.status for check in checks)
     totals = {status: counts[status] for status in _ORDER}
     return formatting.as_json({"version": version, "host": host, "counts": totals, "checks": checks})
 
 
-def summary(checks: Sequence[Check]) -> str:
+def summary(checks: Sequence[Outcome]) -> str:
     """Return e.g. "1 problem (driver), 2 warnings (NTP, cores), 20 ok, 3 skipped"."""
     parts = []
     for status in _ORDER:

@@ -27,6 +27,8 @@ from gpuwatch.tools.reports.statistics import block_means, mean_interval, quanti
 _POINTS = 120
 """Intervals of the ledger over time, and groups of steps, at most."""
 _STEPS = 20_000
+_OF_RUN = ("name", "user", "job", "host", "device", "world_size", "steps", "versions", "tags")
+"""What a report takes over from rank 0."""
 _MISSED = 0.01
 """Share of a run's step records that may be missing for other reasons than that they are old."""
 _ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
@@ -78,20 +80,14 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         gpuwatch=__version__,
         generated_s=now_s,
         run=run,
-        name=first.name,
+        **{name: getattr(first, name) for name in _OF_RUN},
         status=_status(ranks),
-        user=first.user,
-        job=first.job,
-        host=first.host,
-        device=first.device,
         timeline=timeline,
-        world_size=first.world_size,
         started_s=started_s,
         until_s=until_s,
         duration_s=duration_s,
         states=states,
         shares=shares(states),
-        steps=first.steps,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
         verdict=give_verdict(Window(duration_s, states, timeline=timeline, device=first.device, steps=columns)),
@@ -101,8 +97,6 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
         ),
         loader=None if first.loader is None else msgspec.structs.asdict(first.loader),
-        versions=dict(first.versions),
-        tags=dict(first.tags),
         gpus=_gpu_models(source, run, started_s, now_s),
         over_time=_over_time(source, run, started_s, until_s),
         steps_over_time=_steps_over_time(source, first, columns, times, taken is not None and of_last is None),

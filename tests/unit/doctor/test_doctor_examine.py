@@ -15,16 +15,16 @@ import pytest
 from gpuwatch.tools.doctor import CHECKS, examine
 from gpuwatch.tools.doctor import outcome as report
 from gpuwatch.tools.doctor.machine import Machine, in_background
-from gpuwatch.tools.doctor.outcome import Check, Outcome, ok
+from gpuwatch.tools.doctor.outcome import Outcome, ok
 from gpuwatch.tools.doctor.software import KNOWN
 
 MakeMachine = Callable[..., Machine]
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs/guides/doctor.md"
 SAMPLE = [
-    Check("Software", "python", "ok", "3.11.7", None),
-    Check("GPU", "driver", "problem", "the driver is not loaded", "modprobe nvidia"),
-    Check("GPU", "visible GPUs", "skipped", "there is no driver", None),
+    Outcome("ok", "3.11.7", None, "Software", "python"),
+    Outcome("problem", "the driver is not loaded", "modprobe nvidia", "GPU", "driver"),
+    Outcome("skipped", "there is no driver", None, "GPU", "visible GPUs"),
 ]
 
 
@@ -113,7 +113,7 @@ def test_the_terminal_wraps_what_is_wrong_and_cuts_what_is_well() -> None:
     from rich.console import Console
 
     long = "a word and another " * 5
-    checks = [Check("g", "one", "ok", long, None), Check("g", "two", "problem", long, "act " * 20)]
+    checks = [Outcome("ok", long, None, "g", "one"), Outcome("problem", long, "act " * 20, "g", "two")]
     screen = StringIO()
     report.show(checks, "title", Console(file=screen, width=60, highlight=False))
     lines = screen.getvalue().splitlines()
