@@ -295,7 +295,7 @@ class LiveLog:
             self._guarded("TensorBoard and Aim", self._search)
         trackers = self._trackers()
         if not trackers:
-            if is_first_rank:
+            if is_first_rank and self._auto and not self._left_out:
                 logger.warning(
                     "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; begin it before the "
                     "loop, or give it: log=run"

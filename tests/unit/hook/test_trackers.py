@@ -317,6 +317,17 @@ def test_a_run_that_ends_after_the_first_pass_has_its_values(wandb: Wandb, monke
     watch.close()
 
 
+def test_a_tracker_that_failed_is_not_said_to_be_missing(live: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(values: dict[str, float], step: int) -> None:
+        raise OSError("disk full")
+
+    log, _ = live(broken)
+    log.prepare(INTERVAL_NS)
+    log.hand_over()
+    log.finish(report(100), True)
+    assert "found no run" not in caplog.text
+
+
 def test_what_is_no_tracker_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="log=7: give 'auto', a run of W&B"):
         tracker_of(7)
