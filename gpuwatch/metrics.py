@@ -5,7 +5,6 @@ Base units, `_total` only on counters, ratios 0–1. Labels are bounded: never a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -190,12 +189,3 @@ BY_NAME: dict[str, Metric] = {metric.name: metric for metric in CATALOGUE}
 def labels_of(sample: Sample | HistogramSample) -> dict[str, str]:
     """Return a sample's labels by name."""
     return dict(zip(BY_NAME[sample.metric].labels, sample.labels, strict=True))
-
-
-def check(samples: Iterator[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
-    """Pass samples on; raise KeyError or ValueError for a metric or label set that the catalogue lacks."""
-    for sample in samples:
-        metric = BY_NAME[sample.metric]
-        if len(metric.labels) != len(sample.labels):
-            raise ValueError(f"{sample.metric}: {len(sample.labels)} label values for labels {metric.labels}")
-        yield sample

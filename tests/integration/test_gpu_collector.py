@@ -13,10 +13,11 @@ import pynvml
 import pytest
 
 from gpuwatch.errors import GpuwatchError, NoData
-from gpuwatch.metrics import Sample, check
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.exporter import standard
+from tests.catalogue import check
 from tests.nvml.fake import MIB, FakeGpu, FakeNvml, patch_library, recorded
 
 FIRST = FakeGpu(uuid="GPU-aaaa", energy_mj=7_200_250, processes=((4711, 2 << 30), (4712, None)))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from gpuwatch.metrics import check
 from gpuwatch_agent.collectors.gpu import GpuCollector
+from tests.catalogue import check
 from tests.integration.test_gpu_collector import count_calls
 from tests.nvml.fake import FakeGpu, recorded, shut_down
 from tests.servers import wait_for

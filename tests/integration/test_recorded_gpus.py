@@ -9,11 +9,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuwatch.metrics import Sample, check
+from gpuwatch.metrics import Sample
 from gpuwatch.tools.doctor.machine import read_nvml
 from gpuwatch_agent.collectors.drivers import GpuProcess
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.exporter import standard
+from tests.catalogue import check
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import MIB, Clock, FakeNvml, recorded, recording, recordings
 from tests.servers import wait_for

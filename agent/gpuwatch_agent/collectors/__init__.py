@@ -12,7 +12,7 @@ from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.drivers import GpuSource
+from gpuwatch_agent.collectors.driver_collector import DriverCollector
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.collectors.infiniband import InfinibandCollector
 from gpuwatch_agent.collectors.node import (
@@ -28,6 +28,9 @@ from gpuwatch_agent.collectors.node import (
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 
 logger = logging.getLogger(__name__)
+
+GpuSource = DriverCollector | DcgmCollector
+"""A collector of gpuwatch_gpu_* that knows the GPUs and the processes on them."""
 
 
 class Collector(Protocol):
@@ -69,7 +72,7 @@ def _gpus(roots: Roots, choice: Choice) -> GpuSource:
 
 def gpu_source(collectors: Sequence[Collector]) -> GpuSource | None:
     """Return the GPU collector of these."""
-    return next((c for c in collectors if isinstance(c, GpuCollector | DcgmCollector | AmdCollector)), None)
+    return next((c for c in collectors if isinstance(c, GpuSource)), None)
 
 
 class CollectorRunner:

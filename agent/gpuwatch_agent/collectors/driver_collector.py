@@ -30,7 +30,7 @@ from gpuwatch_agent.collectors.drivers import (
 log = logging.getLogger(__name__)
 
 Fate = Literal["lost", "doubtful", "absent", "failed"]
-"""What a failed call says: the GPU does not answer until the GPUs are enumerated again; enumerating may repair this value; this GPU has
+"""What a failed call means: the GPU does not answer until the GPUs are enumerated again; enumerating may repair this value; this GPU has
 no such value; none of these."""
 
 PROCESSES = "processes"
@@ -44,7 +44,7 @@ class DriverCollector:
     """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every `process_interval_s`.
 
     A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. Only GPUs
-    that the agent may use are expected; their number never falls while it runs. A subclass says how its library is called: `start`,
+    that the agent may use are expected; their number never falls while it runs. A subclass calls its library: `start`,
     `list_processes`, `fate`.
     """
 

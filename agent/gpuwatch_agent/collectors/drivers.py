@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuwatch.metrics import Sample
 
@@ -89,26 +89,6 @@ class WarnOnce:
 
     def clear(self) -> None:
         self._messages.clear()
-
-
-class GpuSource(Protocol):
-    """A collector of gpuwatch_gpu_* that knows the GPUs and the processes on them."""
-
-    name: str
-
-    def collect(self) -> Iterable[Sample]: ...
-
-    def devices(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs that answered last, by index."""
-        ...
-
-    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes of each GPU by UUID; an absent UUID is not known."""
-        ...
-
-    def process_list_age_s(self, uuid: str) -> float:
-        """Return how old a GPU's process list is, 0 where there is none."""
-        ...
 
 
 class _Call:

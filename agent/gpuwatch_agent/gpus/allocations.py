@@ -1,7 +1,6 @@
 """Which jobs and pods a scheduler has given each GPU to, whether they use it or not: from a folder of files, and from the kubelet.
 
-Each is asked every ten seconds in a thread with a deadline. What one says is a GPU's allocation; what none says is not known, and then
-no GPU is called free.
+Each is read every ten seconds in a thread with a deadline. Where an allocation is not certain, no GPU counts as free.
 """
 
 from __future__ import annotations

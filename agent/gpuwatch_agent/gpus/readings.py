@@ -14,7 +14,7 @@ from statistics import median
 from gpuwatch import api
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
-from gpuwatch_agent.collectors.drivers import GpuSource
+from gpuwatch_agent.collectors import GpuSource
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
 from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable

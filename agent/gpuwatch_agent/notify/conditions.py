@@ -9,6 +9,7 @@ from gpuwatch import api
 from gpuwatch.alerting.render import hold_s, severity
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch.diagnosis.rules import BY_CAUSE
+from gpuwatch.ledger.states import ALLOCATED_UNUSED
 from gpuwatch_agent.exporter import Page, Snapshot
 
 
@@ -36,6 +37,7 @@ def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) ->
         *_lost_gpus(page, now_s, thresholds),
         *_xids(page, now_s, thresholds),
         *_shm(page, now_s, thresholds),
+        *_unused(snapshot.gpus, now_s, thresholds),
     ]
     return list({condition.key: condition for condition in found}.values())
 
@@ -100,3 +102,11 @@ def _shm(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Cond
             title = f"/dev/shm ({mount}) is {used / size:.0%} full"
             body = "Do: enlarge it (docker run --shm-size), or lower num_workers or prefetch_factor"
             yield _condition("ShmNearlyFull", (mount,), now_s, title, body, thresholds)
+
+
+def _unused(gpus: Sequence[api.Gpu], now_s: float, thresholds: AlertThresholds) -> Iterator[Condition]:
+    for gpu in gpus:
+        if gpu.state == ALLOCATED_UNUSED:
+            title = f"GPU {gpu.gpu} ({gpu.uuid}) is {gpu.owner}, and no process uses it"
+            body = "Do: ask for fewer GPUs, or release the allocation"
+            yield _condition("GpuAllocatedUnused", (gpu.uuid,), now_s, title, body, thresholds)

@@ -9,12 +9,12 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
-from gpuwatch.metrics import check
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import group_samples
 from gpuwatch_agent.processes.workers import RunProcesses
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.records import RunRecord
+from tests.catalogue import check
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 Values = dict[tuple[str, ...], float]

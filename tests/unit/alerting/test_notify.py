@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch.api import Finding, Run
+from gpuwatch.api import Finding, Gpu, Run
 from gpuwatch.config import NotifySettings
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.errors import ConfigError
@@ -294,3 +294,28 @@ def test_a_url_that_apprise_does_not_take_is_named_without_its_secrets(url: str)
     with pytest.raises(ConfigError, match="--notify: Apprise does not take") as error:
         apprise_senders([url])
     assert "host" not in str(error.value).split("take")[1].split(";")[0] or url == "nonsense"
+
+
+def test_allocated_gpu_without_a_process_is_an_alert_after_half_an_hour_and_resolved_when_it_is_used() -> None:
+    post = Post()
+    state = ["allocated_unused"]
+
+    def snapshot() -> Snapshot:
+        gpu = Gpu(gpu="1", uuid="GPU-b", name="", state=state[0], owner="allocated to user alice, job 4711")
+        return Snapshot(post.now_s, 0.0, Page([]), gpus=[gpu])
+
+    post.notifier._snapshot = snapshot
+    for _ in range(1795):
+        post.now_s += 1
+        post.notifier.tick(post.now_s)
+    assert post.got == []
+    for _ in range(10):
+        post.now_s += 1
+        post.notifier.tick(post.now_s)
+    ((title, body),) = post.got
+    assert title == "[warning] GpuAllocatedUnused on n1"
+    assert body.startswith("GPU 1 (GPU-b) is allocated to user alice, job 4711, and no process uses it\n")
+    state[0] = "compute"
+    post.now_s += 901
+    post.notifier.tick(post.now_s)
+    assert post.got[1][0] == "[resolved] GpuAllocatedUnused on n1"

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import gpuwatch_agent.collectors as package
-from gpuwatch.metrics import check
 from gpuwatch_agent.collectors import build
+from tests.catalogue import check
 
 OF_GPUS = {"gpu", "dcgm", "amd"}
 """One of these runs, by what the node has."""

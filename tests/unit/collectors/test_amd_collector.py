@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import GpuwatchError, NoData
-from gpuwatch.metrics import check
 from gpuwatch_agent.collectors import build, gpu_source
 from gpuwatch_agent.collectors.amd import AmdCollector, load_amdsmi
 from gpuwatch_agent.collectors.drivers import GpuProcess
 from gpuwatch_agent.collectors.gpu import GpuCollector
 from gpuwatch_agent.options import Roots
+from tests.catalogue import check
 from tests.unit.collectors.amdsmi_fake import DRIVER_NOT_LOADED, NOT_SUPPORTED, FakeAmdsmi
 
 FIRST = ("0", "fcff74a1-0000-1000-80e9-b388cfe84650")

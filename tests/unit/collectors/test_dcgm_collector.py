@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
-from gpuwatch.metrics import Sample, check
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url, parse_page
 from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
+from tests.catalogue import check
 
 PAGES = Path(__file__).parents[2] / "fixtures/dcgm"
 PAGE = (PAGES / "metrics.txt").read_text()

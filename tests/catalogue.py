@@ -1,0 +1,16 @@
+"""The metric catalogue as a check of what collectors and exporters return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwatch.metrics import BY_NAME, HistogramSample, Sample
+
+
+def check(samples: Iterator[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
+    """Pass samples on; raise KeyError or ValueError for a metric or label set that the catalogue lacks."""
+    for sample in samples:
+        metric = BY_NAME[sample.metric]
+        if len(metric.labels) != len(sample.labels):
+            raise ValueError(f"{sample.metric}: {len(sample.labels)} label values for labels {metric.labels}")
+        yield sample
