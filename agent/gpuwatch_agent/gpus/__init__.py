@@ -105,7 +105,8 @@ class GpuAccount:
         """Book the time seen without a process, up to a moment: all of it by default, and then it is forgotten."""
         for state, end_ns in self._free:
             self.ledger.book(state, end_ns if until_ns is None else min(end_ns, until_ns))
-        self._free = [] if until_ns is None else [each for each in self._free if each[1] > self.ledger.watermark_ns]
+        still_open = [each for each in self._free if each[1] > self.ledger.watermark_ns]
+        self._free = [] if until_ns is None else still_open or self._free[-1:]
 
     def _doubt(self, reading: GpuReading | None, now_ns: int) -> tuple[str, ...]:
         """Return the states that the driver contradicts: `compute`, after ten seconds without a kernel."""
