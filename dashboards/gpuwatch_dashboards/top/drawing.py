@@ -27,7 +27,7 @@ from gpuwatch.tools.reports.display import STATES, Look
 GLYPHS: dict[str, str] = {
     "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",
     "host_wait": "╲", "comm_wait": "╳", "other": "·", "stalled": "!", "unknown": "?", "busy_unattributed": "▐",
-    "held_idle": "─", "unallocated": ":", "free": " ", "allocated_unused": "┄",
+    "held_idle": "─", "unallocated": ":", "free": "_", "allocated_unused": "┄",
 }  # fmt: skip
 """By state, one cell wide each."""
 BLOCKS = "█▓▒░▞▐"
