@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.alerting.render import render
+from gpuwatch.alerting.render import groups, render
 from gpuwatch.alerting.thresholds import Prices
 from tests.grafana_variables import load
 from tests.servers import require
@@ -40,7 +40,8 @@ def judge(folder: Path, series: list[dict[str, str]], expected: dict[str, dict[s
     ]
     test: dict[str, Any] = {"interval": "30s", "input_series": series, "promql_expr_test": tests}
     # promtool evaluates all groups alike: here as often as the one that records hours
-    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "tests": [test]}
+    order = [group["name"] for group in groups(prices=Prices(2.0))]
+    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "group_eval_order": order, "tests": [test]}
     (folder / "test.yml").write_text(json.dumps(scenarios))
     command = [require("promtool"), "test", "rules", str(folder / "test.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -230,6 +230,8 @@ class NodePages:
             yield Line("gpuwatch_messages_rejected_total", {"reason": "version"}, 3)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
+        hookless = self._piece.job.kind in ("no_hook", "held_idle")
+        yield Line("gpuwatch_processes_without_hook", {}, self.node.gpus * hookless)
         for metric, (base, wiggle) in NODE_GAUGES.items():
             yield Line(metric, {}, base, 0, wiggle)
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
