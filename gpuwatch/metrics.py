@@ -102,6 +102,7 @@ CATALOGUE: tuple[Metric, ...] = (
     # GPUs
     Metric("gpuwatch_gpu_info", "info", "count", "Model, PCI address and driver version of a GPU.", (*GPU, "model", "pci_bus_id", "driver_version")),
     Metric("gpuwatch_gpu_owner_info", "info", "count", "Owner of a GPU, exactly one series per GPU: of its processes, else whom a scheduler has given it to; run is empty without a hook and \"shared\" for several runs.", (*GPU, "run", "rank", "user", "job_id", "workload_namespace", "workload_pod", "workload_container")),
+    Metric("gpuwatch_gpu_holder_pid", "gauge", "count", "Process id of the first process that holds a GPU, with its name, while the GPU is held idle.", (*GPU, "command")),
     Metric("gpuwatch_gpu_utilization_ratio", "gauge", "ratio", "Share of the driver's last sample period in which some kernel ran. Presence, not intensity.", GPU),
     Metric("gpuwatch_gpu_memory_used_bytes", "gauge", "bytes", "Memory in use on a GPU.", GPU),
     Metric("gpuwatch_gpu_memory_total_bytes", "gauge", "bytes", "Memory of a GPU.", GPU),

@@ -12,12 +12,14 @@ from gpuwatch.alerting.thresholds import SHARED, AlertThresholds
 
 RUNBOOKS = Path(__file__).parents[1] / "docs/runbooks"
 DEFAULTS = asdict(AlertThresholds())
+_ORDER = "critical warning info"
+"""PhaseStuck's severity is a template, and so the first."""
 _HEAD = """# Alerts
 
 All alerts of `gpuwatch rules`, by severity. `critical`: GPUs make no progress, or nothing measures them. `warning`: GPU
-time is being lost. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
+time is being lost. `info`: GPU time could be saved. *for*: how long the expression must hold; the windows that it reads come on top. After that an alert is
 held for {keep} (`keep_firing_for_s`), because a series that vanished is not a problem that was fixed; {at_once}
-resolves at once. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
+resolve at once, and so do the alerts about a run when the run has ended. Each key is set in the section `[alerts]` of the [configuration file](../deploy/compose.md); those that end with
 `_s` are in seconds. {shared} default to {of} of the section `[thresholds]`.
 
 The rules are the templates [recording.yml](../../gpuwatch/alerting/recording.yml) and
@@ -33,8 +35,8 @@ Written by `python scripts/alerts_page.py > docs/reference/alerts.md`.
 def page() -> str:
     """Return the page."""
     filled = {rule["alert"]: rule for group in groups() for rule in group["rules"] if "alert" in rule}
-    in_order = sorted(alerts().items(), key=lambda item: item[1]["labels"]["severity"] != "critical")
-    at_once = ", ".join(name for name, rule in alerts().items() if "keep_firing_for" not in rule)
+    in_order = sorted(alerts().items(), key=lambda item: _ORDER.find(item[1]["labels"]["severity"]))
+    at_once = ", ".join(name for name, rule in alerts().items() if not {"keep_firing_for", "run_alert"} & set(rule))
     shared, of = (", ".join(f"`{name}`" for name in names) for names in (SHARED, SHARED.values()))
     head = _HEAD.format(keep=duration(DEFAULTS["keep_firing_for_s"]), at_once=at_once, shared=shared, of=of)
     return head + "".join(_row(rule, filled[name]) for name, rule in in_order)
@@ -51,7 +53,7 @@ def keys(rule: Rule) -> list[str]:
         used = names(text)
         found |= used
         more = [texts[name] for name in used & set(texts)]
-        more += [each["expr"] for name, each in recorded.items() if name in text]
+        more += [each["expr"] + str(each.get("for_each", "")) for name, each in recorded.items() if name in text]
         todo += [each for each in more if each not in done]
         done.update(more)
     return [name for name in DEFAULTS if {name, name.removesuffix("_s")} & found]
@@ -69,7 +71,7 @@ def _row(rule: Rule, filled: Rule) -> str:
     own = ", ".join(f"`{key}` {DEFAULTS[key]}" for key in keys(rule)).replace("|", "\\|")
     cells = (
         f"[{name}](../runbooks/{name}.md)",
-        rule["labels"]["severity"],
+        "critical; `other`: warning" if name == "PhaseStuck" else rule["labels"]["severity"],
         meaning(name),
         filled.get("for", "0s"),
         own,

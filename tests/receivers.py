@@ -78,7 +78,7 @@ def mail_server() -> Iterator[Inbox]:
                     self.wfile.write(b"354 go on\r\n")
                     lines = []
                     while (line := self.rfile.readline()) not in (b".\r\n", b""):
-                        lines.append(line)
+                        lines.append(line.removeprefix(b"."))  # RFC 5321, 4.5.2
                     box.mails.append(b"".join(lines).decode())
                 elif word == b"QUIT":
                     self.wfile.write(b"221 bye\r\n")

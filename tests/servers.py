@@ -175,8 +175,15 @@ def start_prometheus(directory: Path, config_text: str, rules_text: str | None =
     )
 
 
-def start_alertmanager(directory: Path, config_text: str = ALERTMANAGER_CONFIG, port: int | None = None) -> Server:
-    """Start Alertmanager and wait until it is ready. Its alerts: `.get("/api/v2/alerts")`. `port`: None for a free one."""
+def start_alertmanager(
+    directory: Path, config_text: str = ALERTMANAGER_CONFIG, port: int | None = None, url: str | None = None
+) -> Server:
+    """Start Alertmanager and wait until it is ready. Its alerts: `.get("/api/v2/alerts")`.
+
+    Args:
+        port: None for a free one.
+        url: What links in its messages begin with; None for its own address.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "alertmanager.yml"
     config.write_text(config_text)
@@ -188,6 +195,7 @@ def start_alertmanager(directory: Path, config_text: str = ALERTMANAGER_CONFIG, 
             f"--storage.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--cluster.listen-address=",
+            *([f"--web.external-url={url}"] if url else []),
         ],
         port,
         directory / "alertmanager.log",

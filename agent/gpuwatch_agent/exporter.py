@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from gpuwatch import api, wire
 from gpuwatch.diagnosis.rules.straggler import straggler
-from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
+from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
@@ -128,7 +128,7 @@ def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
 
 
 def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -> Iterator[Sample]:
-    """Yield a GPU's ledger and its owner."""
+    """Yield a GPU's ledger, its owner and, while it is held idle, a process that holds it."""
     key = (account.gpu, account.uuid)
     for state in GPU_STATES:
         yield Sample("gpuwatch_gpu_seconds_total", account.ledger.totals_ns[state] / 1e9, (*key, state))
@@ -140,6 +140,8 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     job = owner.job or (run.hello.job if run is not None and run.hello is not None else "")
     workload = (owner.namespace, owner.pod, owner.container)
     yield Sample("gpuwatch_gpu_owner_info", 1, (*key, account.owner, rank, owner.user, job, *workload))
+    if account.state == HELD_IDLE and account.pids:
+        yield Sample("gpuwatch_gpu_holder_pid", account.pids[0], (*key, table.name(account.pids[0])))
 
 
 def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:

@@ -1,10 +1,12 @@
-"""The agent's HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history only."""
+"""The agent's HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history; and the runbooks."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +24,8 @@ from gpuwatch_agent.history import History, queries
 from gpuwatch_agent.history.reader import HistoryReader
 
 STALE_S = 5.0
+_DOCS = Path(__file__).parent / "docs"
+"""The runbooks and the concepts that they link to. The wheel has a copy; a checkout has them at its top."""
 _NO_SAMPLE = "no sample was taken yet\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -82,6 +86,17 @@ def make_app(
         now = snapshot()
         return _json(api.Findings(now.findings if now else []))
 
+    async def document(request: Request) -> Response:
+        name = f"{request.path_params['folder']}/{request.path_params['page']}.md"
+        roots = (_DOCS, Path(__file__).parents[2] / "docs")
+        found = [root / name for root in roots if re.fullmatch(r"(runbooks|concepts)/\w+\.md", name)]
+        path = next((path for path in found if path.is_file()), None)
+        return (
+            _json({"error": f"there is no page {name}"}, 404)
+            if path is None
+            else PlainTextResponse(path.read_text("utf-8"))
+        )
+
     def from_history(path: str, answer: Callable[[HistoryReader, dict[str, Any], QueryParams], Any]) -> Route:
         async def handle(request: Request) -> Response:  # in a thread: a long query delays no scrape
             return _json(await run_in_threadpool(answer, history.reader, request.path_params, request.query_params))
@@ -96,6 +111,7 @@ def make_app(
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", metrics),
+            Route("/docs/{folder}/{page}.md", document),
             Route("/api/v1/status", status),
             Route("/api/v1/runs", runs),
             Route("/api/v1/findings", findings),

@@ -10,10 +10,11 @@ from importlib.resources import files
 from typing import Any
 
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds, Prices
+from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.errors import ConfigError
 
 TEMPLATES = ("recording.yml", "alerts.yml")
-RUNBOOKS = "docs/runbooks"
+RUNBOOKS = AlertThresholds.runbooks
 _LEDGER_INTERVAL_S, _BASELINE_INTERVAL_S = 60, 120
 """How often groups with windows of minutes and of hours are evaluated. The second is well within the five minutes for which
 Prometheus uses a recorded value: a late evaluation must not restart an alert."""
@@ -37,9 +38,10 @@ def alerts() -> dict[str, Rule]:
     return {rule["alert"]: rule for group in template("alerts.yml")["groups"] for rule in group["rules"]}
 
 
-def severity(alert: str) -> str:
-    """Return `critical` or `warning`."""
-    return str(alerts()[alert]["labels"]["severity"])
+def severity(alert: str) -> Severity:
+    """Return an alert's severity. PhaseStuck has a template, which the agent does not fill in: it does not raise it."""
+    found: Severity = alerts()[alert]["labels"]["severity"]
+    return found
 
 
 def hold_s(alert: str, thresholds: AlertThresholds) -> float:
@@ -48,13 +50,12 @@ def hold_s(alert: str, thresholds: AlertThresholds) -> float:
     return float(getattr(thresholds, f"{name}_s"))
 
 
-def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS) -> str:
+def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> str:
     """Return the rules file as YAML, for `rule_files` of Prometheus 2.42 or later (`keep_firing_for`).
 
     Args:
         thresholds: The numbers; the defaults when None.
         prices: What a GPU-hour costs; None: costs are in GPU-hours, and no money is recorded.
-        runbooks: Path or URL before `/<Alert>.md` in the annotation `runbook_url`.
     """
     import yaml
 
@@ -68,27 +69,25 @@ def render(thresholds: AlertThresholds | None = None, prices: Prices | None = No
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    content = {"groups": groups(thresholds, prices, runbooks=runbooks)}
+    content = {"groups": groups(thresholds, prices)}
     body = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return "# Written by `gpuwatch rules` from the templates in gpuwatch/alerting: change it there.\n" + body
 
 
-def groups(
-    thresholds: AlertThresholds | None = None, prices: Prices | None = None, *, runbooks: str = RUNBOOKS
-) -> list[dict[str, Any]]:
+def groups(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
     """Return the rule groups as plain data: the list under `groups` in a rules file or a PrometheusRule."""
     return [
         group
         for name in TEMPLATES
-        for group in filled(template(name), thresholds or AlertThresholds(), prices or Prices(), runbooks)
+        for group in filled(template(name), thresholds or AlertThresholds(), prices or Prices())
     ]
 
 
-def filled(
-    template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices, runbooks: str = RUNBOOKS
-) -> Iterator[dict[str, Any]]:
+def filled(template: Mapping[str, Any], thresholds: AlertThresholds, prices: Prices) -> Iterator[dict[str, Any]]:
     """Yield a template's groups with every name filled in. Raises ConfigError for a name that does not exist."""
-    values = _values(thresholds, prices, runbooks)
+    values = _values(thresholds, prices)
+    for alert, changes in template.get("changes", {}).items():
+        values |= _changes(alert, changes)
     for name, text in template.get("texts", {}).items():
         values[name] = _fill(text, values)
     active: set[str | None] = {None}
@@ -98,10 +97,11 @@ def filled(
         for of_group in group.get("for_each", [{}]):
             head = {key: value for key, value in group.items() if key not in ("for_each", "rules")}
             rules = [
-                _rule(rule, values | of_group | of_rule)
+                entry
                 for rule in group["rules"]
                 if rule.get("when") in active
                 for of_rule in rule.get("for_each", [{}])
+                for entry in _rules(rule, values | of_group | _fill(of_rule, values), thresholds)
             ]
             yield _fill(head, values | of_group) | {"rules": rules}
 
@@ -111,10 +111,41 @@ def names(value: Any) -> set[str]:
     return set(_NAME.findall(str(value)))
 
 
-def _rule(rule: Rule, values: Mapping[str, str]) -> Rule:
+def _rules(rule: Rule, values: Mapping[str, str], thresholds: AlertThresholds) -> list[Rule]:
+    """Return a rule, filled in; before an alert about a run the record of its condition."""
     entry: Rule = _fill({key: value for key, value in rule.items() if key not in ("when", "for_each")}, values)
     # 0s is what Prometheus takes where the key is missing.
-    return {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
+    entry = {key: value for key, value in entry.items() if not (key in ("for", "keep_firing_for") and value == "0s")}
+    if (by := entry.pop("run_alert", None)) is None:
+        return [entry]
+    record = {"record": f"alert:{entry['alert']}:value", "expr": entry["expr"]}
+    return [record, entry | {"expr": _held(entry["alert"], record["record"], by, values, thresholds)}]
+
+
+def _held(alert: str, record: str, by: str, values: Mapping[str, str], thresholds: AlertThresholds) -> str:
+    """Return the expression of an alert about a run: held like keep_firing_for, but not past the run's end; with its owner.
+
+    A rule cannot resolve an alert that keep_firing_for holds. What fired at the last evaluation is in the series ALERTS.
+    """
+    held = record
+    if thresholds.keep_firing_for_s:
+        held = (
+            f"(\n  {record}\n  or last_over_time({record}[{values['keep_firing_for']}])"
+            f'\n  and on ({by}) ALERTS{{alertname="{alert}",alertstate="firing"}}\n)'
+        )
+    ended = f"last_over_time(run:gpuwatch_run_up:max[{values['held_window']}]) == 0"
+    labels = values["run_owner_labels"] + ("" if "instance" in by else ", instance")
+    return f"({held} unless on (job, run) {ended})\n* on (job, run) group_left ({labels}) run:gpuwatch_run_info:one"
+
+
+def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:
+    """Return a template of what to do about a run's most costly cause, and the causes as a regular expression."""
+    causes = "|".join(changes)
+    costliest = f'sort_desc(max by (cause) (gpuwatch_finding_evidence_ratio{{run=%q,cause=~"{causes}"}}))'
+    text = "{{ else ".join(f"if eq . `{cause}` }}}}{change}" for cause, change in changes.items())
+    text = f"{{{{ with (. | first).Labels.cause }}}}{{{{ {text}{{{{ end }}}}{{{{ end }}}}"
+    text = f"{{{{ with printf `{costliest}` $labels.run | query }}}}{text}{{{{ else }}}}see the runbook{{{{ end }}}}"
+    return {f"change_{alert}": text, f"causes_of_{alert}": causes}
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:
@@ -130,7 +161,7 @@ def _fill(value: Any, values: Mapping[str, str]) -> Any:
     return _NAME.sub(one, value)
 
 
-def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[str, str]:
+def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     """Return what the names in a template stand for, except its own texts."""
     values: dict[str, str] = {}
     for name, value in asdict(thresholds).items():
@@ -140,7 +171,14 @@ def _values(thresholds: AlertThresholds, prices: Prices, runbooks: str) -> dict[
     # A group need not wait longer than the window that it reads.
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
-    values["runbooks"] = runbooks.rstrip("/")
+    values["runbooks"], values["dashboards"] = thresholds.runbooks.rstrip("/"), thresholds.dashboards.rstrip("/")
+    phases = (
+        value
+        for name, value in asdict(thresholds).items()
+        if re.fullmatch("phase_(eval|checkpoint|startup|other)_s", name)
+    )
+    values["longest_phase_s"] = f"{max(phases):g}"
+    values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
     cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"

@@ -24,6 +24,10 @@ class AlertThresholds:
 
     job: str = "gpuwatch"
     """Name of the scrape job that reads the agents."""
+    runbooks: str = "http://127.0.0.1:9478/docs/runbooks"
+    """URL before `/<Alert>.md` in links to runbooks. Each agent serves them, so that the default works on every node."""
+    dashboards: str = "http://127.0.0.1:3000"
+    """URL of Grafana, for links to the run, the node or the fleet."""
     ledger_window_s: float = 300
     """Window of the recorded shares by GPU, run, job, user, node and fleet."""
     starved_ratio: float = 0.2
@@ -33,6 +37,28 @@ class AlertThresholds:
     """Training time that the window must hold before a share of it means anything."""
     starved_for_s: float = 120
     """At most window minus minimum, or training in bursts between long evaluations would never fire."""
+    sweep_window_s: float = 600
+    """Runs that begin and end within it are short ones, for example trials, and are judged together, by owner."""
+    sweep_runs: float = 3
+    """How many of them must have ended within the window."""
+    sweep_for_s: float = 120
+    inefficient_gpus: float = 0.25
+    """How many GPUs' worth of work a finding must cost: its share of the time times the run's ranks."""
+    inefficient_for_s: float = 900
+    killed_for_s: float = 0
+    """0: a killed process is certain at once."""
+    phase_eval_s: float = 3600
+    """How long an evaluation may last while the rank's GPUs are idle. A busy GPU restarts the time."""
+    phase_checkpoint_s: float = 1800
+    phase_startup_s: float = 1800
+    """The same for start-up: rendezvous, NCCL's initialisation, loading a model."""
+    phase_other_s: float = 3600
+    """The same for time outside of steps and declared phases."""
+    phase_ratio: float = 0.95
+    """Share of the limit that the run must have spent in the one state. Below 1: a late scrape is not progress."""
+    phase_busy_ratio: float = Thresholds.gpu_idle_utilization
+    """Utilisation up to which a GPU counts as idle."""
+    phase_for_s: float = 60
     idle_ratio: float = 0.9
     """Share of a GPU's time held idle. Below 1, or one busy sample every half hour would hide it."""
     idle_window_s: float = 900
@@ -98,7 +124,10 @@ class AlertThresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in _TEXTS:
+            if name in _URLS:
+                if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}`\\<>$]+", value):
+                    raise ConfigError(f"{name} = {value!r}: must be a URL that begins with http:// or https://")
+            elif name in _TEXTS:
                 if not isinstance(value, str) or not re.fullmatch(r"[\w|.:-]+", value):
                     raise ConfigError(f"{name} = {value!r}: a text of letters, digits and |")
             elif isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -107,6 +136,8 @@ class AlertThresholds:
                 raise ConfigError(f"{name} = {value:g}: a share must be above 0 and at most 1")
             elif name.endswith("_factor") and value <= 1:
                 raise ConfigError(f"{name} = {value:g}: a factor must be above 1")
+            elif name.endswith(("_gpus", "_runs")) and value <= 0:
+                raise ConfigError(f"{name} = {value:g}: must be above 0")
             elif name.endswith("_s") and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
                 raise ConfigError(f"{name} = {value:g}: a duration in seconds must be positive")
         if self.keep_firing_for_s > 3600:
@@ -122,13 +153,15 @@ class AlertThresholds:
 
 SHARED = {
     "busy_ratio": "gpu_busy",
+    "phase_busy_ratio": "gpu_idle_utilization",
     "rank_pace_ratio": "rank_pace",
     "shm_used_ratio": "shm_used_critical",
     "throttled_ratio": "throttled_share",
 }
 """Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
 _TEXTS = ("job", "throttle_reasons")
-_MAY_BE_ZERO = ("keep_firing_for_s", "xid_for_s")
+_URLS = ("runbooks", "dashboards")
+_MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
 
 
 @dataclass(frozen=True)

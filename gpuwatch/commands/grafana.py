@@ -9,11 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.alerting.render import RUNBOOKS
 from gpuwatch.api.client import Client
-from gpuwatch.commands.rules import Runbooks, write_file
-from gpuwatch.config import Config as Settings
-from gpuwatch.config import read_config
+from gpuwatch.commands.rules import Runbooks, settings_of, write_file
 from gpuwatch.errors import ConfigError, require
 
 grafana = typer.Typer(
@@ -41,7 +38,7 @@ def push(
     ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     config: Config = None,
-    runbooks: Runbooks = RUNBOOKS,
+    runbooks: Runbooks = "",
 ) -> None:
     """Push the dashboards to a Grafana, and annotate runs and findings. What is already there is left as it is.
 
@@ -58,7 +55,7 @@ def push(
         link = f"  {_link(url, pushed.url)}" if pushed.url else ""
         typer.echo(f"{pushed.outcome:<9} {pushed.what}{link}")
 
-    dashboards = load(_settings(config), runbooks)
+    dashboards = load(settings_of(config, runbooks))
     api = pushing.connect(url, token, ca, insecure)
     uid, made = pushing.push_folder(api, url, folder)
     report(made)
@@ -75,7 +72,7 @@ def push(
 def write(
     folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
     config: Config = None,
-    runbooks: Runbooks = RUNBOOKS,
+    runbooks: Runbooks = "",
 ) -> None:
     """Write the dashboards as files, for provisioning or manual import.
 
@@ -83,7 +80,7 @@ def write(
     """
     from gpuwatch_dashboards.grafana import load, text
 
-    for name, dashboard in load(_settings(config), runbooks).items():
+    for name, dashboard in load(settings_of(config, runbooks)).items():
         write_file(folder, name, text(dashboard))
 
 
@@ -91,7 +88,7 @@ def write(
 def print_one(
     dashboard: Annotated[str, typer.Argument(help="fleet, node or run.")],
     config: Config = None,
-    runbooks: Runbooks = RUNBOOKS,
+    runbooks: Runbooks = "",
 ) -> None:
     """Print one dashboard's JSON.
 
@@ -99,16 +96,12 @@ def print_one(
     """
     from gpuwatch_dashboards.grafana import load, text
 
-    found = load(_settings(config), runbooks)
+    found = load(settings_of(config, runbooks))
     name = f"gpuwatch-{dashboard.removeprefix('gpuwatch-').removesuffix('.json')}.json"
     if name not in found:
         names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)
         raise ConfigError(f"{dashboard}: no such dashboard; there are {names}")
     typer.echo(text(found[name]), nl=False)
-
-
-def _settings(config: Path | None) -> Settings:
-    return read_config(config) if config is not None else Settings()
 
 
 def _link(url: str, path: str) -> str:

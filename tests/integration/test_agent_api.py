@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.metrics import BY_NAME
 from tests.integration.agent_process import Agent, Trainer, run_states
@@ -44,6 +45,15 @@ def steps_path(run: str = RUN) -> str:
 def test_health(agent: Agent) -> None:
     assert agent.get_text("/healthz") == "ok\n"
     assert agent.get_text("/readyz") == "ok\n"
+
+
+def test_the_runbooks_that_alerts_link_to_are_served_and_nothing_else(agent: Agent) -> None:
+    page = urllib.parse.urlsplit(f"{AlertThresholds.runbooks}/RunHung.md").path
+    assert agent.get_text(page).startswith("# RunHung\n")
+    assert agent.get_text("/docs/runbooks/../concepts/causes.md").startswith("# ")
+    for path in ("/docs/runbooks/Nothing.md", "/docs/reference/api.md", "/docs/runbooks/..%2fconcepts%2fcauses.md"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            agent.get_text(path)
 
 
 def test_status(agent: Agent) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gpuwatch.alerting.render import render as render_rules
+from gpuwatch.alerting.thresholds import AlertThresholds
 from tests.charts import CHART, EVERYTHING, Manifest, manifests, one, render
 from tests.servers import require
 
@@ -63,7 +64,7 @@ def test_the_operators_objects_are_as_it_wants_them(values: Mapping[str, Any], k
 def test_the_rules_in_the_cluster_are_the_rules(tmp_path: Path) -> None:
     """Through Helm's templates, of which their own `{{ }}` must not become a part, and past promtool."""
     spec = one(manifests(EVERYTHING), "PrometheusRule", "gpuwatch")["spec"]
-    assert spec == yaml.safe_load(render_rules(runbooks="https://example.com/runbooks"))
+    assert spec == yaml.safe_load(render_rules(AlertThresholds(runbooks="https://example.com/runbooks")))
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump(spec))
     done = subprocess.run(

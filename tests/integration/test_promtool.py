@@ -106,9 +106,17 @@ def test_alert(scenarios: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "alert"),
     [
-        ("keep_firing_for: 15m", "keep_firing_for: 0s", "GpuStarved"),
+        ("or last_over_time(alert:GpuStarved:value[15m])", "or alert:GpuStarved:value", "GpuStarved"),
+        ("unless on (job, run) last_over_time(run:gpuwatch_run_up:max[15m]) == 0", "", "GpuStarved"),
+        ("keep_firing_for: 15m", "keep_firing_for: 0s", "RunKilled"),
+        ("and on (job, run) run:gpuwatch_run_up:max == 0", "", "RunKilled"),
+        ("> time() - 3600", "> time() - 60", "PhaseStuck"),
+        ('unless on (job, instance, run, rank) gpuwatch_run_info{device="cpu"}', "", "PhaseStuck"),
+        ("and owner:gpuwatch_short_runs:count10m >= 3", "", "ShortRunsStarved"),
+        ("last_over_time(gpuwatch_run_up[10m])) == 0", "gpuwatch_run_up) == 0", "ShortRunsStarved"),
+        ('unless on (job, run) gpuwatch_run_info{device="cpu"}', "", "RunInefficient"),
         ('state=~"input_wait|transfer|compute|host_wait|comm_wait"', 'state=~".+"', "GpuStarved"),
-        ("\n      unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled"),
+        ("\n        unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled"),
         ('{state=~"eval|checkpoint|compile"}[2m]))', '{state="none"}[2m]))', "RunHung"),
         ("gpuwatch_gpu_last_xid == 45", "gpuwatch_gpu_last_xid == 44", "GpuXid"),
         ("time() - gpuwatch_gpu_last_xid_timestamp_seconds < 300", "gpuwatch_gpu_last_xid", "GpuXid"),
@@ -160,5 +168,5 @@ def _needed(rules: str, alert: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "9 inhibit rules" in output
+    assert "10 inhibit rules" in output
     assert "5 receivers" in output

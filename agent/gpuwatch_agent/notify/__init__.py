@@ -18,6 +18,7 @@ import msgspec
 
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.config import NotifySettings
+from gpuwatch.diagnosis.finding import SEVERITIES
 from gpuwatch.errors import ConfigError, MissingExtra
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Snapshot
@@ -134,7 +135,7 @@ class Notifier:
         """Take what is wrong now, and write the messages that are due."""
         standing, repeat_s = self._state.standing, self._settings.repeat_s
         for condition in found:
-            if self._settings.min_severity == "critical" and condition.severity != "critical":
+            if SEVERITIES.index(condition.severity) > SEVERITIES.index(self._settings.min_severity):
                 continue
             known = standing.setdefault(condition.key, ConditionState(condition.since_s, now_s, condition.title))
             known.seen_s, known.title = now_s, condition.title

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuwatch import api
 from gpuwatch.alerting.render import hold_s, severity
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
+from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.ledger.states import ALLOCATED_UNUSED
 from gpuwatch_agent.exporter import Page, Snapshot
@@ -20,7 +21,7 @@ class Condition:
     key: str
     """One alert of one run, rank or GPU: notified once."""
     alert: str
-    severity: str
+    severity: Severity
     hold_s: float
     since_s: float
     """Unix time of its first sign."""
@@ -54,6 +55,12 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
         alert = BY_CAUSE[finding.cause].alert
         if alert is None or (alert == "GpuStarved" and finding.ratio <= thresholds.starved_ratio):
             continue
+        if (
+            alert == "RunInefficient"
+            and finding.ratio <= thresholds.inefficient_gpus
+            and finding.cause != "memory_creep"
+        ):
+            continue
         run, rank = finding.run, finding.rank
         who = f"run {finding.name or run}, rank {rank}: " if run else ""
         lines = [f"- {evidence.text}" for evidence in finding.evidence if evidence.text]
@@ -72,7 +79,8 @@ def _lost_runs(runs: Sequence[api.Run], thresholds: AlertThresholds) -> Iterator
             why, do = [f"- {evidence.text}" for evidence in end.evidence], end.advice
         title = f"run {run.name}, rank {run.rank}: " + ("is no longer measured" if end is None else end.title)
         body = "\n".join([*why, f"Owner: {run.user or 'unknown'}", f"Do: {do}"])
-        yield _condition("GpuwatchTelemetryLost", (run.run, run.rank), run.last_message_s, title, body, thresholds)
+        alert = "GpuwatchTelemetryLost" if end is None else "RunKilled"
+        yield _condition(alert, (run.run, run.rank), run.last_message_s, title, body, thresholds)
 
 
 def _lost_gpus(page: Page, now_s: float, thresholds: AlertThresholds) -> Iterator[Condition]:

@@ -30,16 +30,15 @@ _JOB = 'job=\\"gpuwatch\\"'
 
 
 def runbook_url(page: str) -> str:
-    """Return the path of an alert's runbook; of `causes` the list of causes."""
+    """Return the default URL of an alert's runbook; of `causes` that of the list of causes."""
     return f"{RUNBOOKS}/../concepts/causes.md" if page == "causes" else f"{RUNBOOKS}/{page}.md"
 
 
-def load(config: Config | None = None, runbooks: str = RUNBOOKS) -> dict[str, dict[str, Any]]:
+def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
     """Return the dashboards by file name. Raises ConfigError for an installation without them.
 
     Args:
-        config: The site's thresholds, windows, prices and scrape job; None: the defaults.
-        runbooks: The prefix of links to runbooks, before `/<Alert>.md`: a path or a URL.
+        config: The site's thresholds, windows, prices, scrape job and links; None: the defaults.
     """
     own = config or Config()
     found = {}
@@ -48,7 +47,7 @@ def load(config: Config | None = None, runbooks: str = RUNBOOKS) -> dict[str, di
         raise ConfigError(f"{PACKAGED}: the dashboards are missing; install gpuwatch-training again")
     for path in paths:
         content = _fitted(path.read_text(encoding="utf-8"), own)
-        dashboard = json.loads(content.replace(f"{RUNBOOKS}/", f"{runbooks.rstrip('/')}/"))
+        dashboard = json.loads(content.replace(f"{RUNBOOKS}/", f"{own.alerts.runbooks.rstrip('/')}/"))
         if own.thresholds != Thresholds():
             _set_thresholds(dashboard, own.thresholds)
         found[path.name] = dashboard

@@ -9,7 +9,7 @@ from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, TRANSFER
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
 def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when copies take a large share, and the loader is known not to pin its batches."""
     share, steps, loader = window.share(TRANSFER), window.steps, window.loader
@@ -36,7 +36,7 @@ def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
 def transfer_pcie(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when copies from pinned memory take a large share, at a rate that only the bus limits."""
     share, steps, loader = window.share(TRANSFER), window.steps, window.loader
@@ -70,8 +70,8 @@ LEAST_IDLE = 0.23
     explains=(),
     explained_by=(),
     stacks="training",
-    alert=None,
-    runbook="Findings",
+    alert="RunInefficient",
+    runbook="RunInefficient",
     delays_rank="host",
 )
 def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
@@ -112,7 +112,7 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )  # fmt: skip
 
 
-@rule(explains=("host_bound",), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=("host_bound",), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when nearly every step reads a result back from the device, ends with the device idle, and leaves it idle afterwards.
 
@@ -176,7 +176,7 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when evaluation takes a large share of the time."""
     advice = "evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits"
@@ -184,7 +184,7 @@ def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     return _phase(window, thresholds, EVAL, "eval_share", "evaluation takes a large part of the run", advice, half)
 
 
-@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when checkpoints take a large share of the time."""
     advice = (

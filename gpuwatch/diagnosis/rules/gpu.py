@@ -70,7 +70,7 @@ def held_idle(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
 def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a GPU's used memory has risen again and again over many minutes, without ever falling.
 

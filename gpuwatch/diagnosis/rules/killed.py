@@ -26,8 +26,8 @@ _FULL = 0.1
     explains=(),
     explained_by=(),
     stacks=None,
-    alert=None,
-    runbook="GpuwatchTelemetryLost",
+    alert="RunKilled",
+    runbook="RunKilled",
     ends_run=True,
 )
 def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
@@ -135,8 +135,8 @@ _MOST = 0.5
     explains=(),
     explained_by=(),
     stacks=None,
-    alert=None,
-    runbook="GpuwatchTelemetryLost",
+    alert="RunKilled",
+    runbook="RunKilled",
     ends_run=True,
 )
 def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:

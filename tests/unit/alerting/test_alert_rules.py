@@ -14,7 +14,7 @@ import yaml
 
 from gpuwatch.alerting.render import TEMPLATES, alerts, filled, groups, hold_s, names, render, template
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
-from gpuwatch.diagnosis.finding import Rule
+from gpuwatch.diagnosis.finding import SEVERITIES, Rule
 from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.errors import ConfigError
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, TRANSFER
@@ -50,11 +50,12 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
             )
         )
     )
-    starved = rules["GpuStarved"]
-    assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in starved["expr"]
-    assert "run_rank:gpuwatch_run_training_seconds:increase30s >= 7.5\n" in starved["expr"]
+    starved, condition = rules["GpuStarved"], rules["alert:GpuStarved:value"]
+    assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in condition["expr"]
+    assert "run_rank:gpuwatch_run_training_seconds:increase30s >= 7.5\n" in condition["expr"]
     assert starved["for"] == "5s"
-    assert starved["keep_firing_for"] == "500ms"
+    assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
+    assert rules["GpuHeldIdle"]["keep_firing_for"] == "500ms"
     assert "run_rank_state:gpuwatch_run_training_seconds:share30s" in rules
     assert rules["ShmNearlyFull"]["expr"].endswith("> 0.8")
     assert rules["GpuHeldIdle"]["for"] == "90m"
@@ -62,12 +63,15 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
 
 
 def test_without_a_hold_alerts_resolve_at_once() -> None:
-    assert "keep_firing_for" not in render(AlertThresholds(keep_firing_for_s=0))
+    text = render(AlertThresholds(keep_firing_for_s=0))
+    assert "keep_firing_for" not in text and "ALERTS{" not in text
 
 
-def test_the_runbook_link_takes_a_site_s_own_address() -> None:
-    rules = rules_of(render(runbooks="https://wiki.example/gpuwatch/"))
-    assert rules["RunStalled"]["annotations"]["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
+def test_links_take_a_site_s_own_addresses() -> None:
+    own = AlertThresholds(runbooks="https://wiki.example/gpuwatch/", dashboards="https://grafana.example/")
+    annotations = rules_of(render(own))["RunStalled"]["annotations"]
+    assert annotations["runbook_url"] == "https://wiki.example/gpuwatch/RunStalled.md"
+    assert annotations["dashboard_url"].startswith("https://grafana.example/d/gpuwatch-run?var-run=")
 
 
 def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
@@ -101,7 +105,7 @@ def test_a_price_is_recorded_by_model_and_level_and_shown_in_its_currency() -> N
     costs = {name for name in rules if name.endswith("gpuwatch_gpu_cost:per_hour")}
     assert costs == {f"{level}:gpuwatch_gpu_cost:per_hour" for level in
                      ("owner_kind", "node_kind", "run_kind", "job_kind", "user_kind", "kind")}  # fmt: skip
-    assert rules["GpuStarved"]["annotations"]["cost"].endswith(" EUR){{ end }}{{ end }}")
+    assert rules["GpuHeldIdle"]["annotations"]["cost"].endswith(" EUR){{ end }}{{ end }}")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,9 @@ def test_a_price_is_recorded_by_model_and_level_and_shown_in_its_currency() -> N
         ({"keep_firing_for_s": 7200}, "keep_firing_for_s = 7200: at most 3600"),
         ({"step_slower_factor": 1}, "step_slower_factor = 1: a factor"),
         ({"job": 'x"} or vector(1)'}, "job = "),
+        ({"runbooks": "docs/runbooks"}, "runbooks = 'docs/runbooks': must be a URL"),
+        ({"dashboards": "http://x/{{ end }}"}, "dashboards = "),
+        ({"inefficient_gpus": 0}, "inefficient_gpus = 0: must be above 0"),
         ({"starved_ratio": "0.2"}, "starved_ratio = '0.2': must be a number"),
         ({"starved_ratio": True}, "starved_ratio = True: must be a number"),
     ],
@@ -162,18 +169,23 @@ def test_a_changed_threshold_changes_the_rules_that_name_it_and_no_others(each: 
     before = [rule for group in groups(_changed("job", "gpuwatch")) for rule in group["rules"]]
     after = [rule for group in groups(_changed(each.name, other)) for rule in group["rules"]]
     differ = {rule.get("alert") or rule["record"] for rule, was in zip(after, before, strict=True) if rule != was}
+    differ |= {
+        name.split(":")[1] for name in differ if name.startswith("alert:")
+    }  # the condition of an alert about a run
     own = {each.name, each.name.removesuffix("_s")}
     texts = [template(name)["texts"] for name in TEMPLATES]
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     own |= {name for text in texts for name, value in text.items() if names(value) & own}
     named = {name for name, rule in alerts().items() if names(rule) & own}
+    if each.name == "keep_firing_for_s":
+        named |= {name for name, rule in alerts().items() if "run_alert" in rule}
     assert named == differ & set(alerts()), "an alert names its threshold"
     assert differ, f"no rule has {each.name}"
 
 
 NUMBER = re.compile(r"(?<![\w:.])(\d+(?:\.\d+)?)(ms|[smhd])?(?![\w.])")
-NO_THRESHOLDS = ("* 0 + 1", "(1, ", " + 1)", "vector(1)", "vector(0)", " / 3600", "quantile_over_time(0.5, ")
-"""What else is written as a number: an owner's weight, one of several series, seconds in an hour, the median."""
+NO_THRESHOLDS = ("* 0 + 1", "(1, ", " + 1)", "vector(1)", "vector(0)", " / 3600", "quantile_over_time(0.5, ", "(0.25, ")
+"""What else is written as a number: an owner's weight, one of several series, seconds in an hour, the median, a quartile."""
 
 
 def test_no_number_in_an_expression_is_a_threshold() -> None:
@@ -229,12 +241,27 @@ def test_an_alert_holds_for_as_long_as_its_rule() -> None:
 
 def test_every_alert_has_number_owner_cause_advice_cost_and_runbook() -> None:
     rules = rules_of(render())
-    assert len(alerts()) == 17
+    expected = ["summary", "description", "gpus", "owner", "cause", "advice", "cost", "dashboard_url", "runbook_url"]
     for name in alerts():
-        annotations = rules[name]["annotations"]
-        assert list(annotations) == ["summary", "description", "owner", "cause", "advice", "cost", "runbook_url"]
+        annotations, labels = rules[name]["annotations"], rules[name]["labels"]
+        assert list(annotations) == expected
         assert all(annotations.values()), name
-        assert rules[name]["labels"]["severity"] in ("critical", "warning")
+        assert labels["severity"] in SEVERITIES or name == "PhaseStuck"  # `other` is a warning, the rest critical
+        assert labels["about"] and ("namespace" in labels or name in OF_NODES)
+
+
+OF_NODES = ("GpuLost", "ShmNearlyFull", "GpuwatchAgentDown")
+"""Alerts about a whole node, which has no one owner."""
+
+
+def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
+    """RunInefficient has the causes without an alert of their own; those of GpuStarved are what it lists as advice."""
+    changes = template("alerts.yml")["changes"]
+    for alert in changes:
+        assert set(changes[alert]) == {rule.cause for rule in RULES if rule.alert == alert}
+    named = {rule.alert for rule in RULES if rule.alert}
+    single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "Straggler", "GpuHeldIdle", "GpuThrottled"}
+    assert named - set(changes) - {"RunKilled"} == single, "the alert's own advice is about its one cause"
 
 
 def test_rules_name_only_metrics_and_states_that_exist() -> None:
@@ -245,7 +272,7 @@ def test_rules_name_only_metrics_and_states_that_exist() -> None:
     }
     assert len(metrics) > 20
     assert metrics <= set(BY_NAME)
-    assert set(re.findall(r'state="(\w+)"', text)) == set(GPU_STATES)
+    assert set(re.findall(r'\bstate="(\w+)"', text)) == set(GPU_STATES)
 
 
 def test_recorded_names_in_alerts_are_recorded() -> None:
@@ -266,7 +293,8 @@ def test_the_committed_page_of_alerts_is_fresh_and_complete() -> None:
     assert rows["ShmNearlyFull"].endswith("| 1m | `shm_used_ratio` 0.9, `shm_for_s` 60")
     assert "`throttled_window_s` 300" in rows["GpuThrottled"], "through the recorded series that it reads"
     assert "`starved_ratio`" not in rows["GpuThrottled"]
-    never = {"job", "ledger_window_s", "keep_firing_for_s"}  # of recorded series alone, or of all alerts
+    # of recorded series alone, or of all alerts
+    never = {"job", "ledger_window_s", "keep_firing_for_s", "runbooks", "dashboards"}
     assert {each.name for each in fields(AlertThresholds)} - set(re.findall(r"`(\w+)` ", page)) <= never
 
 

@@ -60,7 +60,10 @@ def test_an_empty_file_is_the_defaults() -> None:
         ("[agent]\nkeep_days = 0", "f: [agent] keep_days = 0: must be at least"),
         ("[prices]\ngpu_hour = -1", "f: [prices] gpu_hour = -1.0: the price"),
         ("[prices]\ngpu_hour = 1\nmodels = 4", "f: [prices] models = 4: must be a table"),
-        ("[notify]\nmin_severity = 'info'", """f: [notify] min_severity = 'info': must be "warning" or "critical\""""),
+        (
+            "[notify]\nmin_severity = 'debug'",
+            """f: [notify] min_severity = 'debug': must be "info" or "warning" or "critical\"""",
+        ),
         ("[agent]\nseries = 'all'", """f: [agent] series = 'all': must be "standard" or "full\""""),
         ("[agent]\nlisten = ['ipc:///x', 3]", "f: [agent] listen = ['ipc:///x', 3]: must be a text"),
         ("[stacks]\nautomatic = 1", "f: [stacks] automatic = 1: must be true or false"),

@@ -91,6 +91,18 @@ def test_it_is_told_once_after_its_hold_with_evidence_cause_and_advice() -> None
     )
 
 
+def test_information_is_sent_only_where_it_is_asked_for_and_by_what_it_costs() -> None:
+    costly = finding("host_bound", 0.4)
+    post = Post()
+    assert post.look(2000, [costly]) == []
+    post = Post(min_severity="info")
+    assert post.look(899, [costly]) == []
+    assert post.look(901, [costly]) == ["[info] RunInefficient on n1"]
+    assert [each.alert for each in wrong(finding("eval_share", 0.22), finding("memory_creep", 0.06, rank=1))] == [
+        "RunInefficient"
+    ]
+
+
 def test_another_cause_of_the_same_family_is_no_new_alert() -> None:
     post = Post()
     post.look(130, [finding("input_cpu")])
@@ -158,11 +170,15 @@ def test_a_lost_run_and_a_lost_gpu_are_told() -> None:
 
 def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
     killed = finding(
-        "training_killed", 1.0, title="the training process was killed for lack of memory", advice="smaller batches"
+        "training_killed",
+        1.0,
+        rank=3,
+        title="the training process was killed for lack of memory",
+        advice="smaller batches",
     )
     (told,) = wrong(killed, runs=[lost_run(findings=(killed,))])
     assert (told.alert, told.title) == (
-        "GpuwatchTelemetryLost",
+        "RunKilled",
         "run a, rank 3: the training process was killed for lack of memory",
     )
     assert told.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"

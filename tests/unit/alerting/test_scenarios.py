@@ -109,7 +109,7 @@ def test_traps_are_met_by_all_alerts_at_once() -> None:
     read = set(re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", "\n".join(str(group) for group in groups())))
     absent_when_all_is_well = {
         "gpuwatch_straggler_excess_ratio", "gpuwatch_gpu_last_xid", "gpuwatch_gpu_last_xid_timestamp_seconds",
-        "gpuwatch_finding_evidence_ratio", "gpuwatch_gpu_info", "gpuwatch_gpu_temperature_celsius",
+        "gpuwatch_finding_evidence_ratio", "gpuwatch_gpu_info", "gpuwatch_gpu_temperature_celsius", "gpuwatch_gpu_holder_pid",
     }  # fmt: skip
     assert read - metrics == absent_when_all_is_well
 

@@ -178,10 +178,18 @@ def test_every_link_to_a_runbook_leads_to_a_file_of_the_docs() -> None:
     pages = {panel.runbook for panel in PANELS if panel.runbook}
     assert {"GpuStarved", "ShmNearlyFull", "causes"} <= pages
     for page in pages | set(alert_rules()):
-        assert (ROOT / runbook_url(page)).is_file(), page
-    links = [url for name in NAMES for url in re.findall(r'"url": "(docs/[^"]+)"', json.dumps(load(name)))]
-    assert {runbook_url(page) for page in pages} | {"docs/runbooks/${__value.text}.md"} == set(links)
-    [fleet] = [d for d in grafana.load(runbooks="https://wiki/run/").values() if d["uid"] == "gpuwatch-fleet"]
+        assert (ROOT / runbook_url(page).removeprefix("http://127.0.0.1:9478/")).is_file(), page
+    links = [
+        url
+        for name in NAMES
+        for url in re.findall(r'"url": "(http://127.0.0.1:9478/docs/[^"]+)"', json.dumps(load(name)))
+    ]
+    assert {runbook_url(page) for page in pages} | {runbook_url("${__value.text}")} == set(links)
+    [fleet] = [
+        d
+        for d in grafana.load(Config(alerts=AlertThresholds(runbooks="https://wiki/run/"))).values()
+        if d["uid"] == "gpuwatch-fleet"
+    ]
     assert "https://wiki/run/GpuStarved.md" in grafana.text(fleet) and "docs/runbooks" not in grafana.text(fleet)
 
 
