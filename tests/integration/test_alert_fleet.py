@@ -79,7 +79,13 @@ class Site:
         yield from self._gpu(gpu, time.time(), shares, run if up else "", str(rank) if up else "", user)
 
     def _gpu(
-        self, key: tuple[str, str], now_s: float, shares: dict[str, float], run: str = "", rank: str = "", user: str = ""
+        self,
+        key: tuple[str, str],
+        now_s: float,
+        shares: dict[str, float],
+        run: str = "",
+        rank: str = "",
+        user: str = "",
     ) -> Iterator[Sample]:
         for state in GPU_STATES:
             yield Sample("gpuwatch_gpu_seconds_total", (now_s - self.begin_s) * shares.get(state, 0.0), (*key, state))
@@ -143,9 +149,7 @@ def prometheus_config(port: int, alertmanager: str) -> str:
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yml"],
             "scrape_configs": [{"job_name": "gpuwatch", "static_configs": targets}],
-            "alerting": {
-                "alertmanagers": [{"static_configs": [{"targets": [alertmanager.removeprefix("http://")]}]}]
-            },
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.removeprefix("http://")]}]}]},
         }
     )
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from math import sin
 from typing import Any
 
-from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, GPU_STATES, HOST_WAIT, INPUT_WAIT, RUN_STATES, STALLED, TRANSFER
+from gpuwatch.ledger.states import (
+    COMM_WAIT,
+    COMPUTE,
+    GPU_STATES,
+    HELD_IDLE,
+    HOST_WAIT,
+    INPUT_WAIT,
+    RUN_STATES,
+    STALLED,
+    TRANSFER,
+)
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.simulation.story import FINDINGS, Job, Node, Piece
 
@@ -192,6 +202,8 @@ class NodePages:
                 yield Line("gpuwatch_gpu_nvlink_errors_total", key, 4)
                 yield Line("gpuwatch_gpu_pcie_replays_total", key, 7)
             yield Line("gpuwatch_gpu_processes", key, float(held))
+            if HELD_IDLE in piece.mix:
+                yield Line("gpuwatch_gpu_holder_pid", {**key, "command": "python"}, 4000 + gpu)
             yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if piece.utilization else 3.45e8)
             for metric, share in GPM.items():
                 yield Line(metric, key, share * piece.mix.get(COMPUTE, 0.0), 0, 0.02 if piece.utilization else 0)
@@ -228,6 +240,9 @@ class NodePages:
             yield Line("gpuwatch_infiniband_symbol_errors_total", {"device": "mlx5_0", "port": "1"}, 9)
             yield Line("gpuwatch_infiniband_link_downed_total", {"device": "mlx5_0", "port": "1"}, 1)
             yield Line("gpuwatch_messages_rejected_total", {"reason": "version"}, 3)
+        job = self._piece.job
+        alone = self.node.gpus if job.kind != "free" and not job.run else 0
+        yield Line("gpuwatch_processes_without_hook", {}, alone)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
         hookless = self._piece.job.kind in ("no_hook", "held_idle")
