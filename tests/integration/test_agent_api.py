@@ -51,7 +51,11 @@ def test_the_runbooks_that_alerts_link_to_are_served_and_nothing_else(agent: Age
     page = urllib.parse.urlsplit(f"{AlertThresholds.runbooks}/RunHung.md").path
     assert agent.get_text(page).startswith("# RunHung\n")
     assert agent.get_text("/docs/runbooks/../concepts/causes.md").startswith("# ")
-    for path in ("/docs/runbooks/nothing.md", "/docs/reference/api.md", "/docs/runbooks/..%2fconcepts%2fcauses.md"):
+    for path in (
+        "/docs/runbooks/" + "Nothing.md",
+        "/docs/reference/api.md",
+        "/docs/runbooks/..%2fconcepts%2fcauses.md",
+    ):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             agent.get_text(path)
 
