@@ -20,8 +20,9 @@ import yaml
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
-from gpuwatch.metrics import BY_NAME, Sample, check
+from gpuwatch.metrics import BY_NAME, Sample
 from gpuwatch_agent.exporter import Page
+from tests.catalogue import check
 from tests.integration.test_alertmanager import CONFIG, FOLDER
 from tests.receivers import webhook
 from tests.servers import free_port, start_alertmanager, start_prometheus, wait_for
