@@ -60,6 +60,10 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_gpu_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a GPU's ledger is final.", GPU),
     Metric("gpuwatch_run_seconds_total", "counter", "seconds", "Wall clock of a training process by state.", (*RUN, "state")),
     Metric("gpuwatch_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a run's ledger is final.", RUN),
+    # jobs
+    Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall clock of a job over all its attempts on this node: a run's states, down, restart and redone.", ("job_id", "state")),
+    Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall clock that computed new steps.", ("job_id",)),
+    Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job: processes of its lowest rank on this node.", ("job_id",)),
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase")),
     Metric("gpuwatch_hidden_input_wait_seconds_total", "counter", "seconds", "Data wait that cost nothing, hidden behind the device's queued work; absent without device events.", RUN),

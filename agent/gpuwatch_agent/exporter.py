@@ -118,6 +118,16 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
 
 
+def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
+    """Yield the ledgers of the jobs."""
+    for job in jobs:
+        for state in sorted({*job.states, "compute", "down", "redone", "restart"}):
+            yield Sample("gpuwatch_job_seconds_total", job.states.get(state, 0.0), (job.job, state))
+        if job.goodput_ratio is not None:
+            yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
+        yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
+
+
 def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
     """Yield /dev/shm as seen by a run in its own mount namespace."""
     pid = table.host_pid(run.live_hello)
@@ -274,4 +284,5 @@ class Snapshot:
     runs: list[api.Run] = field(default_factory=list)
     findings: list[api.Finding] = field(default_factory=list)
     gpus: list[api.Gpu] = field(default_factory=list)
+    jobs: list[api.Job] = field(default_factory=list)
     collectors: list[api.Collector] = field(default_factory=list)

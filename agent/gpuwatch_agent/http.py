@@ -82,6 +82,10 @@ def make_app(
             return _json(api.Runs(live))
         return _json(await run_in_threadpool(queries.runs, history.reader, live, query, prices))
 
+    async def jobs(request: Request) -> Response:
+        now = snapshot()
+        return _json(api.Jobs(now.jobs if now else []))
+
     async def findings(request: Request) -> Response:
         now = snapshot()
         return _json(api.Findings(now.findings if now else []))
@@ -115,6 +119,7 @@ def make_app(
             Route("/api/v1/status", status),
             Route("/api/v1/runs", runs),
             Route("/api/v1/findings", findings),
+            Route("/api/v1/jobs", jobs),
             from_history("/api/v1/ledger", lambda reader, path, query: queries.ledger(reader, dict(query))),
             from_history("/api/v1/series", lambda reader, path, query: queries.series(reader, dict(query))),
             from_history(

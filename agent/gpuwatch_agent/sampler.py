@@ -21,6 +21,7 @@ from gpuwatch_agent.exporter import (
     Snapshot,
     finding_samples,
     gpu_samples,
+    job_samples,
     recent_samples,
     run_samples,
     shm_samples,
@@ -37,6 +38,7 @@ from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import Run, RunRegistry
+from gpuwatch_agent.runs.jobs import Jobs
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
 
@@ -70,6 +72,7 @@ class Sampler:
         self._collectors = CollectorRunner(collectors)
         self._runs = RunRegistry(boot_id)
         self._allocations = AllocationWatch(choice.allocations, choice.pod_resources)
+        self._jobs = Jobs()
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._workers = WorkerWatch(self._table)
@@ -91,7 +94,9 @@ class Sampler:
     def start(self) -> None:
         """Load the state that a former agent kept, and start."""
         now_ns, now_s = time.monotonic_ns(), time.time()
-        self._runs.restore(self._history.reader.runs(), now_ns, now_s)
+        records = self._history.reader.runs()
+        self._runs.restore(records, now_ns, now_s)
+        self._jobs.update(records)
         self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         self._thread.start()
 
@@ -130,6 +135,7 @@ class Sampler:
         for run in runs:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
+        self._jobs.update(run for run in runs if run.changed)
         self._oom.update(runs, now_ns)
         node_samples = self._collectors.tick()
         self._node.remember(node_samples, now_ns)
@@ -171,6 +177,7 @@ class Sampler:
             samples += run_samples(run, self._workers, offset_ns)
             samples += self._processes.samples(run)
             samples += shm_samples(run, self._table)
+        samples += job_samples(self._jobs.views({run.run for run in runs}))
         for view in self._evaluator.views.values():
             samples += recent_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
@@ -236,6 +243,7 @@ class Sampler:
             monotonic_s=now_ns / 1e9,
             page=Page(samples),
             runs=views,
+            jobs=list(self._jobs.views()),
             findings=found,
             gpus=[
                 gpu_view(account, self._gpu_collector, self._node, self._table)

@@ -278,6 +278,35 @@ class Answers(msgspec.Struct, frozen=True):
     answers: Sequence[SeriesOf]
 
 
+class Job(msgspec.Struct, frozen=True):
+    """A training over all its attempts on this node: those of its lowest rank here."""
+
+    job: str
+    """The scheduler's job id, GPUWATCH_JOB, or the id of a run that was resumed."""
+    status: RunStatus
+    """Of the last attempt."""
+    started_s: float
+    last_message_s: float
+    attempts: int
+    interruptions: int
+    """Attempts that did not end by themselves."""
+    states: Mapping[str, float]
+    """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
+    `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done)."""
+    goodput_ratio: float | None
+    """Share of that time that computed new steps."""
+    steps: int
+    redone_steps: int | None
+    """None: no global step number was given."""
+    runs: tuple[str, ...]
+
+
+class Jobs(msgspec.Struct, frozen=True):
+    """/api/v1/jobs."""
+
+    jobs: Sequence[Job]
+
+
 class GpuSeconds(msgspec.Struct, frozen=True):
     gpu: str
     uuid: str = msgspec.field(name="UUID")

@@ -13,6 +13,8 @@ from gpuwatch.api import (
     Answers,
     Finding,
     Findings,
+    Job,
+    Jobs,
     LastSteps,
     Run,
     Runs,
@@ -177,6 +179,10 @@ class Client(JsonServer):
     def runs(self, kept: bool = False) -> Sequence[Run]:
         """Return the runs, the most recently active first; with `kept` those too that only the history has."""
         return self.ask("/api/v1/runs", Runs, {"kept": "all"} if kept else None).runs
+
+    def jobs(self) -> Sequence[Job]:
+        """Return the jobs of the node over all their attempts."""
+        return self.ask("/api/v1/jobs", Jobs).jobs
 
     def active_findings(self) -> Sequence[Finding]:
         """Return the active findings of all runs and GPUs."""

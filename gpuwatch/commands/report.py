@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from gpuwatch import api
 from gpuwatch.api.client import Client, RunSource
 from gpuwatch.commands.options import AGENT, Agent, file_name
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import as_json
+from gpuwatch.formatting import as_json, duration, percent
 from gpuwatch.tools.reports.comparison import broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
@@ -35,6 +36,10 @@ def report(
     json: Json = False,
     output: Output = None,
     config: Config = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Print the ledger of a job over all its attempts on the node, instead of a run's."),
+    ] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,6 +57,10 @@ def report(
     """
     gates = [parse_gate(text) for text in fail_on or ()]
     _check_form(markdown, json)
+    if job is not None:
+        found_job = _find_job(Client(agent, "give --agent URL"), job)
+        typer.echo(as_json(found_job) if json else job_text(found_job))
+        return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
     if json:
@@ -61,6 +70,10 @@ def report(
         from gpuwatch.tools.reports.page import run_markdown, run_page
 
         text = run_markdown(found, failed) if markdown else run_page(found, failed)
+    if job is not None:
+        found_job = _find_job(Client(agent, "give --agent URL"), job)
+        typer.echo(as_json(found_job) if json else job_text(found_job))
+        return
     _finish(text, not (markdown or json), output, found.name, [f"{found.name}: {each}" for each in failed])
 
 
@@ -145,3 +158,35 @@ def _finish(text: str, is_page: bool, output: Path | None, name: str, failed: li
         typer.secho(f"gpuwatch: {each}", fg="red", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _find_job(agent: Client, name: str) -> api.Job:
+    jobs = agent.jobs()
+    found = next((job for job in jobs if job.job == name), None)
+    if found is None:
+        known = (
+            ", ".join(job.job for job in jobs[:10])
+            or "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
+        )
+        raise ConfigError(f"--job {name}: no such job on this node; known: {known}")
+    return found
+
+
+def job_text(job: api.Job) -> str:
+    """Return a job's ledger as text."""
+    wall_s = sum(job.states.values())
+    states = sorted(job.states.items(), key=lambda item: -item[1])
+    lines = [
+        f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
+        "  goodput "
+        + ("not known" if job.goodput_ratio is None else f"{percent(job.goodput_ratio)}: computed new steps"),
+        "  where   " + "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in states),
+        f"  steps   {job.steps}, of which "
+        + ("an unknown number" if job.redone_steps is None else str(job.redone_steps))
+        + " redone",
+    ]
+    if job.redone_steps is None:
+        lines.append(
+            "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
+        )
+    return "\n".join(lines)

@@ -71,6 +71,8 @@ class Accounts:
         """Ranks of the run on this node."""
         self.worker_deaths: tuple[WorkerDeath, ...] = ()
         """Loader workers that a signal has killed, 256 at most."""
+        self.first_step: int | None = None
+        """Global number of this process's step 0; None: not known."""
         self.failures = 0
         self.blind = False
         """The hook has stopped recording: time after the watermark is unknown."""

@@ -23,6 +23,7 @@ _ASKED_AT_MOST = 120
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RUN_KEY = "gpuwatch/run"
 
+_JOB = ("GPUWATCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -35,7 +36,7 @@ class Identity(msgspec.Struct, frozen=True):
     run: str
     """Unique, shared by all ranks of a run."""
     job: str
-    """The scheduler's job id, empty without one."""
+    """What all attempts of a training share: GPUWATCH_JOB, the scheduler's job id or torchrun's run id; empty without one."""
     rank: int
     local_rank: int
     world_size: int
@@ -60,7 +61,8 @@ def identify(
     """
     host = socket.gethostname()
     start_ticks = _start_ticks(procfs)
-    job = environ.get("SLURM_JOB_ID", "") or environ.get("PBS_JOBID", "") or environ.get("LSB_JOBID", "")
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    job = next(filter(None, (environ.get(name, "").strip() for name in _JOB)), "" if elastic == "none" else elastic)
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
     run = run or f"{host}-{os.getpid()}-{start_ticks}"
     return Identity(

@@ -256,7 +256,7 @@ class Publisher:
             loader = self.accounts.loader_with_batch()
             timeline = self.accounts.which_clock
             deaths = self.accounts.worker_deaths
-        while tries and not sender.send(encoder.hello(loader, timeline, deaths)):
+        while tries and not sender.send(encoder.hello(loader, timeline, deaths, self.accounts.first_step)):
             tries -= 1
             if tries:
                 time.sleep(_CONNECT_TRY_S)

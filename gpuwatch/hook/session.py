@@ -137,6 +137,14 @@ class Session:
             if live.prepared is not None:
                 live.hand_over()
 
+    def count_from(self, step: int) -> None:
+        """The next step is the training's global step `step`: a resumed job counts on. The first call counts."""
+        accounts = self.publisher.accounts
+        if accounts.first_step is None and isinstance(step, int):
+            with accounts.held():
+                accounts.apply(self.recorder.clock())
+                accounts.first_step = max(-(2**53), min(step, 2**53)) - accounts.timeline.counts.steps
+
     # A pass over a loader -------------------------------------------------------------------------------------------
 
     def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> bool:

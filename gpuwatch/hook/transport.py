@@ -45,7 +45,13 @@ class Encoder:
         self._id = uuid.uuid4().hex
         self._seq = itertools.count(1)
 
-    def hello(self, loader: wire.Loader | None, timeline: str, deaths: tuple[wire.WorkerDeath, ...] = ()) -> bytes:
+    def hello(
+        self,
+        loader: wire.Loader | None,
+        timeline: str,
+        deaths: tuple[wire.WorkerDeath, ...] = (),
+        first_step: int | None = None,
+    ) -> bytes:
         """Return the message that identifies the run. `timeline`: "host" or "device", the clock that the states come from."""
         who = self.identity
         torch = sys.modules.get("torch")
@@ -72,6 +78,7 @@ class Encoder:
                 tags=self._facts.tags,
                 flops=self._facts.flops,
                 worker_deaths=deaths,
+                first_step=first_step,
             )
         )
 

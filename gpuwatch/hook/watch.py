@@ -62,6 +62,8 @@ class Watch:
       are measured by device events; every step is accounted all the same.
     - `log`: "auto" logs the shares every 30 s, and the verdict with a report at the end, to the run of W&B, MLflow, TensorBoard, Trackio or Aim
       that is active; or give that run, a SummaryWriter, or a function of (values, step). Default: GPUWATCH_LOG=auto, else nothing.
+    - `step`: global number of the first step, as read from the checkpoint that training resumes from: steps that an earlier attempt of the
+      job had done count as `redone` in the job's ledger.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Watch:
         peak_flops: float | None = None,
         budget: float = BUDGET,
         log: Any = None,
+        step: int | None = None,
     ) -> None:
         global _made
         _made += 1
@@ -101,6 +104,8 @@ class Watch:
             self._read_config()
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
+            if step is not None:
+                self.session.guard(lambda: self.session.count_from(step), "counting global steps")
             atexit.register(self._at_exit)
 
     @property
@@ -120,16 +125,19 @@ class Watch:
         to: Any = None,
         samples: Callable[[Any], int] | None = None,
         tokens: Callable[[Any], int] | None = None,
+        start: int | None = None,
     ) -> Iterable[T]:
         """Return the loader, watched: each batch taken from it begins a step, which lasts until the next one is requested.
 
         `to` moves each batch to a device and times that as `transfer` (non_blocking where its memory is pinned).
         `samples` returns a batch's number of samples (default: the length of its first tensor), `tokens` its number of tokens
-        (default: they are not counted).
+        (default: they are not counted). `start` is the global number of the first step, like `step` of `Watch`.
         """
         if self._disabled and to is None:
             return loader
         if not self._disabled:
+            if start is not None:
+                self.session.guard(lambda: self.session.count_from(start), "counting global steps")
             self.session.guard(
                 lambda: self.session.torch_hooks.make_loader(lambda: watch_prepared_loaders(open_session))
             )

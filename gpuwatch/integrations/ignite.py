@@ -35,6 +35,7 @@ class GpuWatchHandler:
         """Watch this engine's runs, until `detach`. No EXCEPTION handler is added: with one, Ignite swallows exceptions."""
         self._attached.wrap(engine, "run", lambda original, *args, **kwargs: self._run(engine, original, args, kwargs))
         self._handlers += [
+            engine.add_event_handler(_engine.Events.STARTED, self._started),
             engine.add_event_handler(_engine.Events.GET_BATCH_STARTED, lambda: self._time_fetches(engine)),
             engine.add_event_handler(_engine.Events.ITERATION_STARTED, self._trains),
             engine.add_event_handler(_engine.Events.EPOCH_COMPLETED, self._epoch_ended),
@@ -88,6 +89,10 @@ class GpuWatchHandler:
         iterator = getattr(engine, "_dataloader_iter", None)
         if self._training is not None and iterator is not None and not isinstance(iterator, TimedIterator):
             engine._dataloader_iter = TimedIterator(self._training, iterator)
+
+    def _started(self, engine: Any) -> None:
+        if self._training is not None:
+            self._training.count_from(lambda: engine.state.iteration)
 
     def _trains(self, engine: Any) -> None:
         if self._training is not None:

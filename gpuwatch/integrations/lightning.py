@@ -53,6 +53,7 @@ class GpuWatchCallback(_Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._training is not None:
             self._training.watch_model(trainer.model)
+            self._training.count_from(lambda: trainer.fit_loop.total_batch_idx + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._training is not None:

@@ -165,6 +165,11 @@ class Training:
         if not self._disabled and is_parallel(model):
             self.watch.watch_communication(model)
 
+    def count_from(self, step: Callable[[], int]) -> None:
+        """The next step is the trainer's global step `step()`: not 0 where it resumes from a checkpoint."""
+        if not self._disabled:
+            self.session.guard(lambda: self.session.count_from(step()), "counting global steps")
+
     def close(self) -> None:
         """End the training: restore all that was patched; close the Watch if it was made here, which prints its verdict."""
         if self._ended:

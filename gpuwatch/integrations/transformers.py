@@ -56,6 +56,7 @@ class GpuWatchCallback(_TrainerCallback):
             say_once("this trainer's train() is not transformers.Trainer's: nothing is measured")
         else:
             self._training.watch_model(self._trainer.model_wrapped)
+            self._training.count_from(lambda: state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is not None:

@@ -184,6 +184,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     device_uuids: tuple[str, ...] = ()
     flops: Flops | None = None
     worker_deaths: Annotated[tuple[WorkerDeath, ...], Meta(max_length=MAX_DEATHS)] = ()
+    first_step: Annotated[int, Meta(ge=-(2**53), le=2**53)] | None = None
+    """Global number of the process's step 0, which a resumed job counts on from; None: not known."""
 
 
 class Steps(msgspec.Struct, frozen=True, tag="steps"):

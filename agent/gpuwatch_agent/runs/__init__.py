@@ -6,6 +6,7 @@ Times are ns of the agent's monotonic clock; no clock is read here.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -32,6 +33,7 @@ GONE_NS = 2_000_000_000
 ABANDONED_NS = 60_000_000_000
 """A silent run whose process is not visible counts as gone after this time."""
 _SENDERS_KEPT = 16
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LATE_TICK_NS = 3_000_000_000
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -107,6 +109,10 @@ class Run:
         self.changed = True
         if isinstance(message, wire.Hello):
             self.hello = message
+            if sender.first_step is None:
+                sender.first_step = message.first_step
+            if message.process_start_ticks and message.origin.boot_id == self.boot_id:
+                sender.process_began_s = now_s - now_ns / 1e9 + message.process_start_ticks / _TICKS_PER_S
             if self.status == LOST:
                 self._resume()
             return False
@@ -208,6 +214,7 @@ class Run:
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
         if sender.sent is None:
             self.process_start_ns = start_ns
+            sender.started_s = now_s - (now_ns - start_ns) / 1e9
         if self.ledger is None:
             self.ledger = Ledger(start_ns)
             self.started_s = now_s - (now_ns - start_ns) / 1e9
@@ -225,6 +232,7 @@ class Run:
         self.ledger.book_mixture({s: ns for s, ns in grown.items() if ns > 0}, watermark_ns)
         booked = {state: ns - then[state] for state, ns in self.ledger.totals_ns.items() if ns > then[state]}
         self.trace.add(Stretch(begin_ns, self.ledger.watermark_ns, booked, columns, sender.offset_ns))
+        sender.count_redone(totals, grown)
         sender.sent = totals
 
     def _book_unknown(self, ledger: Ledger, until_ns: int) -> None:

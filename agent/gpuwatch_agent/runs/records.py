@@ -6,6 +6,7 @@ Times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from operator import lt
 
 import msgspec
@@ -56,6 +57,38 @@ class Sender(msgspec.Struct):
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
+    started_s: float = 0.0
+    """Unix time at which its ledger begins."""
+    process_began_s: float = 0.0
+    """Unix time at which the process began; 0: not known."""
+    first_step: int | None = None
+    """Global number of its step 0; None: not known."""
+    done_before: int | None = None
+    """Steps of the job before it, by global number: what it does again is `redone`. None: not known yet."""
+    redone_steps: int = 0
+    redone_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    """By state, a part of `sent`."""
+
+    def follow(self, done: int) -> None:
+        """An earlier attempt had done the steps before `done`: count what it did again up to now."""
+        self.done_before = done
+        totals, self.sent = self.sent, None
+        if totals is not None:
+            self.count_redone(totals, totals.states_ns)
+            self.sent = totals
+
+    def count_redone(self, totals: wire.Totals, grown_ns: Mapping[str, int]) -> None:
+        """Count the steps since the last totals, and the time that they took, as far as an earlier attempt had done them."""
+        if self.first_step is None or not self.done_before:
+            return
+        left = self.done_before - self.first_step
+        redone = max(0, min(left, totals.steps))
+        steps = totals.steps - (self.sent.steps if self.sent is not None else 0)
+        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(totals.steps < left)
+        self.redone_steps = redone
+        for state, ns in grown_ns.items():
+            if ns > 0 and share > 0 and state not in ("startup", "unknown"):
+                self.redone_ns[state] = self.redone_ns.get(state, 0) + int(ns * share)
 
 
 class WorkerIo(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ _CPU = "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
 _REAL_INTERFACES = (Match("device", "!~", "lo|veth.*|docker.*|br-.*|cni.*|flannel.*|cali.*"),)
 _REAL_DISKS = (Match("device", "!~", "(loop|ram|zram|sr|md|dm-).*"),)
-
+_NO_JOB = "No job of a scheduler, and no resumed run, on this node."
 
 NODE: tuple[Panel, ...] = (
     stat("seen", "GPUs", "How many GPUs does the driver list?", "1", Curve(Query("gpuwatch_gpus_seen"))),
@@ -216,6 +216,30 @@ NODE: tuple[Panel, ...] = (
             Curve(Query("gpuwatch_memory_available_bytes"), "available"),
             Curve(Query("gpuwatch_memory_total_bytes"), "total", dashed=True),
         ),
+    ),
+    detail(
+        "job_goodput",
+        "Goodput of jobs",
+        "What share of a job's whole time, restarts included, computed new steps?",
+        "ratio",
+        (Curve(Query("gpuwatch_job_goodput_ratio", by=("job_id",)), "job {job_id}"),),
+        empty=_NO_JOB,
+    ),
+    detail(
+        "job_time",
+        "Time of jobs by state",
+        "What does the time go to that jobs take over all their attempts?",
+        "ratio",
+        (Curve(Query("gpuwatch_job_seconds_total", by=("job_id", "state")), "{job_id} {state}"),),
+        empty=_NO_JOB,
+    ),
+    detail(
+        "job_attempts",
+        "Attempts of jobs",
+        "Is a job restarted again and again? New attempts a second.",
+        "1/s",
+        (Curve(Query("gpuwatch_job_attempts_total", by=("job_id",)), "job {job_id}"),),
+        empty=_NO_JOB,
     ),
 )
 

@@ -163,6 +163,7 @@ KNOWN: dict[str, Accepted] = {
         "ipc:///absolute/path.sock or tcp://127.0.0.1:PORT",
     ),
     "GPUWATCH_RUN": _ANY,
+    "GPUWATCH_JOB": _ANY,
     "GPUWATCH_QUIET": _FLAG,
     "GPUWATCH_DISABLE": _FLAG,
     "GPUWATCH_AUTO": _FLAG,

@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import gpuwatch
+from gpuwatch.hook.session import Session
 from tests.integration.integrations import workload as w
 from tests.integration.integrations.loops import ignite_trainer
 
@@ -43,6 +44,17 @@ def test_an_unsized_loader_and_max_iters(truth: w.Truth, tmp_path: Path) -> None
         report = watch.report()
     assert (report.steps, report.samples) == (8, 8 * w.BATCH_SIZE)
     near(report, truth)
+
+
+def test_a_resumed_engine_counts_on(truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
+    trainer = ignite_trainer(truth, tmp_path)
+    trainer.load_state_dict({"epoch_length": w.BATCHES, "max_epochs": 2, "iteration": w.BATCHES})
+    with gpuwatch.Watch(quiet=True) as watch:
+        GpuWatchHandler(watch).attach(trainer)
+        trainer.run(w.train_loader(truth))
+    assert counted == [w.BATCHES]
 
 
 def test_terminate_in_the_middle_of_an_epoch(truth: w.Truth, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gpuwatch
+from gpuwatch.hook.session import Session
 from tests.integration.integrations import workload as w
 from tests.integration.integrations.loops import fit_lightning
 
@@ -65,11 +66,15 @@ def test_waits_for_other_ranks_are_measured_where_the_strategy_is_ddp(
     assert 0 < report.states["comm_wait"] < report.states["compute"]
 
 
-def test_a_resumed_training_counts_what_it_trains(truth: w.Truth, tmp_path: Path) -> None:
+def test_a_resumed_training_counts_what_it_trains(
+    truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
     fit_lightning(truth, tmp_path, [], max_epochs=1)
     fresh = w.Truth()
     report, trainer = fit(fresh, tmp_path / "resumed", max_epochs=2, resume=next(tmp_path.glob("*.ckpt")))
-    assert trainer.global_step == 2 * w.BATCHES
+    assert trainer.global_step == 2 * w.BATCHES and counted == [w.BATCHES]
     assert (report.steps, report.samples) == (w.BATCHES, w.BATCHES * w.BATCH_SIZE)
     near(report, fresh)
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gpuwatch
+from gpuwatch.hook.session import Session
 from tests.integration.integrations import workload as w
 from tests.integration.integrations.loops import hf_trainer
 
@@ -62,12 +63,17 @@ def test_max_steps_inside_an_epoch_and_evaluation_between_steps(truth: w.Truth, 
     near(report, truth)
 
 
-def test_a_resumed_training_skips_batches_and_counts_what_it_trains(truth: w.Truth, tmp_path: Path) -> None:
+def test_a_resumed_training_skips_batches_and_counts_what_it_trains(
+    truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
     options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no", "num_train_epochs": 1}
     hf_trainer(truth, tmp_path, [], max_steps=4, **options).train()
     fresh = w.Truth()
     report = train(fresh, tmp_path, resume=str(tmp_path / "checkpoint-4"), **options)
     assert (report.steps, report.samples) == (w.BATCHES - 4, (w.BATCHES - 4) * w.BATCH_SIZE)
+    assert counted == [4]
     near(report, fresh)
 
 

@@ -27,8 +27,9 @@ class FakeHook:
         boot_id: str = BOOT,
         wall_offset_ns: int = int(NOW_S * S),
         pid: int = 4711,
+        job: str = "job-7",
     ) -> None:
-        self.at_ns = at_ns
+        self.at_ns, self.job = at_ns, job
         self.run, self.rank, self.sender, self.boot_id, self.pid = run, rank, sender, boot_id, pid
         self.wall_offset_ns = wall_offset_ns
         self.ledger = Ledger(at_ns)
@@ -80,12 +81,19 @@ class FakeHook:
             self.at_ns + self.wall_offset_ns,
         )
 
-    def hello(self, *, name: str = "resnet", worker_pids: tuple[int, ...] = (), start_ticks: int = 77) -> wire.Hello:
+    def hello(
+        self,
+        *,
+        name: str = "resnet",
+        worker_pids: tuple[int, ...] = (),
+        start_ticks: int = 77,
+        first_step: int | None = None,
+    ) -> wire.Hello:
         return wire.Hello(
             origin=self.origin(),
             run=self.run,
             name=name,
-            job="job-7",
+            job=self.job,
             rank=self.rank,
             local_rank=0,
             world_size=1,
@@ -98,6 +106,7 @@ class FakeHook:
             loader=wire.Loader(num_workers=len(worker_pids), worker_pids=worker_pids),
             versions={"gpuwatch": "0.1.0"},
             tags={"team": "vision"},
+            first_step=first_step,
         )
 
     def message(self, activity: str = "step") -> wire.Steps:

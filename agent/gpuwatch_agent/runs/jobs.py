@@ -1,0 +1,157 @@
+"""The ledger of a job: all attempts of one training, with the time between them, from the totals of its processes.
+
+An attempt is one process of the job's lowest rank on this node. Attempts of one job share the scheduler's job id, `GPUWATCH_JOB` or, when
+a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from gpuwatch import api
+from gpuwatch_agent.runs import ENDED, RUNNING, Run
+from gpuwatch_agent.runs.records import RunRecord, Sender
+
+MAX_JOBS = 256
+MAX_ATTEMPTS = 256
+"""Of a job; of one with more, only the last ones are in its ledger."""
+
+
+@dataclass
+class Attempt:
+    """One process, up to its last message."""
+
+    run: str
+    rank: int
+    process_began_s: float
+    begin_s: float
+    """When its ledger begins; before that it imported."""
+    states_s: dict[str, float]
+    redone_s: dict[str, float]
+    """Of them, the time of steps that an earlier attempt had done."""
+    steps: int
+    redone_steps: int | None
+    """None: not known, as no global step number was given."""
+    first_step: int | None
+    status: str
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + sum(self.states_s.values())
+
+
+@dataclass
+class Job:
+    job: str
+    declared: bool
+    """By the scheduler or the user; else it is a run, and a job only once it was resumed."""
+    attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
+    done: int = 0
+    """Global number of the step after the last one that was done."""
+
+
+class Jobs:
+    """The jobs of this node."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def update(self, runs: Iterable[Run | RunRecord]) -> None:
+        """Take over what is known of these runs' processes."""
+        for run in runs:
+            name = run.run if run.hello is None else run.hello.job or run.run
+            job = self._jobs.get(name)
+            if job is None:
+                if len(self._jobs) >= MAX_JOBS:
+                    self._forget_oldest()
+                job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job))
+            senders = list(run.senders.values()) if isinstance(run, Run) else run.senders
+            for sender in senders:
+                if sender.sent is None:
+                    continue
+                if sender.done_before is None and sender.first_step is not None:
+                    sender.follow(job.done)
+                last = sender is senders[-1]
+                job.attempts[run.run, run.rank, sender.sender] = _attempt(run, sender, run.status if last else "")
+                if sender.first_step is not None:
+                    job.done = max(job.done, sender.first_step + sender.sent.steps)
+            while len(job.attempts) > MAX_ATTEMPTS:
+                del job.attempts[min(job.attempts, key=lambda key: job.attempts[key].begin_s)]
+
+    def views(self, runs: Collection[str] | None = None) -> Iterator[api.Job]:
+        """Yield the jobs that are declared or were resumed, or those whose last attempt is of one of these runs."""
+        for job in self._jobs.values():
+            attempts = _one_after_another(job)
+            if attempts and (job.declared or len(attempts) > 1) and (runs is None or attempts[-1].run in runs):
+                yield _view(job, attempts)
+
+    def _forget_oldest(self) -> None:
+        del self._jobs[min(self._jobs, key=lambda name: max(a.end_s for a in self._jobs[name].attempts.values()))]
+
+
+def _attempt(run: Run | RunRecord, sender: Sender, status: str) -> Attempt:
+    assert sender.sent is not None
+    known = sender.first_step is not None
+    return Attempt(
+        run=run.run,
+        rank=run.rank,
+        process_began_s=min(sender.process_began_s or sender.started_s, sender.started_s),
+        begin_s=sender.started_s,
+        states_s={state: ns / 1e9 for state, ns in sender.sent.states_ns.items() if ns},
+        redone_s={state: ns / 1e9 for state, ns in sender.redone_ns.items() if ns},
+        steps=sender.sent.steps,
+        redone_steps=sender.redone_steps if known else None,
+        first_step=sender.first_step,
+        status=status or (ENDED if sender.said_bye else "lost"),
+    )
+
+
+def _one_after_another(job: Job) -> list[Attempt]:
+    """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's."""
+    chosen: list[Attempt] = []
+    for attempt in sorted(job.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
+        if all(attempt.begin_s >= other.end_s - 1 or attempt.end_s <= other.begin_s + 1 for other in chosen):
+            chosen.append(attempt)
+    chosen.sort(key=lambda attempt: attempt.begin_s)
+    if job.declared:
+        return chosen
+    first = 0  # a run's name that was used again after a good end, from its beginning, names another job
+    for number in range(1, len(chosen)):
+        if chosen[number - 1].status == ENDED and not chosen[number].first_step:
+            first = number
+    return chosen[first:]
+
+
+def _view(job: Job, attempts: list[Attempt]) -> api.Job:
+    states: dict[str, float] = {}
+
+    def add(state: str, seconds: float) -> None:
+        if seconds > 0:
+            states[state] = states.get(state, 0.0) + seconds
+
+    for number, attempt in enumerate(attempts):
+        for state, seconds in attempt.states_s.items():
+            add("restart" if number and state == "startup" else state, seconds - attempt.redone_s.get(state, 0.0))
+        add("redone", sum(attempt.redone_s.values()))
+        if number:
+            gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
+            imports_s = min(gap_s, attempt.begin_s - attempt.process_began_s)
+            add("down", gap_s - imports_s)
+            add("restart", imports_s)
+    wall_s, last = sum(states.values()), attempts[-1]
+    known = [attempt.redone_steps for attempt in attempts[1:]]
+    return api.Job(
+        job=job.job,
+        status=cast(api.RunStatus, last.status),
+        started_s=attempts[0].begin_s,
+        last_message_s=last.end_s,
+        attempts=len(attempts),
+        interruptions=sum(attempt.status != ENDED for attempt in attempts[:-1]) + (last.status not in (ENDED, RUNNING)),
+        states=states,
+        goodput_ratio=states.get("compute", 0.0) / wall_s if wall_s > 0 else None,
+        steps=sum(attempt.steps for attempt in attempts),
+        redone_steps=None if None in known else sum(steps for steps in known if steps is not None),
+        runs=tuple(dict.fromkeys(attempt.run for attempt in attempts)),
+    )
