@@ -19,8 +19,8 @@ import msgspec
 from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import IN_STEP, TRANSFERRING
-from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STARTUP, TRANSFER, UNKNOWN, median
+from gpuwatch.ledger.events import IDLE, IN_STEP, TRANSFERRING
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, median
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
@@ -74,6 +74,8 @@ class Accounts:
         self.first_step: int | None = None
         """Global number of this process's step 0; None: not known."""
         self.failures = 0
+        self.idle = False
+        """A training loop has ended or was left, and for as long as would be a stall nothing has trained."""
         self.blind = False
         """The hook has stopped recording: time after the watermark is unknown."""
         self.own_gpu: OwnGpu | None = None
@@ -131,7 +133,18 @@ class Accounts:
         self._unsent[1].extend(phases)
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
-            self.timeline.book_stall(now_ns)
+            self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
+
+    @property
+    def activity(self) -> str:
+        """What the training thread does, as it is published: a copy is a part of the step."""
+        doing = self.recorder.doing()
+        return IN_STEP if doing is TRANSFERRING else IDLE if self.idle else doing
+
+    @property
+    def _step_ns(self) -> int | None:
+        """When the open step began; None without one."""
+        return self.recorder.begin_ns if self.recorder.in_step else None
 
     def take_delta(self) -> Delta:
         """Return what was applied since the last call. Call with the lock held."""
@@ -214,7 +227,7 @@ class Accounts:
         for state, ns in tail.items():
             states[state] = states.get(state, 0) + ns
         first = self.timeline.counts.slow_first
-        stalled_ns = now_ns - self.timeline.last_progress_ns if self.timeline.is_stalled(now_ns) else None
+        quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -233,8 +246,8 @@ class Accounts:
             gpus=() if self.own_gpu is None else self.own_gpu.facts(),
             local_world_size=self.local_world_size,
             worker_deaths=self.worker_deaths,
-            activity=activity(self.recorder),
-            stalled_s=None if stalled_ns is None else stalled_ns / 1e9,
+            activity=self.activity,
+            stalled_s=(now_ns - since_ns) / 1e9 if quiet == STALLED else None,
         )
         return window, tail
 
@@ -289,12 +302,6 @@ class Accounts:
         self.settle_cost()
         for state, ns in self.provisional_ns(now_ns).items():
             self.timeline.ledger.book(state, self.timeline.ledger.watermark_ns + ns)
-
-
-def activity(recorder: Recorder) -> str:
-    """Return what the training thread does, as it is published: a copy is a part of the step."""
-    doing = recorder.doing()
-    return IN_STEP if doing is TRANSFERRING else doing
 
 
 def _columns(steps: Sequence[StepRecord]) -> StepColumns:

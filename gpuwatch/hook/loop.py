@@ -236,7 +236,7 @@ class Loop(Generic[T]):
                 now = recorder.clock()
                 try:
                     if recorder.step_owner is self.owner:
-                        recorder.abandon(now, is_polled=True)
+                        recorder.abandon(now, at_end=True)
                 finally:
                     self._leave(now)
         if self._reports:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpuwatch import wire
 from gpuwatch.diagnosis.rates import Done, price_from
 from gpuwatch.errors import ConfigError, pass_on
-from gpuwatch.hook.account import Accounts, activity, thresholds
+from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.transport import MOST_MESSAGES, Encoder, RunFacts, SendBuffer
@@ -238,7 +238,7 @@ class Publisher:
                 buffer.append(encoder.phase(phase, self._totals()))
             while True:  # without steps too: a heartbeat
                 steps = delta.steps[published : published + _STEPS_PER_MESSAGE]
-                first, doing = delta.first_step + published, activity(self._recorder)
+                first, doing = delta.first_step + published, self.accounts.activity
                 message = encoder.steps(steps, first, self._totals(), doing, self._fetch_cpu_ratio())
                 buffer.append(message, len(steps))
                 published += len(steps)

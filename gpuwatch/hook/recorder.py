@@ -34,6 +34,7 @@ from gpuwatch.ledger.events import (
     UNKNOWN_SAMPLES,
     UNVERIFIED,
 )
+from gpuwatch.ledger.states import INPUT_WAIT, OTHER
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.device_timeline import DeviceTimeline
@@ -151,7 +152,7 @@ class Recorder:
                 return False
             now = self.clock()
             self.exit_all(now)
-            self.abandon(now, "other")
+            self.abandon(now, OTHER)
         self.parts = []
         self.thread = me
         self.fetches.begin_in_this_thread()
@@ -332,14 +333,16 @@ class Recorder:
             self._log_piece(PART if self.step_owner is LOOSE else STEP, at_ns, more_follows)
         self._shut()
 
-    def abandon(self, at_ns: int, state: str = "input_wait", is_polled: bool = False) -> None:
-        """Discard the open step, which got no batch: its time was a wait for data."""
+    def abandon(self, at_ns: int, state: str = INPUT_WAIT, at_end: bool = False) -> None:
+        """Discard the open step, which got no batch: its time was a wait for data. `at_end`: of its loop, when the device has been polled."""
         self.leave_steady()
         if self.in_step:
             self.log.append((SPAN, self.begin_ns, at_ns, state))
-        if self.active_timeline is not None:
+        if at_end:
+            self.leave_loop(at_ns)
+        elif self.active_timeline is not None:
             self.active_timeline.start(at_ns)
-        if not is_polled:
+        if not at_end:
             self.poll(at_ns)  # no step follows that would
         self._shut()
 
@@ -352,8 +355,8 @@ class Recorder:
         self.lacks_batch = False
 
     def leave_loop(self, at_ns: int) -> None:
-        """The loop was left by a `break`: what follows is no pause between two of its steps."""
-        self.log.append((SPAN, at_ns, at_ns, "other"))
+        """The loop has ended, or was left by a `break`: what follows is no pause between two of its steps, and no stall."""
+        self.log.append((SPAN, at_ns, at_ns, OTHER))
         if self.active_timeline is not None:
             self.active_timeline.start(at_ns)
 

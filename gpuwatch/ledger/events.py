@@ -8,7 +8,7 @@ STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range
 (STEP, begin, end, data_wait, transfer, samples, epoch_start, piece)   a step, or its last part
 (FAST_STEP, begin, end, batch_ready, transfer, samples)         a step too; its batch was ready at `batch_ready`
 (PART, begin, end, data_wait, transfer, samples, epoch_start, piece)   a part of a step that goes on after something else
-(SPAN, begin, end, state)                                       time of one state outside steps
+(SPAN, begin, end, state)                                       time of one state outside steps; `other`: the loop was left
 (ENTER, at, name)                                               a phase begins; name None: a nested training loop
 (EXIT, at)                                                      the innermost one ends
 (TOKENS, count)                                                 tokens of the open step, in addition to those it has already
@@ -20,8 +20,8 @@ STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range
 measures.
 """
 
-STARTUP, DATA_WAIT, IN_STEP, BETWEEN, PHASE = "startup", "data_wait", "step", "between_steps", "phase "
-"""Activities of the training thread; PHASE is followed by the name of a declared phase."""
+STARTUP, DATA_WAIT, IN_STEP, BETWEEN, IDLE, PHASE = "startup", "data_wait", "step", "between_steps", "idle", "phase "
+"""Activities of the training thread. IDLE: its loop has ended or was left, and nothing trains. PHASE is followed by a declared phase's name."""
 
 TRANSFERRING = "transfer"
 """In a step, copying a batch to the device. Published as IN_STEP."""

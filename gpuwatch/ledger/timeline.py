@@ -46,7 +46,8 @@ class Timeline:
         self._carry = Carry()
         self._held: deque[tuple[Any, ...]] = deque()
         """Entries from the oldest piece on that the device has not finished: they are booked once its times are known."""
-        self._resting = False
+        self._resting = self._left = False
+        """The second: the training loop has ended or was left, and no step has followed."""
         self._on_device = DeviceBooking(self.ledger)
 
     def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
@@ -126,7 +127,7 @@ class Timeline:
             for phase, spent in (("data_wait", waited), ("transfer", copied), ("compute", computed)):
                 counts.phases_ns[phase] += spent
             ledger.book_parts({OTHER: between, INPUT_WAIT: waited, TRANSFER: copied, COMPUTE: computed})
-            self.last_progress_ns = watermark
+            self.last_progress_ns, self._left = watermark, False
             counts.recent_ns.extend(step.total_ns for step in whole[-MEDIAN_OF:])
         return count
 
@@ -150,6 +151,7 @@ class Timeline:
             self.ledger.book(self._phase_state or state, end)
             self._on_device.interrupted(COMPUTE)
             self._carry = Carry()
+            self._left = state == OTHER and not self._levels
             self.last_progress_ns = max(self.last_progress_ns, end)
         elif (record := self._piece(*entry)) is not None:
             steps.append(record)
@@ -185,21 +187,38 @@ class Timeline:
         elif not self.counts.steps and not self._levels:
             self.ledger.book(STARTUP, now_ns)
 
-    def book_stall(self, now_ns: int) -> bool:
-        """Book the open time as stalled when the run is past its threshold; return whether it is stalled."""
-        if not self.is_stalled(now_ns):
-            return False
-        for state, until_ns in self.held_tail()[0]:  # in a stall the device is not polled for steps that have ended
+    def book_quiet(self, now_ns: int, step_ns: int | None = None) -> str | None:
+        """Book the open time as what `quiet` returns, where that is not None; return the state."""
+        found = self.quiet(now_ns, step_ns)
+        if found is None:
+            return None
+        for state, until_ns in self.held_tail()[0]:  # meanwhile the device is not polled for steps that have ended
             self.ledger.book(state, until_ns)
-        self.ledger.book(STALLED, now_ns)
-        return True
+        if self._is_left:
+            self.ledger.book(OTHER, found[1])
+        self.ledger.book(found[0], now_ns)
+        return found[0]
 
-    def is_stalled(self, now_ns: int) -> bool:
+    def quiet(self, now_ns: int, step_ns: int | None = None) -> tuple[str, int] | None:
+        """Return the state of a time without progress, and since when: `stalled`, or `other` after a loop; None before the threshold.
+
+        `step_ns`: when the open step began; None: none is open.
+        """
         if not self.counts.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):
-            return False
-        held = self.held_tail()[0]
-        last_ns = max(self.last_progress_ns, held[-1][1]) if held else self.last_progress_ns
-        return now_ns - last_ns > max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns)
+            return None
+        held, is_left = self.held_tail()[0], self._is_left
+        since_ns = max(self.last_progress_ns, held[-1][1]) if held else self.last_progress_ns
+        if is_left and step_ns is not None:  # the first batch of another pass does not come
+            since_ns = max(since_ns, step_ns)
+        if now_ns - since_ns <= max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns):
+            return None
+        return OTHER if is_left and step_ns is None else STALLED, since_ns
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the training loop has ended or was left, by what is booked and what is held."""
+        last = next((entry for entry in reversed(self._held) if entry[0] in (STEP, PART, SPAN)), None)
+        return self._left if last is None else last[0] == SPAN and last[3] == OTHER and not self._levels
 
     @property
     def open_phase(self) -> str | None:
@@ -272,7 +291,7 @@ class Timeline:
             ledger.book(TRANSFER, begin + data + transfer)
             ledger.book(COMPUTE, end - comm)
             ledger.book(COMM_WAIT, end)
-        self.last_progress_ns = end
+        self.last_progress_ns, self._left = end, False
         self._carry.add(begin, end, data, transfer)
         if kind != STEP:
             return None

@@ -196,7 +196,7 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     rank: Count
     totals: Totals
     activity: Text
-    """What the training thread does now: "startup", "data_wait", "step", "between_steps", or the declared phase."""
+    """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended), or the declared phase."""
     first_step: Count
     """Index of the first record, counted from 0 over the sender's life."""
     columns: dict[str, Column]

@@ -42,6 +42,17 @@ with gpuwatch.Watch(quiet=True) as w:
 """
 """A real hook goes through nine states; 4 s in one step are a stall, as 30 s would be."""
 
+FINISHED = """
+import time, gpuwatch, gpuwatch.ledger.timeline
+gpuwatch.ledger.timeline.STALL_FLOOR_NS = 1_000_000_000
+
+w = gpuwatch.Watch(quiet=True)
+for _ in w.steps(range(20)):
+    time.sleep(0.02)
+time.sleep(600)
+"""
+"""A notebook whose loop has ended: 1 s without a step is long, as 30 s would be."""
+
 SPEAKER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[2])
@@ -126,3 +137,27 @@ def test_every_state_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             for process in processes:
                 process.kill()
                 process.wait(10)
+
+
+def test_a_finished_loop_in_a_process_that_lives_on_is_idle_and_not_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(tmp_path)
+    with Agent(tmp_path, environment=nvml.environment()) as agent:
+        monkeypatch.setenv("GPUWATCH_ENDPOINT", agent.endpoint)
+        monkeypatch.setenv("GPUWATCH_RUN", "notebook")
+        notebook = subprocess.Popen([sys.executable, "-c", FINISHED])
+        try:
+            nvml.write([gpu(0, notebook.pid, busy=0)])
+            ledgers = Ledgers(agent)
+            agent.wait_run("notebook", activity="idle")
+            before = ledgers.look(0).get("held_idle", 0)
+            wait_for("held_idle", lambda: ledgers.look(0).get("held_idle", 0) > before + 3, 40, 0.3)
+            run = agent.wait_run("notebook")
+            assert (run["activity"], run["states"].get("stalled", 0)) == ("idle", 0)
+            assert run["states"]["other"] > 3
+            assert ledgers.look(0).get("stalled", 0) == 0
+            assert not {each["cause"] for each in run["findings"]} & {"stalled", "hung"}
+        finally:
+            notebook.kill()
+            notebook.wait(10)

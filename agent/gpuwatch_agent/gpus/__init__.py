@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.ledger.events import IDLE
 from gpuwatch.ledger.states import (
     ALLOCATED_UNUSED,
     BUSY_UNATTRIBUTED,
@@ -15,6 +16,7 @@ from gpuwatch.ledger.states import (
     FREE,
     GPU_STATES,
     HELD_IDLE,
+    OTHER,
     UNALLOCATED,
     UNKNOWN,
     WITHOUT_PROCESS,
@@ -83,8 +85,7 @@ class GpuAccount:
                 self.ledger.book(UNKNOWN, now_ns)
         if running and not self.following:
             self._open(running)
-        doubted = self._doubt(reading, now_ns)
-        booked = self.following.advance(running, doubted)
+        booked = self.following.advance(running, self._renamed(reading, running, now_ns))
         if booked:
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
@@ -108,15 +109,20 @@ class GpuAccount:
         still_open = [each for each in self._free if each[1] > self.ledger.watermark_ns]
         self._free = [] if until_ns is None else still_open or self._free[-1:]
 
-    def _doubt(self, reading: GpuReading | None, now_ns: int) -> tuple[str, ...]:
-        """Return the states that the driver contradicts: `compute`, after ten seconds without a kernel."""
+    def _renamed(self, reading: GpuReading | None, running: Sequence[Run], now_ns: int) -> dict[str, str]:
+        """Return states that the driver's reading changes: `compute` after ten seconds without a kernel, `other` after the last loop's end."""
         idle = reading is not None and reading.utilization_ratio == 0
         if not idle or not self.following or self.state not in (COMPUTE, UNKNOWN):
             self._contradicted_since_ns = None
         elif self._contradicted_since_ns is None:
             self._contradicted_since_ns = now_ns
         since_ns = self._contradicted_since_ns
-        return (COMPUTE,) if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS else ()
+        renamed = {COMPUTE: UNKNOWN} if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS else {}
+        utilization = reading.utilization_ratio if reading is not None else None
+        is_idle = utilization is not None and utilization <= self._idle_utilization
+        if is_idle and running and all(run.activity == IDLE for run in running):
+            renamed[OTHER] = HELD_IDLE
+        return renamed
 
     def _book_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
         before, self.state = self.state, self._state_without_hook(reading)

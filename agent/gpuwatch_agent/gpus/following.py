@@ -6,7 +6,7 @@ No I/O and no clock. Times in ns of the agent's monotonic clock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -109,6 +109,7 @@ def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -
 
 
 _Key = tuple[str, int]
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass
@@ -164,8 +165,8 @@ class RunsOnGpu:
         self._awaited = {}
         return bool(self._followed)
 
-    def advance(self, running: Sequence[Run], doubted: Collection[str] = ()) -> dict[str, int]:
-        """Book the time that is final for all runs; return it by state, in ns. `doubted` states are booked as unknown."""
+    def advance(self, running: Sequence[Run], renamed: Mapping[str, str] = NOTHING) -> dict[str, int]:
+        """Book the time that is final for all runs; return it by state, in ns. `renamed` states are booked as others."""
         keys = {run.key for run in running}
         for run in running:
             followed = self._followed.setdefault(run.key, _Followed(run))
@@ -178,7 +179,7 @@ class RunsOnGpu:
             ends = [one.end_ns for one in self._followed.values() if one.left_ns is None]
             until_ns = min(ends) if ends else max(one.end_ns for one in self._followed.values())
             for state, moment_ns in self._states(until_ns):
-                name = UNKNOWN if state is None or state in doubted else state
+                name = UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
         gone = [k for k, one in self._followed.items() if one.left_ns is not None and one.left_ns <= watermark_ns]

@@ -43,9 +43,9 @@ class Node:
         for account in self.book.accounts.values():
             assert account.ledger.sum_ns == account.ledger.watermark_ns - account.ledger.start_ns
 
-    def hear(self, hook: FakeHook) -> None:
+    def hear(self, hook: FakeHook, activity: str = "step") -> None:
         run = self.runs.setdefault(hook.pid, Run(hook.run, hook.rank, BOOT))
-        run.apply(hook.message(), self.now_ns, wall_s(self.now_ns))
+        run.apply(hook.message(activity), self.now_ns, wall_s(self.now_ns))
 
     def restart_agent(self) -> None:
         records = [account.record(BOOT) for account in self.book.accounts.values()]
@@ -58,11 +58,13 @@ class Node:
         return {s: ns / 1e9 for s, ns in self.book.accounts[UUID].ledger.totals_ns.items() if ns}
 
 
-def train(node: Node, hook: FakeHook, seconds: int, state: str = "compute", busy: float = 0.9) -> None:
+def train(
+    node: Node, hook: FakeHook, seconds: int, state: str = "compute", busy: float = 0.9, activity: str = "step"
+) -> None:
     for _ in range(seconds):
         hook.spend(state, S)
         node.now_ns = hook.at_ns
-        node.hear(hook)
+        node.hear(hook, activity)
         node.tick((hook.pid,), busy)
 
 
@@ -378,3 +380,17 @@ def test_sum_is_time_and_nothing_goes_back(seconds) -> None:
             hooks[0] = FakeHook(node.now_ns, pid=1, sender=f"again-{node.now_ns}")
     account = node.book.accounts[UUID]
     assert account.ledger.watermark_ns <= node.now_ns
+
+
+def test_a_gpu_that_a_finished_training_holds_is_held_idle_until_something_runs_on_it() -> None:
+    node, hook = Node(), FakeHook()
+    node.hear(hook)
+    train(node, hook, 10)
+    train(node, hook, 20, "other", busy=0.0, activity="idle")
+    before = node.seconds
+    assert before["held_idle"] == 20.0, before
+    assert node.book.accounts[UUID].idle_since_ns is not None
+    train(node, hook, 5, "other", busy=0.5, activity="idle")
+    assert node.seconds["other"] == 5.0, "work after training uses it"
+    train(node, hook, 5, "other", busy=0.0, activity="between_steps")
+    assert (node.seconds["other"], node.seconds["held_idle"]) == (10.0, 20.0)

@@ -19,8 +19,8 @@ def step(begin: int, end: int, data: int = 0, transfer: int = 0, samples: int = 
 def test_a_run_is_stalled_after_30_s_without_a_step_and_not_before() -> None:
     line = Timeline(0)
     line.fold([step(0, S)])
-    assert not line.book_stall(31 * S)
-    assert line.book_stall(31 * S + 1)
+    assert line.book_quiet(31 * S) is None
+    assert line.book_quiet(31 * S + 1) == "stalled"
     assert line.ledger.totals_ns["stalled"] == 30 * S + 1
 
 
@@ -28,15 +28,15 @@ def test_slow_steps_stall_only_after_ten_of_their_medians() -> None:
     line = Timeline(0)
     line.fold([step(0, 20 * S), step(20 * S, 40 * S), step(40 * S, 45 * S)])
     assert line.counts.median_ns == 20 * S
-    assert not line.book_stall(45 * S + 200 * S)
-    assert line.book_stall(45 * S + 200 * S + 1)
+    assert line.book_quiet(45 * S + 200 * S) is None
+    assert line.book_quiet(45 * S + 200 * S + 1) == "stalled"
 
 
 def test_no_run_is_stalled_before_its_first_step_or_in_a_declared_phase() -> None:
     line = Timeline(0)
-    assert not line.is_stalled(3600 * S)
+    assert line.quiet(3600 * S) is None
     line.fold([step(0, S), (3, 2 * S, "eval")])
-    assert not line.is_stalled(3600 * S)
+    assert line.quiet(3600 * S) is None
     line.book_certain(3600 * S, in_step=False)
     assert line.ledger.totals_ns["eval"] == 3598 * S
 
@@ -44,7 +44,7 @@ def test_no_run_is_stalled_before_its_first_step_or_in_a_declared_phase() -> Non
 def test_the_late_end_of_a_stalled_step_counts_only_after_the_watermark() -> None:
     line = Timeline(0)
     line.fold([step(0, S)])
-    line.book_stall(101 * S)
+    line.book_quiet(101 * S)
     steps, _ = line.fold([step(S, 120 * S, data=10 * S), step(120 * S, 121 * S)])
     assert line.ledger.totals_ns == {
         **line.ledger.totals_ns,
@@ -54,7 +54,7 @@ def test_the_late_end_of_a_stalled_step_counts_only_after_the_watermark() -> Non
     }
     assert line.ledger.sum_ns == 121 * S
     assert (steps[0].data_wait_ns, steps[0].total_ns) == (10 * S, 119 * S), "the record keeps what the step took"
-    assert not line.is_stalled(122 * S)
+    assert line.quiet(122 * S) is None
 
 
 def test_a_stall_inside_a_wait_is_reported_while_it_lasts_and_training_goes_on_after_it() -> None:
