@@ -62,6 +62,8 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
     counts = run.counts
     for phase in PHASES:
         yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
+    for name, ns in counts.declared_ns.items():
+        yield Sample("gpuwatch_phase_seconds_total", ns / 1e9, (*key, name))
     yield Sample("gpuwatch_steps_total", counts.steps, key)
     if counts.samples >= 0:
         yield Sample("gpuwatch_samples_total", counts.samples, key)

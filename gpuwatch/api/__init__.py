@@ -103,6 +103,8 @@ class Run(msgspec.Struct, frozen=True):
     """What it does now: step, a phase, silent …; None after its end."""
     states: Mapping[str, float] = {}
     """Seconds by state over the whole run."""
+    phases: Mapping[str, float] = {}
+    """The part of the state `other` in declared phases, in seconds by name; those after the first eight names are "rest"."""
     gpus: tuple[str, ...] = ()
     """Models of the rank's GPUs, now or last."""
     cost: Cost | None = None

@@ -43,6 +43,8 @@ class Report:
     duration_s: float
     states: Mapping[str, float]
     """Seconds by state; their sum is `duration_s`."""
+    phases: Mapping[str, float]
+    """The part of `other` in declared phases, in seconds by their names; those after the first eight names are "rest"."""
     provisional: Mapping[str, float]
     """The part of `states` that is not final yet: an open step or pause."""
     steps: int
@@ -115,6 +117,7 @@ def make_report(
         name=name,
         duration_s=window.duration_s,
         states=dict(window.states_s),
+        phases=dict(window.declared_s),
         provisional=dict(provisional_s),
         steps=done.steps,
         samples=None if done.samples is None else int(done.samples),
@@ -196,13 +199,16 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
     spent = sum(window.first_step_s.values())
     first = f" (excluding the first step, which took {duration(spent)})" if spent else ""
+    shares_of = {state: window.share(state) for state in _SENTENCES}
+    shares_of[OTHER] -= sum(window.declared.values())
     losses = [
-        (window.share(state), state)
-        for state, (_, least, _) in _SENTENCES.items()
-        if window.share(state) >= getattr(thresholds, least)
+        (share, state, _SENTENCES[state][2].format(percent(share)))
+        for state, share in shares_of.items()
+        if share >= getattr(thresholds, _SENTENCES[state][1])
     ]
+    losses += _of_declared(window.declared, thresholds.phase_share)
     late = max((finding.ratio or 0.0 for finding in findings if finding.cause == "straggler"), default=0.0)
-    if late > max(losses, default=(0.0, ""))[0]:
+    if late > max(losses, default=(0.0, "", ""))[0]:
         text = f"straggler: the other ranks wait for this one for {percent(late)} of every step"
         return Verdict("straggler", late, text + first)
     if not losses:
@@ -214,15 +220,24 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         good = "the GPU is saturated" if saturated else "the input keeps up"
         text = f"healthy: {percent(share)} of the time is compute, {good}"
         return Verdict("compute", share, text + first)
-    ratio, state = max(losses)
-    name, _, sentence = _SENTENCES[state]
+    ratio, state, text = max(losses)
     if state == INPUT_WAIT and window.waits_hidden_in is not None:
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
-    text = sentence.format(percent(ratio)) + first
     if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
-        text += " (by the host clock: work queued on the device may hide part of it)"
-    return Verdict(name, ratio, text)
+        first += " (by the host clock: work queued on the device may hide part of it)"
+    return Verdict(_SENTENCES[state][0], ratio, text + first)
+
+
+def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:
+    """Return (share, state, sentence) of the declared phase that takes most, or of all of them where none reaches `least` alone."""
+    whole = sum(declared.values())
+    if whole < least:
+        return []
+    name, share = next(iter(declared.items()))
+    if share >= least:
+        return [(share, OTHER, f"{name} takes {percent(share)} of the time")]
+    return [(whole, OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
 
 
 def render(report: Report, width: int = 100) -> str:
@@ -232,6 +247,7 @@ def render(report: Report, width: int = 100) -> str:
         head += f" of {duration(report.step_s)}"
     ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)
     lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{_clock(report)}"]
+    lines += _phases(report)
     lines += _rates(report)
     lines += _cost(report)
     for finding in [each for each in report.findings if each.root is None][:3]:
@@ -254,6 +270,14 @@ def _clock(report: Report) -> str:
             f"input wait unverified: {percent(report.unverified_ratio)} of the steps use other streams or devices"
         )
     return f"  ({'; '.join(notes)})" if notes else ""
+
+
+def _phases(report: Report) -> list[str]:
+    """Return the line of declared phases that are no states of their own; none without any."""
+    whole = sum(report.states.values())
+    shown = [(spent / whole, name) for name, spent in report.phases.items() if whole and spent / whole >= 0.001]
+    parts = "  ".join(f"{name} {percent(share)}" for share, name in sorted(shown, reverse=True))
+    return [f"  {'':<6}{parts} (declared phases, in other)"] if parts else []
 
 
 def _rates(report: Report) -> list[str]:

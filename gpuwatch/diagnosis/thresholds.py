@@ -64,7 +64,7 @@ class Thresholds:
     kept_up_share: float = 0.50
     """Share of steps in which the device ran each kernel as soon as it was launched, from which the host sets the pace."""
     phase_share: float = 0.20
-    """Share of time in evaluation or checkpoints from which a change is worthwhile."""
+    """Share of time in evaluation, checkpoints or another declared phase from which a change is worthwhile."""
     shm_used: float = 0.80
     """Used share of /dev/shm, now or with full worker queues, from which it is a warning: findings, panels, `gpuwatch doctor`."""
     shm_used_critical: float = 0.90

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gpuwatch.ledger.states import shares
+from gpuwatch.ledger.states import OTHER, shares
 from gpuwatch.wire import Loader, WorkerDeath
 
 ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
@@ -145,6 +145,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     duration_s: float
     states_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds by state; their sum is the time that the window explains."""
+    declared_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Seconds by name of the declared phases that are no states of their own: a part of `other`."""
     timeline: str = "host"
     """Where the states come from: "host", the host clock, or "device", timing events on the device."""
     coverage: float = 0.0
@@ -197,6 +199,14 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""
         return sum(self._shares.get(state, 0.0) for state in states)
 
+    @cached_property
+    def declared(self) -> Mapping[str, float]:
+        """Share of the time, 0–1, by name of the declared phases in `declared_s`, the largest first; together no more than `other`."""
+        other, found = self.share(OTHER), shares(self.declared_s)
+        whole = sum(self.states_s.values()) - sum(self.first_step_s.values())
+        part = min(other, sum(self.declared_s.values()) / whole) if whole > 0 else 0.0
+        return {name: share * part for name, share in found.items()}
+
     @property
     def waits_hidden_in(self) -> str | None:
         """The framework whose queue may hide any part of the waits, as only the host clock measured them; None where they are known.
@@ -248,9 +258,12 @@ def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: 
         whole = getattr(now, of) - getattr(then, of, 0)
         return (getattr(now, name) - getattr(then, name, 0)) / whole if whole > 0 else None
 
+    before = getattr(then, "declared_ns", {})
+    declared_ns = {name: ns - before.get(name, 0) for name, ns in now.declared_ns.items()}
     return Window(
         duration_s=duration_ns / 1e9,
         states_s={state: ns / 1e9 for state, ns in states_ns.items()},
+        declared_s={name: ns / 1e9 for name, ns in declared_ns.items() if ns > 0},
         coverage=per("steps", "device_steps") or 0.0,
         unverified_ratio=per("steps", "unverified_steps") or 0.0,
         drained_ratio=per("device_steps", "drained_steps"),

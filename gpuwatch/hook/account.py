@@ -157,6 +157,7 @@ class Accounts:
         line, counts, fetches = self.timeline, self.timeline.counts, self.recorder.fetches
         counters = {name: getattr(counts, name) for name in Counters.__struct_fields__} | {
             "phases_ns": dict(counts.phases_ns),
+            "declared_ns": dict(counts.declared_ns),
             "step_histogram": list(counts.step_histogram),
             "overhead_ns": overhead_ns + self.recorder.meter.cost_ns,
             "fetches_sampled": fetches.sampled,

@@ -161,12 +161,12 @@ class Watch:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time belongs to a phase, steps inside it included.
 
-        "eval", "checkpoint", "startup" and "compile" are states of their own; any other name is `other`, except "train" and
-        "training": training needs no phase, so these change nothing.
+        "eval", "checkpoint", "startup" and "compile" are states of their own. Any other name, such as "rollout", is a part of `other` and is
+        reported by its name; except "train" and "training": training needs no phase, so these change nothing.
         """
         if self._disabled or str(name).strip().lower() in _TRAINING:
             return contextlib.nullcontext()
-        return PhaseContext(self.session, str(name)[:128])
+        return PhaseContext(self.session, str(name)[:128].encode(errors="replace").decode() or "unnamed")
 
     def watch_communication(self, model: M) -> M:
         """Return the model, its waits for other ranks booked as `comm_wait` from now on: of DDP, and of FSDP on a device.

@@ -41,6 +41,19 @@ def phase_state(name: str) -> str:
     return PHASE_STATES.get(name, OTHER)
 
 
+MAX_DECLARED = 8
+REST = "rest"
+
+
+def add_declared(declared_ns: dict[str, int], name: str, ns: int) -> None:
+    """Count time of a declared phase by its name: of the first eight names of a run, and of all others together as "rest".
+
+    Not of the eight longest: a name that changed its place would take time away from a counter.
+    """
+    name = name if name in declared_ns or len(declared_ns.keys() - {REST}) < MAX_DECLARED else REST
+    declared_ns[name] = declared_ns.get(name, 0) + ns
+
+
 class Ledger:
     """Seconds by state, final up to a watermark. All times in ns of one monotonic clock."""
 

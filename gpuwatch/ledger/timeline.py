@@ -19,6 +19,7 @@ from gpuwatch.ledger.states import (
     STARTUP,
     TRANSFER,
     Ledger,
+    add_declared,
     phase_state,
 )
 from gpuwatch.ledger.step_records import BUCKETS_NS, MEDIAN_OF, Carry, Level, PhaseRecord, StepCounts, StepRecord
@@ -147,8 +148,8 @@ class Timeline:
             self._exit(entry[1], phases)
         elif kind == SPAN:
             _, begin, end, state = entry
-            self.ledger.book(self._between_state, begin)
-            self.ledger.book(self._phase_state or state, end)
+            self._book_between(begin)
+            self._book_between(end, state)
             self._on_device.interrupted(COMPUTE)
             self._carry = Carry()
             self._left = state == OTHER and not self._levels
@@ -183,7 +184,7 @@ class Timeline:
         if in_step or self._held:
             return
         if self._phase_state is not None:
-            self.ledger.book(self._phase_state, now_ns)
+            self._book_between(now_ns)
         elif not self.counts.steps and not self._levels:
             self.ledger.book(STARTUP, now_ns)
 
@@ -233,8 +234,15 @@ class Timeline:
     def _between_state(self) -> str:
         return self._phase_state or (OTHER if self.counts.steps else STARTUP)
 
+    def _book_between(self, until_ns: int, state: str | None = None) -> None:
+        """Book the time up to then under the open phase, else under `state`, else as time between steps."""
+        name = self.open_phase
+        booked_ns = self.ledger.book(state or self._between_state if name is None else phase_state(name), until_ns)
+        if booked_ns and name is not None and phase_state(name) == OTHER:
+            add_declared(self.counts.declared_ns, name, booked_ns)
+
     def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
-        self.ledger.book(self._between_state, at_ns)
+        self._book_between(at_ns)
         self._on_device.interrupted(COMPUTE)
         self._levels.append(Level(name, at_ns, self._carry))
         self._carry = Carry()
@@ -243,7 +251,7 @@ class Timeline:
             phases.append(PhaseRecord(name, at_ns, None))
 
     def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
-        self.ledger.book(self._between_state, at_ns)
+        self._book_between(at_ns)
         self._on_device.interrupted(self._phase_state or COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
@@ -273,8 +281,7 @@ class Timeline:
         transfer = min(transfer, end - begin - data)
         comm, self._carry.open_comm_ns = min(self._carry.open_comm_ns, end - begin - data - transfer), 0
         if phase is not None:
-            ledger.book(self._between_state, begin)
-            ledger.book(phase, end)
+            self._book_between(end)
         elif times is not None or self._resting:
             between = self._between_state
             exposed = (

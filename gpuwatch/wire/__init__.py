@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import ProtocolError
-from gpuwatch.ledger.states import RUN_STATES
+from gpuwatch.ledger.states import MAX_DECLARED, OTHER, RUN_STATES
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
@@ -62,6 +62,8 @@ class Counters(msgspec.Struct):
     tokens: CountOrMissing = -1
     phases_ns: dict[str, Count] = {}
     """Host timeline: data_wait, transfer, compute of training steps."""
+    declared_ns: Annotated[dict[Text, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
+    """Time in declared phases that are no states of their own, by name: see `ledger.states.add_declared`."""
     step_histogram: list[Count] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     """Steps per bucket of STEP_BUCKETS_S (not cumulative over buckets), +Inf last."""
     overhead_ns: Count = 0
@@ -327,5 +329,7 @@ def _check_totals(totals: Totals) -> None:
         raise ProtocolError(f"totals with unknown states {sorted(states.keys() - _STATES)}", "malformed")
     if sum(states.values()) != totals.watermark_ns - totals.start_ns:
         raise ProtocolError("totals whose sum is not the time they cover", "unbalanced")
+    if sum(totals.declared_ns.values()) > states.get(OTHER, 0):
+        raise ProtocolError("declared phases that took longer than the state they are a part of", "unbalanced")
     if len(totals.step_histogram) != len(STEP_BUCKETS_S) + 1:
         raise ProtocolError("a step histogram of another shape", "malformed")

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.window import MemoryKills
-from gpuwatch.ledger.states import Ledger
+from gpuwatch.ledger.states import Ledger, add_declared
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 
 PHASES = ("data_wait", "transfer", "compute")
@@ -23,7 +23,9 @@ _CLOCK_SLACK_NS = 1_000_000_000
 
 
 SUMMED = tuple(
-    name for name in wire.Counters.__struct_fields__ if name not in ("samples", "tokens", "phases_ns", "step_histogram")
+    name
+    for name in wire.Counters.__struct_fields__
+    if name not in ("samples", "tokens", "phases_ns", "declared_ns", "step_histogram")
 )
 """The plain counters."""
 
@@ -32,7 +34,11 @@ def add_counters(one: wire.Counters, other: wire.Counters | None) -> wire.Counte
     """Return the sum of two processes' counters."""
     if other is None:
         return one
+    declared_ns = dict(one.declared_ns)
+    for name, ns in other.declared_ns.items():
+        add_declared(declared_ns, name, ns)
     return wire.Counters(
+        declared_ns=declared_ns,
         samples=_sum_known(one.samples, other.samples),
         tokens=_sum_known(one.tokens, other.tokens),
         phases_ns={name: one.phases_ns.get(name, 0) + other.phases_ns.get(name, 0) for name in PHASES},
@@ -147,8 +153,14 @@ def went_back(new: wire.Totals, old: wire.Totals) -> bool:
     return (
         any(getattr(new, name) < getattr(old, name) for name in ("watermark_ns", "samples", "tokens", *SUMMED))
         or any(map(lt, new.step_histogram, old.step_histogram))
-        or (new.phases_ns != old.phases_ns and any(new.phases_ns.get(n, 0) < ns for n, ns in old.phases_ns.items()))
-        or any(new.states_ns.get(state, 0) < ns for state, ns in old.states_ns.items())
+        or any(
+            now != then and any(now.get(name, 0) < ns for name, ns in then.items())
+            for now, then in (
+                (new.phases_ns, old.phases_ns),
+                (new.declared_ns, old.declared_ns),
+                (new.states_ns, old.states_ns),
+            )
+        )
     )
 
 

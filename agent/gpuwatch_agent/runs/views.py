@@ -97,6 +97,7 @@ def _view(
         tokens=counts.tokens if counts.tokens >= 0 else None,
         records_lost=run.lost,
         states=states_s,
+        phases={name: ns / 1e9 for name, ns in counts.declared_ns.items()},
         gpus=gpus,
         cost=None if prices is None else cost_of(states_s, prices.hourly(gpus), prices.currency),
     )

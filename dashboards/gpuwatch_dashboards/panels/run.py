@@ -104,6 +104,15 @@ RUN: tuple[Panel, ...] = (
         empty="The first second of this run has not been counted yet.",
         width=16,
     ),
+    stack(
+        key="declared_phases",
+        title="Declared phases",
+        question="Which share of wall time goes to each phase that the training declares by name?",
+        unit="ratio",
+        curves=(Curve(Query("gpuwatch_phase_seconds_total", by=("phase",), over=Query(_SECONDS)), "{phase}"),),
+        empty="No phase is declared by name (w.phase).",
+        more=True,
+    ),
     detail(
         key="findings",
         title="Findings",

@@ -64,6 +64,8 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     states = seconds_by("state", f"last_over_time(gpuwatch_run_seconds_total{past})")
     recent_states = seconds_by("state", f"increase(gpuwatch_run_seconds_total{window})")
     phases = seconds_by("phase", f"increase(gpuwatch_step_phase_seconds_total{window})")
+    declared = seconds_by("phase", f"last_over_time(gpuwatch_phase_seconds_total{past})")
+    recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
     last_steps = values(f"gpuwatch_last_step_timestamp_seconds{where}")
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
@@ -104,8 +106,17 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             world_size=int(world_size) if world_size.isdigit() else 1,
             steps=int(steps.get(key, 0)),
             states=whole,
+            phases=declared.get(key, {}),
             recent=recent,
-            verdict=_verdict(recent.states or whole, bool(recent.states), phases.get(key, {}), found, labels, idle_s),
+            verdict=_verdict(
+                recent.states or whole,
+                bool(recent.states),
+                phases.get(key, {}),
+                (recent_declared if recent.states else declared).get(key, {}),
+                found,
+                labels,
+                idle_s,
+            ),
             findings=found,
             instance=labels.get(INSTANCE),
         )
@@ -144,6 +155,7 @@ def _verdict(
     states_s: Mapping[str, float],
     is_recent: bool,
     phases_s: Mapping[str, float],
+    declared_s: Mapping[str, float],
     findings: Sequence[Finding],
     info: Mapping[str, str],
     idle_s: float | None,
@@ -163,6 +175,7 @@ def _verdict(
     window = Window(
         duration_s=sum(states_s.values()),
         states_s=states_s,
+        declared_s=declared_s,
         timeline=info.get("timeline", "host"),
         device=info.get("device", "cpu"),
         steps=total if phases_s or not is_recent else StepColumns(),

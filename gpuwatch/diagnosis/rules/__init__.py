@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     device.host_bound,
     device.eval_share,
     device.checkpoint_stall,
+    device.phase_bound,
     gpu.held_idle,
     gpu.memory_creep,
     device.gpu_saturated,

@@ -210,3 +210,38 @@ def _phase(
         advice=advice,
         predicted_speedup=gain,
     )
+
+
+_KINDS = (
+    (
+        ("rollout", "generat", "sampl", "decod"),
+        "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other devices while the last "
+        "batch is trained on",
+    ),
+    (("env", "simul"), "step more environments at once, each in a process of its own"),
+    (
+        ("sync", "weight", "broadcast"),
+        "send the weights in few large buffers, less often, or while something else runs",
+    ),
+    (("reward", "scor", "verif", "judge"), "score whole batches, or in other processes while training goes on"),
+    (("log", "upload", "export", "plot"), "do it less often, or in a thread while training goes on"),
+)
+"""Advice by what a declared phase's name contains."""
+
+
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when a phase that is declared by name, such as "rollout", takes a large share of the time."""
+    name, share = next(iter(window.declared.items()), ("", 0.0))
+    if share < thresholds.phase_share:
+        return None
+    advice = next((text for words, text in _KINDS if any(word in name.lower() for word in words)), None)
+    return Finding(
+        cause="phase_bound",
+        severity="warning",
+        title=f"the phase {name} takes a large part of the run",
+        ratio=share,
+        evidence=(Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),),
+        advice=advice
+        or "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on",
+    )

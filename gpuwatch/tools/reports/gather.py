@@ -68,6 +68,8 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     first = ranks[0]
     run = first.run
     states = _ordered({state: sum(rank.states.get(state, 0.0) for rank in ranks) for state in RUN_STATES})
+    names = [name for rank in ranks for name in rank.phases]
+    phases = {name: sum(rank.phases.get(name, 0.0) for rank in ranks) for name in names}
     started_s, until_s = min(rank.started_s for rank in ranks), max(rank.watermark_s for rank in ranks)
     taken = source.last_steps(run, first.rank, _STEPS)
     columns, times = _columns(taken) if taken else (StepColumns(), [])
@@ -88,9 +90,10 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         duration_s=duration_s,
         states=states,
         shares=shares(states),
+        phases=phases,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=give_verdict(Window(duration_s, states, timeline=timeline, device=first.device, steps=columns)),
+        verdict=give_verdict(Window(duration_s, states, phases, timeline, device=first.device, steps=columns)),
         step_time=_statistics(columns, of_last),
         findings=merge_findings(source.findings(run)),
         ranks=tuple(

@@ -143,6 +143,8 @@ class RunReport(msgspec.Struct, frozen=True):
     over_time: LedgerOverTime
     steps_over_time: StepsOverTime
     cost: Cost | None = None
+    phases: dict[str, float] = {}
+    """Seconds by name of the declared phases that are a part of the state `other`."""
 
     @property
     def headline(self) -> str:
@@ -172,13 +174,17 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def state_rows(self) -> list[tuple[str, ...]]:
-        """Return (word, time, share) of each state, the largest first, and where there is a price its cost."""
+        """Return (word, time, share) of each state, the largest first, and where there is a price its cost; then those of declared phases."""
         cost = self.cost
-        return [
+        rows = [
             (STATES[state].name, duration(self.states[state]), percent(share))
             + ((money(cost.states.get(state, 0.0), cost.currency),) if cost else ())
             for state, share in self.shares.items()
         ]
+        for name, spent in sorted(self.phases.items(), key=lambda phase: -phase[1]):
+            share = percent(spent / self.duration_s) if self.duration_s else ""
+            rows.append((f"in other: {name}", duration(spent), share, *(("",) if cost else ())))
+        return rows
 
     @property
     def rank_rows(self) -> list[tuple[str, ...]]:

@@ -35,6 +35,7 @@ class FakeHook:
         self.ledger = Ledger(at_ns)
         self.steps = 0
         self.samples = 0
+        self.declared_ns: dict[str, int] = {}
         self.phases_ns = {"data_wait": 0, "transfer": 0, "compute": 0}
         self.histogram = [0] * (len(wire.STEP_BUCKETS_S) + 1)
         self._unsent: list[tuple[int, int, int, int, int, int]] = []
@@ -64,6 +65,7 @@ class FakeHook:
             watermark_ns=self.ledger.watermark_ns,
             states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
             phases_ns=dict(self.phases_ns),
+            declared_ns=dict(self.declared_ns),
             steps=self.steps,
             samples=self.samples if self.steps else -1,
             step_histogram=list(self.histogram),

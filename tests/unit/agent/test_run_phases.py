@@ -1,0 +1,64 @@
+"""Declared phases of a run, by name: summed over its processes, in the API and on the metrics page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuwatch.diagnosis.window import make_window
+from gpuwatch_agent.exporter import run_samples
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.views import Evaluation, record_view, run_view
+from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
+
+
+def declare(hook: FakeHook, **seconds: int) -> FakeHook:
+    for name, spent in seconds.items():
+        hook.spend("other", spent * S)
+        hook.declared_ns[name] = hook.declared_ns.get(name, 0) + spent * S
+    return hook
+
+
+def hear(run: Run, hook: FakeHook) -> None:
+    run.apply(hook.message(), hook.at_ns, wall_s(hook.at_ns))
+
+
+def series(run: Run) -> dict[str, float]:
+    found = run_samples(run, WorkerWatch(ProcessTable(Path("/none"))), 0)
+    return {sample.labels[-1]: sample.value for sample in found if sample.metric == "gpuwatch_phase_seconds_total"}
+
+
+def test_phases_of_all_processes_are_summed_and_served() -> None:
+    run, first = Run("r", 0, BOOT), FakeHook()
+    hear(run, first)
+    assert series(run) == {}, "no phase, no series"
+    hear(run, declare(first, rollout=6, sync=1))
+    second = FakeHook(first.at_ns + S, sender="sender-b")
+    hear(run, declare(second, rollout=2, **{str(number): 1 for number in range(7)}))
+    expected = {"rollout": 8.0, "sync": 1.0, **dict.fromkeys("012345", 1.0), "rest": 1.0}
+    assert series(run) == expected
+    assert run_view(run, Evaluation(None, None, ()), 0).phases == expected
+    record = run.record()
+    assert record is not None and record_view(record).phases == expected
+
+
+def test_totals_whose_phases_went_back_are_ignored() -> None:
+    run, hook = Run("r", 0, BOOT), FakeHook()
+    hear(run, declare(hook, rollout=6))
+    hook.declared_ns = {"rollout": 5 * S}
+    hook.spend("other", S)
+    hear(run, hook)
+    assert series(run) == {"rollout": 6.0}
+
+
+def test_the_last_minute_has_its_own_phases() -> None:
+    run, hook = Run("r", 0, BOOT), FakeHook()
+    hear(run, declare(hook, rollout=30))
+    run.remember(hook.at_ns)
+    for _ in range(70):
+        hear(run, declare(hook, sync=1))
+        run.remember(hook.at_ns)
+    then, now = run.minute.counts()
+    window = make_window(*run.recent_ns(), now, then)
+    assert dict(window.declared) == {"sync": 1.0}

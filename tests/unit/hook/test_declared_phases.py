@@ -1,0 +1,133 @@
+"""Phases that the training declares by name: a part of `other`, reported by their names on every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpuwatch import wire
+from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.rules.device import phase_bound
+from gpuwatch.diagnosis.window import Window
+from gpuwatch.errors import ProtocolError
+from gpuwatch.hook.watch import Watch
+from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = fake_watch(clock, monkeypatch)
+    yield watch
+    watch.close()
+
+
+def spend(watch: Watch, clock: Clock, name: str, ms: int) -> None:
+    with watch.phase(name):
+        clock.sleep_ms(ms)
+
+
+def phases_ms(watch: Watch) -> dict[str, float]:
+    return {name: round(seconds * 1e3, 3) for name, seconds in watch.report().phases.items()}
+
+
+def test_a_named_phase_keeps_its_name_and_is_a_part_of_other(watch: Watch, clock: Clock) -> None:
+    for _ in range(4):
+        spend(watch, clock, "rollout", 61)
+        with watch.step():
+            clock.sleep_ms(30)
+        spend(watch, clock, "weight_sync", 5)
+        spend(watch, clock, "checkpoint", 2)
+        clock.sleep_ms(2)
+    assert phases_ms(watch) == {"rollout": 244, "weight_sync": 20}
+    assert states_ms(watch) == {"compute": 120, "other": 264 + 8, "checkpoint": 8}
+    report = watch.report()
+    assert report.verdict.sentence == "rollout takes 61% of the time"
+    assert "rollout 61%  weight_sync 5.0%" in str(report)
+    assert [finding.cause for finding in report.findings] == ["phase_bound"]
+    assert "inference engine" in report.findings[0].advice
+
+
+def test_the_innermost_name_counts_and_steps_and_loops_inside_belong_to_it(watch: Watch, clock: Clock) -> None:
+    with watch.phase("rollout"):
+        clock.sleep_ms(10)
+        for _ in watch.steps(range(3)):
+            clock.sleep_ms(10)
+        with watch.phase("reward"):
+            clock.sleep_ms(7)
+        with watch.phase("eval"):
+            clock.sleep_ms(100)
+        clock.sleep_ms(3)
+    assert phases_ms(watch) == {"rollout": 43, "reward": 7}
+    assert states_ms(watch) == {"other": 50, "eval": 100}
+
+
+def test_a_phase_that_is_open_counts_too_and_an_evaluation_is_no_named_one(watch: Watch, clock: Clock) -> None:
+    with watch.phase("rollout"):
+        clock.sleep_ms(50)
+        assert phases_ms(watch) == {"rollout": 50}
+    with watch.phase("eval"):
+        clock.sleep_ms(50)
+        assert phases_ms(watch) == {"rollout": 50}
+
+
+def test_names_after_the_eighth_are_rest_and_no_name_harms(watch: Watch, clock: Clock) -> None:
+    names = ["a\ud800b", "", "rest", "{x}", "ü" * 500, *map(str, range(8))]
+    for name in names:
+        spend(watch, clock, name, 10)
+    spend(watch, clock, "7", 10)
+    spend(watch, clock, "{x}", 990)
+    found = phases_ms(watch)
+    assert found == {
+        "a?b": 10, "unnamed": 10, "rest": 10 + 4 * 10 + 10, "{x}": 1000, "ü" * 128: 10, **dict.fromkeys("0123", 10),
+    }  # fmt: skip
+    sender = connect(watch)
+    turn(watch)
+    totals = next(message.totals for message in told(sender) if isinstance(message, wire.Steps))
+    assert {name: ns / 1e6 for name, ns in totals.declared_ns.items()} == found
+    assert watch.report().findings[0].evidence[0].text == "{x} takes 88% of the time"
+
+
+def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
+    states = {"compute": 40.0, "other": 60.0}
+
+    def sentence(**phases: float) -> str:
+        return give_verdict(Window(100.0, states, phases)).sentence
+
+    assert sentence() == "60% of the time passed outside of training steps and declared phases"
+    assert sentence(log=10.0) == "50% of the time passed outside of training steps and declared phases"
+    assert sentence(rollout=45.0) == "rollout takes 45% of the time"
+    assert sentence(a=19.0, b=18.0, c=17.0) == "declared phases take 54% of the time, a the most"
+    assert give_verdict(Window(100.0, {"compute": 85.0, "other": 15.0}, {"a": 15.0})).state == "compute"
+
+
+def test_phase_bound_fires_stays_quiet_and_abstains() -> None:
+    states = {"compute": 70.0, "other": 30.0}
+    finding = phase_bound(Window(100.0, states, {"reward_model": 25.0}))
+    assert finding is not None and (finding.ratio, finding.predicted_speedup) == (0.25, None)
+    assert finding.advice.startswith("score whole batches")
+    unknown = phase_bound(Window(100.0, states, {"curriculum": 25.0}))
+    assert unknown is not None and "gpuwatch stacks" in unknown.advice
+    assert phase_bound(Window(100.0, states, {"rollout": 19.0})) is None
+    assert phase_bound(Window(100.0, states)) is None
+    assert phase_bound(Window(0.0)) is None
+
+
+def test_a_sender_whose_phases_exceed_their_state_is_rejected() -> None:
+    origin = wire.Origin(wire.PROTOCOL_VERSION, "s", 1, "b", 1, 1)
+
+    def message(declared_ns: dict[str, int]) -> bytes:
+        totals = wire.Totals(
+            start_ns=0, watermark_ns=10, states_ns={"other": 10}, records_dropped=0, declared_ns=declared_ns
+        )
+        return wire.encode(wire.Bye(origin=origin, run="r", rank=0, totals=totals, reason="closed"))
+
+    assert wire.decode(message({"rollout": 10}))
+    for wrong in ({"rollout": 11}, {"a": 6, "b": 6}, {"a": -1}, {str(n): 0 for n in range(10)}):
+        with pytest.raises(ProtocolError):
+            wire.decode(message(wrong))
