@@ -24,12 +24,14 @@ from gpuwatch.ledger.events import (
     FAST_STEP,
     IN_STEP,
     LOOSE,
+    MARKED,
     PART,
     PHASE,
     REST,
     SPAN,
     STARTUP,
     STEP,
+    TOKENS,
     TRANSFERRING,
     UNKNOWN_SAMPLES,
     UNVERIFIED,
@@ -314,6 +316,22 @@ class Recorder:
             return False
         self.samples = samples
         return True
+
+    def mark_step(self, samples: int, tokens: int | None, visit: Callable[[], None]) -> None:
+        """End the step that the last mark began, and begin the next one; inside a step of another kind do nothing.
+
+        `samples` and `tokens` are of the step that ends; `visit` is called now and then.
+        """
+        if self.in_step and self.step_owner not in (MARKED, LOOSE):
+            return
+        self.countdown -= 1
+        if self.countdown <= 0:
+            visit()
+        if self.step_owner is MARKED:
+            self.samples = samples
+            if tokens is not None:
+                self.log.append((TOKENS, tokens))
+        self.begin_step(MARKED, self.clock())
 
     def begin_step(self, owner: object, at_ns: int) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""

@@ -23,7 +23,8 @@ from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.install import TorchHooks
 from gpuwatch.hook.transport import RunFacts
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, TRANSFERRING
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
+from gpuwatch.ledger.states import OTHER
 from gpuwatch.wire import Loader
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ class Session:
             try:
                 if owner not in (None, CLOSED):
                     self.recorder.exit_all(now)
+                    if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
+                        self.recorder.abandon(now, OTHER)
                     self.recorder.end_step(now)
             finally:  # whatever a signal handler raises
                 in_training_thread = owner == get_ident()

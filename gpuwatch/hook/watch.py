@@ -144,11 +144,14 @@ class Watch:
         return WatchedLoader(self.session, loader, to, None if samples is None else _counted(samples), tokens)
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> AbstractContextManager[None]:
-        """Return the context of one step, for a loop without a loader."""
+        """Mark one step, for a loop without a loader: `with w.step():` around it, or a plain `w.step()` at its end.
+
+        By plain calls a step lasts from one call to the next: the first call begins the second step, and what comes before it is start-up.
+        """
         if self._disabled:
             return contextlib.nullcontext()
         known = samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES
-        return StepContext(self.session, known, tokens if isinstance(tokens, int) and tokens >= 0 else None)
+        return PlainStep(self.session, known, tokens if isinstance(tokens, int) and tokens >= 0 else None)
 
     def data(self) -> AbstractContextManager[None]:
         """Return a context whose time is a wait for input."""
@@ -227,14 +230,15 @@ class Watch:
 class StepContext:
     """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
-    def __init__(self, session: Session, samples: int, tokens: int | None = None) -> None:
+    def __init__(self, session: Session, samples: int = UNKNOWN_SAMPLES, tokens: int | None = None) -> None:
         self._session = session
         self._tokens = tokens
         self._recorder = session.recorder
         self._samples = samples
+        self._entered = False
 
     def __enter__(self) -> None:
-        recorder = self._recorder
+        self._entered, recorder = True, self._recorder
         if recorder.thread != get_ident():
             if not recorder.claim_thread():
                 return
@@ -246,6 +250,20 @@ class StepContext:
         recorder = self._recorder
         if recorder.step_owner is self and recorder.thread == get_ident():
             recorder.end_step(recorder.clock())
+
+
+class PlainStep(StepContext):
+    """What `w.step()` returns: it marks the end of a step where it is dropped and was never entered, as the result of a plain call is."""
+
+    def __del__(self) -> None:
+        if not self._entered:
+            self._session.guard(self._mark, "ending a step")
+
+    def _mark(self) -> None:
+        recorder = self._recorder
+        if recorder.claim_thread():
+            self._session.start()
+            recorder.mark_step(self._samples, self._tokens, self._session.visit_step)
 
 
 class PhaseContext:

@@ -16,7 +16,7 @@ from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.communication import is_parallel
 from gpuwatch.hook.torch.patches import Patches, say_once
-from gpuwatch.hook.watch import Watch, is_set, open_watches
+from gpuwatch.hook.watch import StepContext, Watch, is_set, open_watches
 
 T = TypeVar("T")
 _active: list[Training] = []
@@ -45,7 +45,7 @@ class Training:
             self.session.guard(self.session.torch_hooks.begin_loop)
             self.session.find_device()
         self._thread = get_ident()
-        self._step, self._data, self._transfer = self.watch.step(), self.watch.data(), self.watch.transfer()
+        self._step, self._data, self._transfer = StepContext(self.session), self.watch.data(), self.watch.transfer()
         self._requests = _Requests()
         self._pass: Iterator[Any] | None = None
         """The requests, watched as a loop's loader is; a new pass once it has come to its end."""

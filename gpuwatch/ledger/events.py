@@ -33,5 +33,8 @@ CLOSED = -1
 COPY_FOLLOWS_NS = 100_000
 """A copy that begins this soon after the batch came, or after the copy before it, continues it."""
 
+MARKED = object()
+"""Owner of the step between two plain calls of `w.step()`."""
+
 LOOSE = object()
 """Owner of a wait or a copy outside of any step: it becomes a part of the next one."""

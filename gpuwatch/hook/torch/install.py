@@ -1,23 +1,64 @@
-"""What is hooked in torch and JAX while a training is watched: the device's times, copies, compilations. All of it is removed again."""
+"""What is hooked in torch and JAX while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import Any
 
 from gpuwatch.hook.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
 from gpuwatch.ledger.device_pieces import Events
 from gpuwatch.ledger.device_timeline import DeviceTimeline
+from gpuwatch.ledger.events import BETWEEN, IN_STEP
+from gpuwatch.ledger.states import CHECKPOINT
 
-if TYPE_CHECKING:
-    from gpuwatch.hook.torch.patches import Patches
+_CHECKPOINTS = (
+    ("torch.serialization", ("save", "load"), "torch"),
+    ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
+    ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
+)
+"""Modules, their functions that write or read checkpoints, and the package that has these by the same names."""
+
+
+class CheckpointWatch:
+    """Books what a training's own loop saves and loads as `checkpoint`, from the first pass or step on until the run is closed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+        self._wrapped: set[str] = set()
+
+    def install(self) -> None:
+        """Wrap the functions of those modules that are imported by now."""
+        for name, functions, package in _CHECKPOINTS:
+            module = sys.modules.get(name)
+            if module is not None and name not in self._wrapped:
+                self._wrapped.add(name)
+                for function in functions:
+                    self._patches.wrap(module, function, self._timed, sys.modules[package])
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def _timed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        # A data set may load its samples so: in a fetch it is a part of that. So is what happens in a declared phase.
+        if recorder.thread != get_ident() or recorder.doing() not in (IN_STEP, BETWEEN):
+            return original(*args, **kwargs)
+        level = recorder.enter(CHECKPOINT, recorder.clock())
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if recorder.thread == get_ident():
+                recorder.exit(level, recorder.clock())
 
 
 class TorchHooks:
@@ -33,6 +74,7 @@ class TorchHooks:
         """Notes torch's steps where another framework computes too."""
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
+        self._checkpoints = CheckpointWatch(recorder)
         self._accelerate: Patches | None = None
 
     def make_loader(self, prepare: Callable[[], Patches]) -> None:
@@ -46,10 +88,12 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.install()
         self._compiling.install()
+        self._checkpoints.install()
 
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
         self._compiling.install()
+        self._checkpoints.install()
         self.find_device()
 
     def end_loop(self) -> None:
@@ -102,6 +146,7 @@ class TorchHooks:
         self._compiling.remove()
         self.communication.remove()
         self._streams.remove()
+        self._checkpoints.remove()
         hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
         for hook in hooks:
             if hook is not None:

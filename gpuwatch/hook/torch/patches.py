@@ -23,8 +23,11 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._on = on
 
-    def wrap(self, owner: Any, name: str, wrapper: Wrapper) -> bool:
-        """Have calls of `owner.name` go through `wrapper`; return False, with a message said once, where there is none."""
+    def wrap(self, owner: Any, name: str, wrapper: Wrapper, *others: Any) -> bool:
+        """Have calls of `owner.name` go through `wrapper`; return False, with one message in the log, where there is none.
+
+        `others` that have the same function by this name get the same replacement, so that it can be pickled by its name as before.
+        """
         if not self._on:
             return False
         original = getattr(owner, name, None)
@@ -38,12 +41,13 @@ class Patches:
             return wrapper(original, *args, **kwargs) if self._on else original(*args, **kwargs)
 
         try:
-            before = vars(owner).get(name, _ABSENT)
-            setattr(owner, name, wrapped)
+            for each in (owner, *(other for other in others if getattr(other, name, None) is original)):
+                before = vars(each).get(name, _ABSENT)
+                setattr(each, name, wrapped)
+                self._undo.append((each, name, before, wrapped))
         except (AttributeError, TypeError) as error:
             say_once(f"{_name(owner)}.{name} cannot be watched: {error!r}")
             return False
-        self._undo.append((owner, name, before, wrapped))
         return True
 
     def restore(self) -> None:

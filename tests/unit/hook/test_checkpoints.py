@@ -1,0 +1,119 @@
+"""What a training's own loop saves and loads is `checkpoint`, without being declared."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwatch.hook.watch import Watch
+from tests.unit.hook.fakes import Clock, fake_watch, states_ms
+
+torch = pytest.importorskip("torch")
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+BATCH = torch.zeros(2)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = fake_watch(clock, monkeypatch)
+    yield watch
+    watch.close()
+
+
+class State:
+    """Takes 5 ms to pickle, and 7 ms to read."""
+
+    clock: Clock
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        State.clock.sleep_ms(5)
+        return read, ()
+
+
+def read() -> State:
+    State.clock.sleep_ms(7)
+    return State()
+
+
+def save_and_load(clock: Clock) -> None:
+    State.clock = clock
+    file = io.BytesIO()
+    torch.save({"model": State()}, file)
+    file.seek(0)
+    torch.load(file, weights_only=False)
+
+
+def test_saves_and_loads_in_a_step_and_between_passes_are_checkpoints(watch: Watch, clock: Clock) -> None:
+    for _ in range(2):
+        for _ in watch.steps([BATCH] * 2):
+            clock.sleep_ms(10)
+            save_and_load(clock)
+        save_and_load(clock)
+    assert states_ms(watch) == {"compute": 40, "checkpoint": 6 * 12}
+    assert watch.report().steps == 4
+
+
+def test_steps_without_a_loader_too_and_a_failing_save_raises_as_before(watch: Watch, clock: Clock) -> None:
+    for _ in range(3):
+        with watch.step():
+            clock.sleep_ms(10)
+            save_and_load(clock)
+            with pytest.raises(AttributeError):
+                torch.save({}, None)
+    assert states_ms(watch) == {"compute": 30, "checkpoint": 36}
+
+
+def test_a_sample_that_is_loaded_in_a_fetch_is_input_and_a_declared_phase_stays(watch: Watch, clock: Clock) -> None:
+    def batches() -> Iterator[Any]:
+        for _ in range(2):
+            save_and_load(clock)
+            yield BATCH
+
+    for _ in watch.steps(batches()):
+        clock.sleep_ms(10)
+        with watch.phase("export"):
+            save_and_load(clock)
+    with watch.data():
+        save_and_load(clock)
+    assert states_ms(watch) == {"compute": 20, "input_wait": 36, "other": 24}
+
+
+def test_another_threads_save_changes_nothing(watch: Watch, clock: Clock) -> None:
+    for _ in watch.steps([BATCH]):
+        thread = threading.Thread(target=save_and_load, args=(clock,))
+        thread.start()
+        thread.join()
+    assert states_ms(watch) == {"compute": 12}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_counts_once(watch: Watch, clock: Clock, tmp_path: Path) -> None:
+    for _ in watch.steps([BATCH]):
+        state = {"weight": torch.zeros(3)}
+        dcp.save(state, checkpoint_id=str(tmp_path / "a"), no_dist=True)
+        dcp.load(state, checkpoint_id=str(tmp_path / "a"), no_dist=True)
+    watch.report()
+    names = [record.name for record in watch._publisher.accounts._unsent[1] if record.end_ns is None]
+    assert names == ["checkpoint", "checkpoint"]
+
+
+def test_torchs_own_functions_are_back_at_the_end_and_pickle_by_name_meanwhile(watch: Watch, clock: Clock) -> None:
+    before = torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save
+    for _ in watch.steps([BATCH]):
+        assert torch.save is not before[0]
+        assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+        assert pickle.loads(pickle.dumps(dcp.save)) is dcp.save
+    watch.close()
+    assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == before

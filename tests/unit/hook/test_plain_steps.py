@@ -1,0 +1,97 @@
+"""`w.step()` as a plain call at the end of each step: two lines for a loop without a loader, and no new indentation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpuwatch.hook.watch import Watch
+from tests.unit.hook.fakes import Clock, fake_watch, states_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = fake_watch(clock, monkeypatch)
+    yield watch
+    watch.close()
+
+
+def test_a_step_lasts_from_one_call_to_the_next_and_what_follows_the_last_is_no_step(
+    watch: Watch, clock: Clock
+) -> None:
+    clock.sleep_ms(500)
+    for _ in range(4):
+        clock.sleep_ms(10)
+        watch.step(samples=8, tokens=100)
+    assert (watch.report().steps, watch.report().samples, watch.report().tokens) == (3, 24, 300)
+    clock.sleep_ms(70)
+    watch.close()
+    assert states_ms(watch) == {"startup": 510, "compute": 30, "other": 70}
+    assert watch.report().steps == 3
+
+
+def test_waits_phases_and_evaluations_inside_are_known(watch: Watch, clock: Clock) -> None:
+    watch.step()
+    for number in range(3):
+        with watch.data():
+            clock.sleep_ms(6)
+        clock.sleep_ms(4)
+        if number == 1:
+            with watch.phase("eval"):
+                clock.sleep_ms(50)
+                watch.step()
+                for _ in watch.steps(range(2)):
+                    clock.sleep_ms(5)
+        watch.step()
+    assert states_ms(watch) == {"input_wait": 18, "compute": 12, "eval": 60}
+    assert watch.report().steps == 3
+
+
+def test_inside_a_step_of_another_kind_a_call_marks_nothing(watch: Watch, clock: Clock) -> None:
+    for _ in watch.steps(range(3)):
+        clock.sleep_ms(10)
+        watch.step()
+    with watch.step():
+        clock.sleep_ms(10)
+        watch.step()
+        clock.sleep_ms(10)
+    assert watch.report().steps == 4
+    assert states_ms(watch) == {"compute": 50}
+
+
+def test_a_context_that_is_entered_marks_nothing_more_and_another_thread_disturbs_nothing(
+    watch: Watch, clock: Clock
+) -> None:
+    step = watch.step()
+    for _ in range(2):
+        with step:
+            clock.sleep_ms(10)
+    del step
+    assert watch.report().steps == 2
+    watch.step()
+    clock.sleep_ms(5)
+    thread = threading.Thread(target=watch.step)
+    thread.start()
+    thread.join()
+    watch.step()
+    assert watch.report().steps == 3
+
+
+def test_after_the_end_and_when_disabled_a_call_does_nothing(
+    watch: Watch, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch.step()
+    watch.close()
+    watch.step()
+    assert watch.report().steps == 0
+    monkeypatch.setenv("GPUWATCH_DISABLE", "1")
+    other = Watch()
+    other.step()
+    assert other.report().steps == 0
