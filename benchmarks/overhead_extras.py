@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 
 NOBODY = "ipc:///nobody/listens/here.sock"
@@ -116,11 +117,29 @@ def wire() -> dict[str, float]:
     return sizes
 
 
+_IMPORT = """
+import gc, time, torch
+gc.collect()
+gc.disable()  # a collection of torch's objects may fall into any import: 80 ms
+began = time.process_time()
+import gpuwatch
+print((time.process_time() - began) * 1e3)
+"""
+
+
+def imports() -> dict[str, float]:
+    """CPU ms of `import gpuwatch` after torch, of 11 fresh processes."""
+    runs = [subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, check=True) for _ in range(11)]
+    spent = sorted(float(run.stdout) for run in runs)
+    return {"least_ms": spent[0], "median_ms": median(spent)}
+
+
 EXTRAS: dict[str, Callable[[], dict[str, float]]] = {
     "memory": memory,
     "million": million,
     "loss": loss,
     "wire": wire,
+    "import": imports,
 }
 
 
