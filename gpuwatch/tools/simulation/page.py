@@ -18,6 +18,7 @@ from gpuwatch.ledger.states import (
     HELD_IDLE,
     HOST_WAIT,
     INPUT_WAIT,
+    OTHER,
     RUN_STATES,
     STALLED,
     TRANSFER,
@@ -274,6 +275,9 @@ def _rank_lines(
             "gpuwatch_step_phase_seconds_total", {**key, "phase": phase}, sum(states[s] for s in parts),
             sum(mix.get(s, 0.0) for s in parts),
         )  # fmt: skip
+    if job.kind == "straggler" and gpu == 0:
+        rollout = {**key, "phase": "rollout"}
+        yield Line("gpuwatch_phase_seconds_total", rollout, states[OTHER], mix.get(OTHER, 0.0))
     stepped_s, stepping = sum(states[s] for s in STEP_STATES), sum(mix.get(s, 0.0) for s in STEP_STATES)
     steps, steps_per_s = stepped_s / job.step_s, stepping / job.step_s
     yield Line("gpuwatch_steps_total", key, steps, steps_per_s)

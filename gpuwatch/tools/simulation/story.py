@@ -14,14 +14,14 @@ from gpuwatch.ledger import states as s
 
 GROUP = 4
 """In every other group of this many neighbouring nodes, runs span all nodes of the group."""
-_STATES = (s.COMPUTE, s.INPUT_WAIT, s.TRANSFER, s.HOST_WAIT, s.COMM_WAIT, s.EVAL, s.CHECKPOINT)
-_HEALTHY = (0.80, 0.03, 0.02, 0.03, 0.06, 0.04, 0.02)
+_STATES = (s.COMPUTE, s.INPUT_WAIT, s.TRANSFER, s.HOST_WAIT, s.COMM_WAIT, s.EVAL, s.CHECKPOINT, s.OTHER)
+_HEALTHY = (0.80, 0.03, 0.02, 0.03, 0.06, 0.04, 0.02, 0.0)
 MIXES = {
     kind: dict(zip(_STATES, shares, strict=True))
     for kind, shares in {
         "healthy": _HEALTHY,
-        "starved": (0.50, 0.36, 0.04, 0.03, 0.03, 0.03, 0.01),
-        "straggler": (0.62, 0.05, 0.02, 0.03, 0.24, 0.03, 0.01),
+        "starved": (0.50, 0.36, 0.04, 0.03, 0.03, 0.03, 0.01, 0.0),
+        "straggler": (0.57, 0.05, 0.02, 0.03, 0.24, 0.03, 0.01, 0.05),
         "hang": _HEALTHY,
     }.items()
 }
