@@ -115,6 +115,8 @@ class Evaluator:
         self._tick = 0
         self.findings = FindingTracker()
         self.views: dict[_Key, api.Run] = {}
+        self.failed: list[tuple[Run, Exception]] = []
+        """Runs that could not be evaluated the last time; they have no view."""
 
     def evaluate(
         self, runs: Sequence[Run], accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
@@ -133,21 +135,28 @@ class Evaluator:
             for account in accounts
             if everything or (account.run is not None and (account.run.run, account.run.rank) in due)
         }
-        seen = {}
+        offset_ns = int(now_s * 1e9) - now_ns
+        before, self._seen = self._seen, {}
+        views, self.views = self.views, {}
+        self.failed = []
         for run in runs:
             key = (run.run, run.rank)
-            if key in due:
-                held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
-                seen[key] = _Seen(run.status, run.last_message_s, self._evaluate(run, host, held, now_ns, now_s))
-            else:
-                seen[key] = self._seen[key]
-                if run.status != RUNNING:
-                    self.findings.end_run(*key)
-        self._seen = seen
-        offset_ns = int(now_s * 1e9) - now_ns
-        self.views = {
-            key: self._view(key, run, key in due, offset_ns, prices) for key, run in zip(seen, runs, strict=True)
-        }
+            try:
+                if key in due:
+                    held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
+                    evaluation = self._evaluate(run, host, held, now_ns, now_s)
+                    self._seen[key] = _Seen(run.status, run.last_message_s, evaluation)
+                else:
+                    self._seen[key] = before[key]
+                    if run.status != RUNNING:
+                        self.findings.end_run(*key)
+                if run.status != RUNNING and key not in due and key in views:
+                    self.views[key] = views[key]
+                else:
+                    pid = self._table.host_pid(run.live_hello)
+                    self.views[key] = run_view(run, self._seen[key].evaluation, offset_ns, pid, prices)
+            except Exception as error:
+                self.failed.append((run, error))
         if everything:
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
             found = diagnose(node_window(gpus, owners), self._thresholds) if accounts else []
@@ -172,9 +181,3 @@ class Evaluator:
         if run.status != RUNNING:  # it has ended, and stays as it was
             return seen.last_message_s != run.last_message_s
         return (self._tick + number) % EVERY_TICKS == 0
-
-    def _view(self, key: _Key, run: Run, evaluated: bool, offset_ns: int, prices: Prices) -> api.Run:
-        if run.status != RUNNING and not evaluated and key in self.views:
-            return self.views[key]
-        pid = self._table.host_pid(run.live_hello)
-        return run_view(run, self._seen[key].evaluation, offset_ns, pid, prices)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
@@ -26,18 +29,30 @@ from gpuwatch_agent.history.reader import HistoryReader
 STALE_S = 5.0
 _DOCS = Path(__file__).parent / "docs"
 """The runbooks and the concepts that they link to. The wheel has a copy; a checkout has them at its top."""
+WEDGED_S = 30.0
+"""A thread of the agent that has done nothing for so long hangs: a service manager should restart the agent."""
+_QUERIES_AT_ONCE = 2
 _NO_SAMPLE = "no sample was taken yet\n"
 _encode = msgspec.json.Encoder().encode
 
 
 def make_app(
-    snapshot: Callable[[], Snapshot | None], history: History, host: str, listen: tuple[str, ...], prices: Prices
+    snapshot: Callable[[], Snapshot | None],
+    history: History,
+    host: str,
+    listen: tuple[str, ...],
+    prices: Prices,
+    idle_s: Callable[[], dict[str, float]] = dict,
 ) -> Starlette:
-    """Return the ASGI application. `snapshot` returns the latest one, None before the first."""
+    """Return the ASGI application. `snapshot` returns the latest one, None before the first; `idle_s` for how long each thread did nothing."""
     started_s = time.time()
+    turn = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
     async def healthz(request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        idle = idle_s()
+        headers = {f"Gpuwatch-{name}-Age-Seconds": f"{age_s:.1f}" for name, age_s in idle.items()}
+        hanging = [f"the {name} has done nothing for {age_s:.0f} s" for name, age_s in idle.items() if age_s > WEDGED_S]
+        return PlainTextResponse("".join(f"{each}\n" for each in hanging) or "ok\n", 503 if hanging else 200, headers)
 
     async def readyz(request: Request) -> Response:
         now = snapshot()
@@ -102,13 +117,23 @@ def make_app(
         )
 
     def from_history(path: str, answer: Callable[[HistoryReader, dict[str, Any], QueryParams], Any]) -> Route:
-        async def handle(request: Request) -> Response:  # in a thread: a long query delays no scrape
-            return _json(await run_in_threadpool(answer, history.reader, request.path_params, request.query_params))
+        def respond(request: Request) -> Response:
+            return _json(answer(history.reader, request.path_params, request.query_params))
+
+        async def handle(
+            request: Request,
+        ) -> Response:  # in a thread, few at once: many long queries delay no scrape, and fit into memory
+            async with turn:
+                return await run_in_threadpool(respond, request)
 
         return Route(path, handle)
 
     def failure(status: int, text: Callable[[Request, Exception], str]) -> Callable[[Request, Exception], Response]:
         return lambda request, error: _json({"error": text(request, error)}, status)
+
+    def unreadable(request: Request, error: Exception) -> str:
+        history.note_damage(error)
+        return f"the history {history.path} cannot be read now: {error}"
 
     return Starlette(
         routes=[
@@ -137,9 +162,7 @@ def make_app(
         exception_handlers={
             queries.BadRequest: failure(400, lambda request, error: str(error)),
             queries.NothingKept: failure(404, lambda request, error: str(error)),
-            sqlite3.Error: failure(
-                503, lambda request, error: f"the history {history.path} cannot be read now: {error}"
-            ),
+            sqlite3.Error: failure(503, unreadable),
             404: failure(
                 404, lambda request, error: f"{request.url.path} does not exist; the paths are in docs/reference/api.md"
             ),
@@ -150,3 +173,57 @@ def make_app(
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(_encode(content), status, media_type="application/json")
+
+
+_MOST_CONNECTIONS = 64
+_IDLE_S = 10.0
+_LONGEST_S = 60.0
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol with bounds: a connection has 10 s for a request's head, a minute for an answer; of too many the oldest idle is closed."""
+
+    most = _MOST_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since_s = time.monotonic()
+        self.loop.call_later(_IDLE_S, self.check)
+        if len(self.connections) > self.most:
+            others = [one for one in self.connections if isinstance(one, BoundedProtocol) and one is not self]
+            min(others, key=lambda one: (one.is_busy, one.since_s), default=self).transport.abort()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        self.since_s = time.monotonic()
+        super().on_response_complete()
+
+    def check(self) -> None:
+        """Close the connection if it has taken too long; called every 10 s while it is open."""
+        if self.transport.is_closing():
+            return
+        if time.monotonic() - self.since_s >= (_LONGEST_S if self.is_busy else _IDLE_S):
+            self.transport.abort()
+        else:
+            self.loop.call_later(_IDLE_S, self.check)
+
+
+class OncePerMinute(logging.Filter):
+    """Lets each message through once a minute: a client's mistakes are no flood in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, kind = time.monotonic(), str(record.msg)
+        if now_s - self._logged_s.get(kind, -60.0) < 60.0:
+            return False
+        if len(self._logged_s) > 100:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
+        return True

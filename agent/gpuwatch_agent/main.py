@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import resource
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
-from gpuwatch_agent.http import make_app
+from gpuwatch_agent.http import BoundedProtocol, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.options import Options, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -57,16 +61,56 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         stack.callback(receiver.stop)
         sampler.start()
         stack.callback(sampler.stop)
-        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), receiver.endpoints, options.prices)
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        _check_daily(history, stack)
+        app = make_app(
+            lambda: sampler.snapshot,
+            history,
+            socket.gethostname(),
+            receiver.endpoints,
+            options.prices,
+            lambda: {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s},
         )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=_bounded_protocol(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+            )
+        )
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
         logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(receiver.endpoints))
         ready(f"http://{host}:{port}")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
+
+
+def _bounded_protocol() -> type[BoundedProtocol]:
+    """Return the HTTP protocol, whose connections take a quarter of the file descriptors at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    BoundedProtocol.most = max(4, min(BoundedProtocol.most, soft // 4))
+    return BoundedProtocol
+
+
+def _check_daily(history: History, stack: contextlib.ExitStack) -> None:
+    """Check the history's pages ten minutes after the start, and every day from then on, in a thread."""
+    stop = threading.Event()
+
+    def check() -> None:
+        while not stop.wait(next(waits)):
+            history.check()
+
+    waits = itertools.chain([600.0], itertools.repeat(86_400.0))
+    threading.Thread(target=check, name="history check", daemon=True).start()
+    stack.callback(stop.set)
 
 
 def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:

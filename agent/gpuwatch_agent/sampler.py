@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.evaluator import Evaluator
@@ -39,6 +43,7 @@ from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs
+from gpuwatch_agent.runs.records import RunRecord
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
 
@@ -70,17 +75,19 @@ class Sampler:
         collectors = build(roots, choice)
         self._gpu_collector = gpu_source(collectors)
         self._collectors = CollectorRunner(collectors)
-        self._runs = RunRegistry(boot_id)
+        self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
+        self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
         self._allocations = AllocationWatch(choice.allocations, choice.pod_resources)
         self._jobs = Jobs()
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
-        self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._workers = WorkerWatch(self._table)
         self._processes = RunProcesses(roots.procfs, self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = RecentSamples()
         self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds)
         self._ticks_done = 0
+        self.ticked_s = time.monotonic()
+        """When the last tick ended, on the monotonic clock."""
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -94,10 +101,15 @@ class Sampler:
     def start(self) -> None:
         """Load the state that a former agent kept, and start."""
         now_ns, now_s = time.monotonic_ns(), time.time()
-        records = self._history.reader.runs()
-        self._runs.restore(records, now_ns, now_s)
-        self._jobs.update(records)
-        self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
+        try:
+            records = self._history.reader.runs()
+            self._runs.restore(records, now_ns, now_s)
+            self._jobs.update(records)
+            self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
+        except sqlite3.Error as error:  # on a full disk
+            logger.warning(
+                "the state of the last agent cannot be read (%s): counters begin at what hooks report", error
+            )
         self._thread.start()
 
     def stop(self) -> None:
@@ -109,18 +121,44 @@ class Sampler:
         due = time.monotonic()
         while True:
             last = self._stop.is_set()
-            try:
+            with self._part("tick"):
                 self._tick()
+                self.ticked_s = time.monotonic()
+            with self._part("history"):
                 self._history.downsample(time.time())
                 if self._ticks_done % _TRIM_EVERY == 0:
                     self._history.trim(time.time())
-            except Exception:
-                logger.exception("a tick of the sampler failed; it continues with the next one")
             if last:
                 return
             self._ticks_done += 1
             due = max(due + INTERVAL_S, time.monotonic())  # a missed tick is skipped
             self._stop.wait(max(0.0, due - time.monotonic()))
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Count and log an error of one part of a tick; the other parts go on."""
+        try:
+            yield
+        except Exception as error:
+            self._runs.count_failure(name, error, "its results are missing for this second")
+
+    def _each(self, runs: Iterable[Run], step: str, work: Callable[[Run], object], now_s: float) -> list[Run]:
+        """Do it for each run, and return those for which it worked; the others are dropped."""
+        kept = []
+        for run in runs:
+            try:
+                work(run)
+            except Exception as error:
+                self._runs.drop(run, step, error, now_s)
+            else:
+                kept.append(run)
+        return kept
+
+    def _drop(self, failed: Sequence[tuple[Run, Exception]], step: str, runs: list[Run], now_s: float) -> list[Run]:
+        """Drop the runs that failed, and return the others."""
+        for run, error in failed:
+            self._runs.drop(run, step, error, now_s)
+        return [run for run in runs if all(run is not other for other, _ in failed)] if failed else runs
 
     def _tick(self) -> None:
         self._runs.excuse_pause(time.monotonic_ns())
@@ -128,37 +166,67 @@ class Sampler:
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
         with_steps = [
-            arrival for arrival in arrivals if self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s)
+            replace(arrival, message=self._runs.named(arrival.message)) for arrival in arrivals if self._apply(arrival)
         ]
         self._runs.forget_ended(now_s)
-        runs = list(self._runs.runs.values())
-        for run in runs:
+
+        def book(run: Run) -> None:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
-        self._jobs.update(run for run in runs if run.changed)
-        self._oom.update(runs, now_ns)
-        node_samples = self._collectors.tick()
-        self._node.remember(node_samples, now_ns)
-        self._table.update_shm(run.live_hello for run in runs)
-        self._workers.update(runs, now_ns)
-        self._processes.update(runs, now_ns)
-        allocations = self._allocations.tick(self._gpu_collector.devices() if self._gpu_collector is not None else ())
-        readings = gpu_readings(self._gpu_collector, self._node, self._table, allocations)
-        runs_by_pid = self._runs_by_pid(runs)
-        self._gpus.advance(readings, runs_by_pid, now_ns)
-        alone = without_hook(readings, runs_by_pid, self._table)
-        if alone is not None:
-            node_samples.append(Sample("gpuwatch_processes_without_hook", alone))
+
+        runs = self._each(list(self._runs.runs.values()), "book", book, now_s)
+        with self._part("jobs"):
+            self._jobs.update(run for run in runs if run.changed)
+        node_samples: list[Sample] = []
+        with self._part("collectors"):
+            node_samples = self._collectors.tick()
+            self._node.remember(node_samples, now_ns)
+        with self._part("processes"):
+            self._oom.update(runs, now_ns)
+            self._table.update_shm(run.live_hello for run in runs)
+            self._workers.update(runs, now_ns)
+            self._processes.update(runs, now_ns)
+        with self._part("gpus"):
+            devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
+            readings = gpu_readings(self._gpu_collector, self._node, self._table, self._allocations.tick(devices))
+            runs_by_pid = self._runs_by_pid(runs)
+            self._gpus.advance(readings, runs_by_pid, now_ns)
+            if (alone := without_hook(readings, runs_by_pid, self._table)) is not None:
+                node_samples.append(Sample("gpuwatch_processes_without_hook", alone))
+        runs = self._drop(self._gpus.failed, "gpus", runs, now_s)
         accounts = list(self._gpus.accounts.values())
-        note_gpus(runs, accounts, self._gpu_collector)
-        self._evaluator.evaluate(runs, accounts, now_ns, now_s, self.prices)
+        with self._part("findings"):
+            note_gpus(runs, accounts, self._gpu_collector)
+            self._evaluator.evaluate(runs, accounts, now_ns, now_s, self.prices)
+        runs = self._drop(self._evaluator.failed, "evaluate", runs, now_s)
         if self.stacks is not None:
-            self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
-        samples = [*self._samples(runs, now_ns, now_s), *node_samples]
+            with self._part("stacks"):
+                self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
+        records: list[RunRecord] = []
+        samples: list[AnySample] = []
+        offset_ns = int(now_s * 1e9) - now_ns
+
+        def serve(run: Run) -> None:
+            found = list(self._run_samples(run, offset_ns))
+            if run.changed and (record := run.record()) is not None:
+                msgspec.msgpack.encode(record)  # fails here, not in the transaction of all
+                records.append(record)
+            samples.extend(found)
+
+        runs = self._each(runs, "serve", serve, now_s)
+        samples += [*self._samples(runs, offset_ns, now_s), *node_samples]
         if not self._choice.full:
             samples = list(standard(samples))
-        self._commit(samples, runs, with_steps, now_s)
-        self._publish(samples, runs, now_ns, now_s)
+        self._commit(samples, records, with_steps, now_s)
+        self._publish(samples, now_ns, now_s)
+
+    def _apply(self, arrival: Arrival) -> bool:
+        """Apply one message; return whether it had new step records."""
+        try:
+            return self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
+        except ProtocolError as error:
+            self._receiver.reject(error.reason, error)
+            return False
 
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
@@ -170,16 +238,16 @@ class Sampler:
                 run.user = run.owner.user
         return found
 
-    def _samples(self, runs: Sequence[Run], now_ns: int, now_s: float) -> list[AnySample]:
-        offset_ns = int(now_s * 1e9) - now_ns
+    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[AnySample]:
+        yield from run_samples(run, self._workers, offset_ns)
+        yield from self._processes.samples(run)
+        yield from shm_samples(run, self._table)
+        if (view := self._evaluator.views.get(run.key)) is not None:
+            yield from recent_samples(view)
+
+    def _samples(self, runs: Sequence[Run], offset_ns: int, now_s: float) -> list[AnySample]:
         samples: list[AnySample] = []
-        for run in runs:
-            samples += run_samples(run, self._workers, offset_ns)
-            samples += self._processes.samples(run)
-            samples += shm_samples(run, self._table)
         samples += job_samples(self._jobs.views({run.run for run in runs}))
-        for view in self._evaluator.views.values():
-            samples += recent_samples(view)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
@@ -188,8 +256,12 @@ class Sampler:
             Sample("gpuwatch_build_info", 1, (__version__,)),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(self._rejected().items())),
+            *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._failures().items())),
+            Sample("gpuwatch_runs_kept_apart_total", self._runs.kept_apart),
             Sample("gpuwatch_history_bytes", self._history.size_bytes),
             Sample("gpuwatch_history_failures_total", self._history.failures),
+            Sample("gpuwatch_history_bad_rows_total", self._history.bad_rows),
+            Sample("gpuwatch_history_damaged_total", self._history.damaged),
             *self.extra_samples(),
             Sample("gpuwatch_sample_timestamp_seconds", now_s),
         ]
@@ -197,13 +269,24 @@ class Sampler:
 
     def _rejected(self) -> dict[str, int]:
         """Return rejected messages by reason; the expected reasons exist from the start, at 0."""
-        refused = {"too_many_runs": self._runs.refused}
-        return {"malformed": 0, "version": 0, "too_large": 0, "impossible": 0, **self._receiver.rejected, **refused}
+        expected = (
+            "malformed",
+            "version",
+            "too_large",
+            "impossible",
+            "too_many_runs",
+            "rate",
+            "wrong_user",
+            "wrong_process",
+        )
+        return {**dict.fromkeys(expected, 0), **self._receiver.rejected}
+
+    def _failures(self) -> dict[str, int]:
+        return {"apply": 0, **self._runs.failures, "given_up": self._runs.given_up}
 
     def _commit(
-        self, samples: Sequence[AnySample], runs: Sequence[Run], arrivals: Sequence[Arrival], now_s: float
+        self, samples: Sequence[AnySample], records: Sequence[RunRecord], arrivals: Sequence[Arrival], now_s: float
     ) -> None:
-        changed = [run for run in runs if run.changed]
         active = {key: entry for key, entry in self._evaluator.findings.entries.items() if entry.active}
         again = self._ticks_done % _FINDINGS_EVERY == 0
         kept = {
@@ -217,7 +300,7 @@ class Sampler:
         tick = Tick(
             time_s=now_s,
             samples=[sample for sample in samples if isinstance(sample, Sample)],
-            runs=[record for run in changed if (record := run.record()) is not None],
+            runs=records,
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=step_batches(arrivals),
             findings=[
@@ -227,10 +310,10 @@ class Sampler:
         )
         if self._history.commit(tick):
             self._kept_findings = kept
-            for run in changed:
-                run.changed = False
+            for record in records:
+                self._runs.runs[record.run, record.rank].changed = False
 
-    def _publish(self, samples: Sequence[AnySample], runs: Sequence[Run], now_ns: int, now_s: float) -> None:
+    def _publish(self, samples: Sequence[AnySample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
         found = [
             msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)

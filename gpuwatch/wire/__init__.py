@@ -24,6 +24,7 @@ MAX_STEPS_A_MESSAGE = 8192
 MAX_TEXT = 256
 MAX_TAGS = 32
 MAX_DEATHS = 256
+MAX_WORKERS = 1024
 
 STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 """Upper bounds of the step time histogram, in seconds; +Inf is the eighth bucket."""
@@ -39,13 +40,26 @@ timeline skipped to save cost they are estimated from its neighbours. `comm_wait
 waited for other ranks; without the device's columns, the part of `compute_ns` in which the training thread did."""
 
 MISSING = -1
+CLOCK_SLACK_NS = 1_000_000_000
+"""By so much two readings of one clock may disagree."""
 
 _COLUMNS, _STATES = frozenset(STEP_COLUMNS), frozenset(RUN_STATES)
-_LARGEST = 1 << 62
+_MOST_COUNTED = 1 << 52
+_LONGEST_NS = 1 << 58
+_LATEST_NS = 1 << 62
 
-Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
-CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]
+"""Bounded so that it is exact as a float, and a sum of them fits into 64 bits."""
+CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_MOST_COUNTED)]
 """-1: not known."""
+Duration = Annotated[int, Meta(ge=0, le=_LONGEST_NS)]
+"""In ns, nine years at most: a sum over a run's senders fits into 64 bits."""
+Moment = Annotated[int, Meta(ge=0, le=_LATEST_NS)]
+"""In ns of some clock."""
+Pid = Annotated[int, Meta(ge=0, le=1 << 31)]
+Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+Inode = Annotated[int, Meta(ge=0)]
 Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 """Finite: neither NaN nor infinite."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -60,15 +74,15 @@ class Counters(msgspec.Struct):
     steps: Count = 0
     samples: CountOrMissing = -1
     tokens: CountOrMissing = -1
-    phases_ns: dict[str, Count] = {}
+    phases_ns: Annotated[dict[Text, Duration], Meta(max_length=MAX_TAGS)] = {}
     """Host timeline: data_wait, transfer, compute of training steps."""
     declared_ns: Annotated[dict[Text, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
     """Time in declared phases that are no states of their own, by name: see `ledger.states.add_declared`."""
     step_histogram: list[Count] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     """Steps per bucket of STEP_BUCKETS_S (not cumulative over buckets), +Inf last."""
-    overhead_ns: Count = 0
+    overhead_ns: Duration = 0
     """Cost to the training process: CPU time of the hook's background thread, and the metered time in the training thread."""
-    hidden_ns: Count = 0
+    hidden_ns: Duration = 0
     """Data wait that was hidden behind the device's work, in the `device_steps`."""
     device_steps: Count = 0
     """Training steps that the device's timeline measured."""
@@ -95,9 +109,9 @@ class Counters(msgspec.Struct):
 class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
     """What the sender has booked since it started, with its counters; cumulative. Times in ns of the sender's monotonic clock."""
 
-    start_ns: Count
-    watermark_ns: Count
-    states_ns: dict[str, Count]
+    start_ns: Moment
+    watermark_ns: Moment
+    states_ns: dict[str, Duration]
     records_dropped: Count
     """Step records that the hook dropped because no agent took them."""
 
@@ -109,8 +123,8 @@ class Origin(msgspec.Struct, frozen=True):
     sender: Text
     seq: Count
     boot_id: Text
-    monotonic_ns: Count
-    time_ns: Count
+    monotonic_ns: Moment
+    time_ns: Moment
 
 
 class LoaderSettings(msgspec.Struct, frozen=True):
@@ -129,7 +143,7 @@ class LoaderSettings(msgspec.Struct, frozen=True):
 class Loader(LoaderSettings, frozen=True):
     """The same with its processes."""
 
-    worker_pids: tuple[int, ...] = ()
+    worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=MAX_WORKERS)] = ()
 
     def settings(self) -> LoaderSettings:
         return LoaderSettings(*(getattr(self, name) for name in LoaderSettings.__struct_fields__))
@@ -138,7 +152,7 @@ class Loader(LoaderSettings, frozen=True):
 class WorkerDeath(msgspec.Struct, frozen=True):
     """A loader worker that was killed by a signal. None: not known."""
 
-    pid: Count
+    pid: Pid
     signal: Count
     out_of_memory: bool | None = None
     """Of SIGKILL: whether the kernel's OOM killer ran since."""
@@ -169,12 +183,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     run: RunId
     name: Text
     job: Text
-    rank: Count
-    local_rank: Count
-    world_size: Count
-    pid: Count
-    process_start_ticks: Count
-    pid_namespace: Count
+    rank: Rank
+    local_rank: Rank
+    world_size: Rank
+    pid: Pid
+    process_start_ticks: Moment
+    pid_namespace: Inode
     host: Text
     timeline: Text
     """"host" or "device": the clock of the states."""
@@ -183,7 +197,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     loader: Loader | None
     versions: Tags
     tags: Tags
-    device_uuids: tuple[str, ...] = ()
     flops: Flops | None = None
     worker_deaths: Annotated[tuple[WorkerDeath, ...], Meta(max_length=MAX_DEATHS)] = ()
     first_step: Annotated[int, Meta(ge=-(2**53), le=2**53)] | None = None
@@ -195,7 +208,7 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
 
     origin: Origin
     run: RunId
-    rank: Count
+    rank: Rank
     totals: Totals
     activity: Text
     """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended), or the declared phase."""
@@ -211,10 +224,10 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
     origin: Origin
     run: RunId
-    rank: Count
+    rank: Rank
     totals: Totals
     name: Text
-    start_ns: Count
+    start_ns: Moment
     seconds: Number | None
     time_to_live_s: Number
 
@@ -224,7 +237,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
     origin: Origin
     run: RunId
-    rank: Count
+    rank: Rank
     totals: Totals
     reason: Text
 
@@ -295,7 +308,7 @@ def decode(frame: bytes) -> Message:
     if message.origin.version != PROTOCOL_VERSION:
         _check_version(frame)
     if isinstance(message, Steps):
-        _check_columns(message.columns)
+        _check_columns(message)
     if not isinstance(message, Hello):
         _check_totals(message.totals)
     return message
@@ -315,12 +328,32 @@ def _check_version(frame: bytes) -> None:
         )
 
 
-def _check_columns(columns: Mapping[str, bytes]) -> None:
-    if not columns.keys() <= _COLUMNS:
-        raise ProtocolError(f"unknown columns {sorted(columns.keys() - _COLUMNS)}", "malformed")
+def _check_columns(message: Steps) -> None:
+    columns, now_ns = message.columns, message.origin.monotonic_ns + CLOCK_SLACK_NS
+    if not columns:
+        return
+    if not columns.keys() <= _COLUMNS or "start_ns" not in columns:
+        raise ProtocolError(f"columns {sorted(columns)}: unknown ones, or none of begins", "malformed")
     lengths = set(map(len, columns.values()))
     if len(lengths) > 1 or any(length % 8 for length in lengths):
         raise ProtocolError(f"step columns of unequal or odd lengths {sorted(lengths)}", "malformed")
+    for name, column in columns.items():
+        if name == "start_ns":
+            possible = not column or (min(starts := unpack(column)) >= 0 and max(starts) <= now_ns)
+        else:
+            possible = _is_small(column) or _is_possible(unpack(column), now_ns)
+        if not possible:
+            raise ProtocolError(f"step column {name} with values that cannot be", "impossible")
+
+
+def _is_small(column: bytes) -> bool:
+    """Return whether all values are from 0 to 2^40 (18 minutes in ns). Slices of bytes take a tenth of the time of integers."""
+    return not any(column[place::8].strip(b"\0") for place in (5, 6, 7))
+
+
+def _is_possible(values: array[int], most: int) -> bool:
+    """Return whether all values are -1 or more, and their sum at most `most`."""
+    return min(values) >= MISSING and sum(values) <= most
 
 
 def _check_totals(totals: Totals) -> None:

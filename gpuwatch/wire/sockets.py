@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
 import zmq
 
@@ -18,7 +18,9 @@ from gpuwatch.wire import MAX_MESSAGE_BYTES
 logger = logging.getLogger(__name__)
 
 _SEND_QUEUE = 64
-_RECEIVE_QUEUE = 10_000
+_RECEIVE_QUEUE = 16
+"""Frames that wait for the agent from one connection; more wait at their sender, whose memory it is."""
+_BATCH_FRAMES, _BATCH_BYTES = 1000, 4 << 20
 _LINGER_MS = 300
 
 
@@ -56,6 +58,14 @@ class ZmqSender:
         self._context.term()
 
 
+class Peer(NamedTuple):
+    """The process at the other end of a connection, from the kernel. `uid` None: unknown (TCP, libzmq before 4.3.5); `pid` 0: not visible."""
+
+    uid: int | None = None
+    pid: int = 0
+    address: str = ""
+
+
 class ZmqReceiver:
     """PULL socket bound to one or more endpoints; a lock file keeps a second agent off an ipc socket."""
 
@@ -77,6 +87,8 @@ class ZmqReceiver:
     def _bind(self, endpoint: str) -> None:
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
+            if path.exists() and not path.is_socket():  # binding would delete it
+                raise ConfigError(f"--listen {endpoint}: that is a file or folder, and no socket; choose another path")
             self._locks.append(_lock(path))
         try:
             self._socket.bind(endpoint)
@@ -88,16 +100,19 @@ class ZmqReceiver:
         if path is not None:
             _permit(path)
 
-    def receive(self, timeout_ms: int) -> list[bytes]:
-        """Return the frames that have arrived, oldest first, waiting at most `timeout_ms` for the first; [] for none."""
+    def receive(self, timeout_ms: int) -> list[tuple[bytes, Peer]]:
+        """Return frames that have arrived, oldest first, waiting at most `timeout_ms` for the first; [] for none."""
         if not self._socket.poll(timeout_ms):
             return []
-        frames: list[bytes] = []
-        while len(frames) < _RECEIVE_QUEUE:
+        frames: list[tuple[bytes, Peer]] = []
+        size = 0
+        while len(frames) < _BATCH_FRAMES and size < _BATCH_BYTES:
             try:
-                frames.append(self._socket.recv(zmq.NOBLOCK))
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            frames.append((frame.bytes, _peer(frame)))
+            size += len(frame)
         return frames
 
     def close(self) -> None:
@@ -107,6 +122,18 @@ class ZmqReceiver:
             if endpoint.startswith("ipc://"):
                 Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
             lock.close()
+
+
+def _peer(frame: zmq.Frame) -> Peer:
+    """Return who sent a frame. Source: SO_PEERCRED, which libzmq 4.3.5 gives as "localhost:UID:GID:PID" of an ipc connection."""
+    try:
+        address = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return Peer()
+    parts = address.split(":")
+    if len(parts) == 4 and parts[0] == "localhost" and all(map(str.isdigit, parts[1:])):
+        return Peer(int(parts[1]), int(parts[3]), address)
+    return Peer(address=address)
 
 
 def _lock(path: Path) -> IO[str]:
@@ -119,7 +146,7 @@ def _lock(path: Path) -> IO[str]:
             raise ConfigError(
                 f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen"
             )
-        handle = path.with_suffix(".lock").open("a")
+        handle = path.with_name(f"{path.name}.lock").open("a")
     except OSError as error:
         raise ConfigError(f"--listen ipc://{path}: {error.strerror}; choose a folder that you may write in") from error
     try:

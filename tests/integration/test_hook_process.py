@@ -202,7 +202,7 @@ def test_forked_children_report_nothing_end_cleanly_and_do_not_end_the_run(tmp_p
             tmp_path,
             GPUWATCH_ENDPOINT=f"ipc://{socket}",
         )
-        messages = [wire.decode(frame) for frame in receiver.receive(1000)]
+        messages = [wire.decode(frame) for frame, _ in receiver.receive(1000)]
     finally:
         receiver.close()
     assert done.stdout == "[5, 6]\n"
@@ -262,7 +262,7 @@ def receive_until(receiver: ZmqReceiver, done: Any, timeout_s: float = 10) -> li
     deadline = time.monotonic() + timeout_s
     while not done(messages):
         assert time.monotonic() < deadline, [type(message).__name__ for message in messages]
-        messages += [wire.decode(frame) for frame in receiver.receive(100)]
+        messages += [wire.decode(frame) for frame, _ in receiver.receive(100)]
     return messages
 
 

@@ -73,7 +73,7 @@ def receiver(tmp_path: Path) -> Iterator[tuple[ZmqReceiver, str]]:
 def received(listening: ZmqReceiver) -> list[wire.Message]:
     messages: list[wire.Message] = []
     while frames := listening.receive(500):
-        messages += [wire.decode(frame) for frame in frames]
+        messages += [wire.decode(frame) for frame, _ in frames]
     return messages
 
 

@@ -196,9 +196,12 @@ class GpuLedgers:
     def __init__(self, idle_utilization: float = THRESHOLDS.gpu_idle_utilization) -> None:
         self._idle_utilization = idle_utilization
         self.accounts: dict[str, GpuAccount] = {}
+        self.failed: list[tuple[Run, Exception]] = []
+        """Runs whose GPU could not be booked the last time."""
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
         """Book all GPUs up to now; as `unknown` those that the driver no longer lists."""
+        self.failed = []
         by_uuid = {reading.uuid: reading for reading in readings}
         for uuid, reading in by_uuid.items():
             if uuid not in self.accounts:
@@ -207,7 +210,10 @@ class GpuLedgers:
             found = by_uuid.get(uuid)
             pids = found.pids if found is not None and found.pids else ()
             runs = {id(runs_by_pid[pid]): runs_by_pid[pid] for pid in pids if pid in runs_by_pid}
-            account.advance(found, list(runs.values()), now_ns)
+            try:
+                account.advance(found, list(runs.values()), now_ns)
+            except Exception as error:
+                self.failed += [(run, error) for run in runs.values()]
 
     def restore(self, records: Sequence[GpuRecord], boot_id: str, now_ns: int) -> None:
         """Load the ledgers that a former agent of this boot kept."""

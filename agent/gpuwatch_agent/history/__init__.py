@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sqlite3
+import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
 import msgspec
 
@@ -22,12 +26,16 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import MINUTE_MS, downsample_steps, downsample_ticks
-from gpuwatch_agent.history.file import is_damage, lock_history, open_history, set_aside
+from gpuwatch_agent.history.file import connect_readonly, is_damage, lock_history, open_history, set_aside
 from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs.records import RunRecord
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
+_FULL_BYTES = 1 << 20
+"""A disk with less is full: then an agent starts without its history, as it goes on without it."""
+_TRY_EVERY = 10
 _FAR_BACK_MS = 60_000
 """While a wall clock is set back by less, timestamps do not advance; a larger step back is followed."""
 
@@ -78,19 +86,30 @@ class History:
         self.path = path
         self.reader = HistoryReader(path)
         self.failures = 0
+        self.bad_rows = 0
+        """Rows that could not be read, and were deleted."""
+        self.damaged = 0
+        """Damaged, removed or replaced files in whose place a new one was created."""
+        self._is_damaged = Event()
+        self._in_memory = False
+        """The file cannot be opened now (a full disk)."""
+        self._inode = 0
         self._keep_s = keep_s
         self._keep_bytes = keep_bytes
         self._full_s = full_s
-        self._layouts: dict[str, int] = {}
+        self._layouts: dict[bytes, int] = {}
         self._last_layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int] | None = None
         self._last_ms = 0
-        self._failing = False
+        self._failing: set[str] = set()
         self._lock = lock_history(path)
         try:
             self._connection = open_history(path)
-        except BaseException:
-            self._lock.close()
-            raise
+            self._inode = path.stat().st_ino
+        except ConfigError as refusal:
+            if shutil.disk_usage(path.parent).free > _FULL_BYTES:
+                self._lock.close()
+                raise
+            self._go_on_without(refusal)
 
     @property
     def size_bytes(self) -> int:
@@ -104,73 +123,125 @@ class History:
 
         A damaged file is renamed, and a new one created.
         """
-        try:
-            with self._transaction():
-                self._write(tick)
-        except sqlite3.Error as error:
+        if self._in_memory and (self.failures % _TRY_EVERY or not self._open_again()):
             self.failures += 1
+            return False
+        if self._job("written", lambda: self._write(tick)) is None:
             self._last_layout = None
             self._layouts.clear()
-            if is_damage(error) and self._replace_damaged(error):
-                return False
-            if not self._failing:
-                logger.warning("history %s cannot be written (%s); the agent continues without it", self.path, error)
-            self._failing = True
             return False
-        if self._failing:
-            logger.info("history %s can be written again", self.path)
-        self._failing = False
         return True
 
     def downsample(self, now_s: float, groups: int = 8) -> None:
         """Downsample a few minutes that are past full resolution to one row each; called once a second."""
         before_ms = int((now_s - self._full_s) * 1000) // MINUTE_MS * MINUTE_MS
-        try:
-            with self._transaction():
-                downsample_ticks(self._connection, before_ms)
-                for _ in range(groups):
-                    if not downsample_steps(self._connection, before_ms):
-                        break
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
-            self.failures += 1
-            logger.debug("downsampling the history failed: %s", error)
+        self._count_bad(self._job("downsampled", lambda: downsample_ticks(self._connection, before_ms)))
+        for _ in range(groups):
+            bad = self._job("downsampled", lambda: downsample_steps(self._connection, before_ms))
+            if bad is None:
+                return
+            self._count_bad(bad)
 
     def trim(self, now_s: float) -> None:
-        """Delete what is older than the retention, and the oldest part of a file that is too large."""
+        """Delete what is older than the retention, and the oldest part of a file that is too large; begin anew if it was removed."""
+        if not self._in_memory and not self._is_there():
+            self._begin_anew("it was removed or replaced")
+        self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
+        self._job("trimmed", self._delete_surplus)
+        # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
+        self._job("vacuumed", lambda: self._connection.executescript("PRAGMA incremental_vacuum(20000)"), whole=False)
+        self._job(
+            "vacuumed", lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall(), whole=False
+        )
+        if self._is_damaged.is_set() and not self._in_memory:
+            self._begin_anew("a page of it cannot be read")
+
+    def note_damage(self, error: Exception) -> None:
+        """Call where a query failed, from any thread: a damaged file is replaced at the next trimming."""
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            self._is_damaged.set()
+
+    def check(self) -> None:
+        """Read the whole file, and note damage. It may take minutes, and belongs into a thread of its own."""
         try:
-            with self._transaction():
-                self._delete_before(int((now_s - self._keep_s) * 1000))
-            if self._used_bytes() > self._keep_bytes:
-                first = self._connection.execute(
-                    "SELECT min(a), max(b) FROM (SELECT min(time_ms) a, max(time_ms) b FROM tick"
-                    " UNION ALL SELECT min(time_ms), max(time_ms) FROM tick_minute)"
-                ).fetchone()
-                if first[0] is not None:
-                    with self._transaction():
-                        self._delete_before(first[0] + max(60_000, (first[1] - first[0]) // 10))
-            # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
-            self._connection.executescript("PRAGMA incremental_vacuum(20000)")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with closing(connect_readonly(self.path)) as connection:
+                if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                    self._is_damaged.set()
         except sqlite3.Error as error:
+            self.note_damage(error)
+
+    def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
+        """Return the result of one job, in a transaction of its own if `whole`; None on failure, which is counted and logged once a time."""
+        try:
+            with self._transaction() if whole else nullcontext():
+                result = work()
+        except (sqlite3.Error, msgspec.MsgspecError, ValueError, ArithmeticError) as error:
             self.failures += 1
-            logger.debug("trimming the history failed: %s", error)
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                self._begin_anew(str(error))
+            elif what not in self._failing:
+                logger.warning("history %s cannot be %s (%s); the agent continues without it", self.path, what, error)
+            self._failing.add(what)
+            return None
+        if what in self._failing:
+            self._failing.remove(what)
+            logger.info("history %s can be %s again", self.path, what)
+        return result
+
+    def _count_bad(self, rows: int | None) -> None:
+        if rows:
+            if not self.bad_rows:
+                logger.warning("history %s: %s rows cannot be read; they are deleted and counted", self.path, rows)
+            self.bad_rows += rows
+
+    def _delete_surplus(self) -> None:
+        if self._used_bytes() <= self._keep_bytes:
+            return
+        first, last = self._connection.execute(
+            "SELECT min(a), max(b) FROM (SELECT min(time_ms) a, max(time_ms) b FROM tick"
+            " UNION ALL SELECT min(time_ms), max(time_ms) FROM tick_minute)"
+        ).fetchone()
+        if first is not None:
+            self._delete_before(first + max(60_000, (last - first) // 10))
+
+    def _is_there(self) -> bool:
+        """Return whether the path still is the file that is written."""
+        try:
+            return self.path.stat().st_ino == self._inode and self.path.stat().st_size > 0
+        except OSError:
+            return False
 
     def close(self) -> None:
         self._connection.close()
         self._lock.close()
 
-    def _replace_damaged(self, error: sqlite3.Error) -> bool:
+    def _begin_anew(self, reason: str) -> None:
+        """Rename the file, and create a new one; without one, commits fail and are counted until it can be created."""
+        self.damaged += 1
+        self._is_damaged.clear()
+        self._layouts.clear()
+        self._last_layout = None
         with suppress(sqlite3.Error):
             self._connection.close()
         with suppress(OSError):  # it cannot be renamed: opening it gives the error
-            set_aside(self.path, error)
+            set_aside(self.path, reason)
+        self._open_again()
+
+    def _open_again(self) -> bool:
         try:
-            self._connection = open_history(self.path)
+            connection = open_history(self.path)
         except ConfigError as refusal:
-            logger.warning("%s", refusal)
-            self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            if not self._in_memory:
+                self._go_on_without(refusal)
             return False
+        self._connection, self._in_memory = connection, False
+        self._inode = self.path.stat().st_ino
         return True
+
+    def _go_on_without(self, refusal: ConfigError) -> None:
+        logger.warning("%s; the agent continues without a history, and tries again", refusal)
+        self._in_memory = True
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -183,7 +254,8 @@ class History:
             raise
         self._connection.execute("COMMIT")
 
-    def _write(self, tick: Tick) -> None:
+    def _write(self, tick: Tick) -> int:
+        """Return the time under which it is kept, in ms."""
         run = self._connection.execute
         now_ms = int(tick.time_s * 1000)
         if self._last_ms - now_ms < _FAR_BACK_MS:  # the wall clock may be set back
@@ -215,17 +287,18 @@ class History:
             for f in tick.findings
         ]
         run_many("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)", found)
+        return now_ms
 
     def _layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
         if self._last_layout is not None and self._last_layout[0] == series:
             return self._last_layout[1]
-        text = json.dumps(series, separators=(",", ":"))
-        if text not in self._layouts:
-            self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (text,))
-            row = self._connection.execute("SELECT id FROM layout WHERE series = ?", (text,)).fetchone()
-            self._layouts[text] = row[0]
-        self._last_layout = (series, self._layouts[text])
-        return self._layouts[text]
+        packed = zlib.compress(json.dumps(series, separators=(",", ":")).encode(), 1)
+        if packed not in self._layouts:
+            self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
+            row = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
+            self._layouts[packed] = row[0]
+        self._last_layout = (series, self._layouts[packed])
+        return self._layouts[packed]
 
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import msgspec
 
@@ -16,8 +17,12 @@ from gpuwatch import api, wire
 
 MINUTE_MS = 60_000
 DURATIONS = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "samples", "epoch_start"))
-_MOST_EPOCHS = 64
+_MINUTE_EPOCHS = 64
 """Epoch starts that are kept of one minute."""
+_MOST_NS = 1 << 62
+"""A sum of durations is no larger, whatever a damaged row has: it is kept in 64 bits."""
+_UNREADABLE = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError)
+"""What a damaged row raises."""
 
 
 class Spread(msgspec.Struct, array_like=True):
@@ -31,18 +36,18 @@ class Spread(msgspec.Struct, array_like=True):
     def plus(self, values: Sequence[int]) -> Spread:
         """Return the spread with these values too; -1: not measured."""
         known = values if min(values) >= 0 else [value for value in values if value >= 0]
-        return self.merged(Spread(len(known), sum(known), min(known), max(known))) if known else self
+        return self.merged(Spread(len(known), min(_MOST_NS, sum(known)), min(known), max(known))) if known else self
 
     def merged(self, other: Spread) -> Spread:
         """Return the spread of both."""
         if not self.count or not other.count:
             return self if self.count else other
         least, most = min(self.least_ns, other.least_ns), max(self.most_ns, other.most_ns)
-        return Spread(self.count + other.count, self.sum_ns + other.sum_ns, least, most)
+        return Spread(self.count + other.count, min(_MOST_NS, self.sum_ns + other.sum_ns), least, most)
 
 
 class StepMinute(msgspec.Struct):
-    """A run's steps of one minute. Times in ns of Unix time."""
+    """Sums over consecutive steps of a run: of one minute in the history, of one bucket in an answer. Times in ns of Unix time."""
 
     first_step: int
     count: int
@@ -54,72 +59,131 @@ class StepMinute(msgspec.Struct):
     epochs: list[tuple[int, int]] = []
     """(step, begin) of first batches."""
 
-
-def step_minute(messages: Iterable[tuple[int, int, bytes]]) -> StepMinute | None:
-    """Return the sums over messages (index of the first step, Unix time minus the sender's clock, columns); None for none."""
-    minute: StepMinute | None = None
-    for first_step, offset_ns, blob in messages:
-        columns = {n: wire.unpack(c) for n, c in msgspec.msgpack.decode(blob, type=dict[str, bytes]).items()}
-        starts = columns.get("start_ns")
-        if not starts:
-            continue
-        if minute is None:
-            minute = StepMinute(first_step, 0, starts[0] + offset_ns, 0, {})
-        minute.count += len(starts)
-        host_ns = sum(max(0, columns[name][-1]) for name in wire.HOST_COLUMNS[1:4] if name in columns)
-        minute.end_ns = max(minute.end_ns, starts[-1] + offset_ns + host_ns)
-        for name in DURATIONS:
-            if name in columns:
-                minute.columns[name] = minute.columns.get(name, Spread()).plus(columns[name])
-        known = [value for value in columns.get("samples", ()) if value >= 0]
-        minute.samples += sum(known)
-        minute.samples_known += len(known)
-        begins = [
-            (first_step + n, starts[n] + offset_ns)
-            for n, flag in enumerate(columns.get("epoch_start", ()))
-            if flag == 1
-        ]
-        minute.epochs = [*minute.epochs, *begins][:_MOST_EPOCHS]
-    return minute
+    def add(self, later: StepMinute) -> None:
+        """Add the sums of later steps."""
+        self.count += later.count
+        self.end_ns = later.end_ns
+        for name, spread in later.columns.items():
+            self.columns[name] = self.columns.get(name, Spread()).merged(spread)
+        self.samples += later.samples
+        self.samples_known += later.samples_known
+        self.epochs = self.epochs + later.epochs
 
 
-def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> bool:
-    """Replace one run's oldest minute of full records by its sums if it is older than `before_ms`; return whether there was one."""
+@dataclass(frozen=True)
+class Batch:
+    """The steps of one message, packed as they came."""
+
+    first_step: int
+    offset_ns: int
+    """Unix time minus the sender's clock."""
+    columns: Mapping[str, bytes]
+
+    @classmethod
+    def of_row(cls, first_step: int, offset_ns: int, blob: bytes) -> Batch:
+        """Return a row's steps. Raises: ValueError for columns that no message has (a damaged row)."""
+        columns = _decode_columns(blob)
+        if len(set(map(len, columns.values()))) > 1 or len(columns.get("start_ns", b"")) % WIDTH:
+            raise ValueError("step columns of unequal or odd lengths")
+        return cls(first_step, offset_ns, columns)
+
+    def __len__(self) -> int:
+        return len(self.columns.get("start_ns", b"")) // WIDTH
+
+    def start_ns(self, step: int) -> int:
+        """Return when a step of the batch began, in ns of Unix time; -1 is the last one."""
+        return _at(self.columns["start_ns"], step) + self.offset_ns
+
+    def part(self, begin: int, end: int) -> Batch:
+        cut = slice(WIDTH * begin, WIDTH * end)
+        return Batch(self.first_step + begin, self.offset_ns, {n: c[cut] for n, c in self.columns.items()})
+
+
+def joined(batches: Sequence[Batch], name: str) -> array[int]:
+    """Return one column of all batches; -1: not measured."""
+    return wire.unpack(b"".join(batch.columns.get(name) or _MISSING * len(batch) for batch in batches))
+
+
+def sums(batches: Sequence[Batch], most_epochs: int) -> StepMinute:
+    """Return the sums over at least one batch, none of which is empty. They are joined before they are unpacked: that is faster."""
+    first, last = batches[0], batches[-1]
+    host_ns = sum(max(0, _at(last.columns[name], -1)) for name in _HOST if name in last.columns)
+    present = set().union(*(batch.columns for batch in batches))
+    samples = Spread().plus(joined(batches, "samples"))
+    return StepMinute(
+        first.first_step,
+        sum(map(len, batches)),
+        first.start_ns(0),
+        last.start_ns(-1) + host_ns,
+        {name: Spread().plus(joined(batches, name)) for name in DURATIONS if name in present},
+        samples.sum_ns,
+        samples.count,
+        list(islice(_epochs(batches), most_epochs)),
+    )
+
+
+def _epochs(batches: Iterable[Batch]) -> Iterator[tuple[int, int]]:
+    """Yield (step, begin) of each first batch of an iterator."""
+    for batch in batches:
+        if _BEGINS in (flags := batch.columns.get("epoch_start", b"")):
+            for number, begins in enumerate(wire.unpack(flags)):
+                if begins == 1:
+                    yield batch.first_step + number, batch.start_ns(number)
+
+
+def downsample_steps(connection: sqlite3.Connection, before_ms: int) -> int | None:
+    """Replace one run's oldest minute of full records by its sums if it is older than `before_ms`.
+
+    Returns how many rows could not be read, and are deleted with the others; None without such a minute.
+    """
     oldest = connection.execute(
         "SELECT run, rank, time_ms FROM steps WHERE time_ms < ? ORDER BY time_ms LIMIT 1", (before_ms,)
     ).fetchone()
     if oldest is None:
-        return False
+        return None
     run, rank, time_ms = oldest
     begin_ms = time_ms // MINUTE_MS * MINUTE_MS
     span = (run, rank, begin_ms, min(before_ms, begin_ms + MINUTE_MS))
     where = "WHERE run = ? AND rank = ? AND time_ms >= ? AND time_ms < ?"
     rows = connection.execute(
         f"SELECT first_step, offset_ns, columns FROM steps INDEXED BY steps_by_time {where} ORDER BY id", span
-    )
-    minute = step_minute(rows)
-    if minute is not None:
+    ).fetchall()
+    batches, bad = [], 0
+    for row in rows:
+        try:
+            batch = Batch.of_row(*row)
+            if len(batch):
+                msgspec.msgpack.encode(sums([batch], 0))
+                batches.append(batch)
+        except _UNREADABLE:
+            bad += 1
+    if batches:
+        minute = sums(batches, _MINUTE_EPOCHS)
         connection.execute(
             "INSERT INTO step_minute (run, rank, first_step, count, time_ms, record) VALUES (?, ?, ?, ?, ?, ?)",
             (run, rank, minute.first_step, minute.count, begin_ms + MINUTE_MS - 1, msgspec.msgpack.encode(minute)),
         )
     connection.execute(f"DELETE FROM steps {where}", span)
-    return True
+    return bad
 
 
-def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> bool:
-    """Replace the oldest minute of samples by the last, least and greatest values; return whether there was one."""
+def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
+    """Replace the oldest minute of samples by the last, least and greatest values; return how many rows could not be read."""
     oldest = connection.execute("SELECT min(time_ms) FROM tick").fetchone()[0]
     if oldest is None or oldest >= before_ms:
-        return False
+        return 0
     begin_ms = oldest // MINUTE_MS * MINUTE_MS
     span = (begin_ms, min(before_ms, begin_ms + MINUTE_MS))
     rows = connection.execute(
         "SELECT time_ms, layout, row FROM tick WHERE time_ms >= ? AND time_ms < ? ORDER BY time_ms", span
     )
     by_layout: dict[int, list[tuple[int, array[float]]]] = {}
+    bad = 0
     for time_ms, layout, row in rows.fetchall():
-        by_layout.setdefault(layout, []).append((time_ms, array("d", row)))
+        try:
+            by_layout.setdefault(layout, []).append((time_ms, array("d", row)))
+        except _UNREADABLE:
+            bad += 1
     for layout, ticks in by_layout.items():
         values = [tick[1] for tick in ticks]
         low = array("d", map(min, *values)) if len(values) > 1 else values[0]
@@ -129,7 +193,7 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> bool:
             (ticks[-1][0], layout, values[-1].tobytes(), low.tobytes(), high.tobytes()),
         )
     connection.execute("DELETE FROM tick WHERE time_ms >= ? AND time_ms < ?", span)
-    return True
+    return bad
 
 
 TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_transfer", "device_compute")
@@ -141,79 +205,7 @@ MOST_QUANTILE_STEPS = 100_000
 """Percentiles are exact up to so many steps, beyond it of every second, third … step."""
 _HOST = tuple(f"{name}_ns" for name in TIMES[:3])
 _MISSING, _BEGINS = wire.pack([wire.MISSING]), b"\x01"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The steps of one message, packed as they came: a bucket's are joined before they are unpacked."""
-
-    first_step: int
-    offset_ns: int
-    """Unix time minus the sender's clock."""
-    columns: Mapping[str, bytes]
-
-    def __len__(self) -> int:
-        return len(self.columns["start_ns"]) // WIDTH
-
-    def start_ns(self, step: int) -> int:
-        """Return when a step of the batch began, in ns of Unix time; -1 is the last one."""
-        return _at(self.columns["start_ns"], step) + self.offset_ns
-
-    def part(self, begin: int, end: int) -> Batch:
-        cut = slice(WIDTH * begin, WIDTH * end)
-        return Batch(self.first_step + begin, self.offset_ns, {n: c[cut] for n, c in self.columns.items()})
-
-
-class _Bucket:
-    """Consecutive steps. Batches are collected, and counted once per bucket by `close`."""
-
-    def __init__(self, step: int, time_s: float) -> None:
-        self.step = step
-        self.time_s = time_s
-        self.steps = 0
-        self.end_s = 0.0
-        self.samples = 0
-        self.samples_known = 0
-        self.columns = dict.fromkeys(TIMES, Spread())
-        self.step_ns: list[int] = []
-        """Of a sample of its steps, sorted; none of downsampled ones."""
-        self._batches: list[Batch] = []
-
-    def add(self, batch: Batch, steps: int) -> None:
-        self.steps += steps
-        self._batches.append(batch)
-
-    def add_minute(self, minute: StepMinute) -> None:
-        """Add a downsampled minute."""
-        self.steps += minute.count
-        self.end_s = minute.end_ns / 1e9
-        for name in TIMES:
-            self.columns[name] = self.columns[name].merged(minute.columns.get(f"{name}_ns", Spread()))
-        self.samples += minute.samples
-        self.samples_known += minute.samples_known
-
-    def close(self) -> list[list[int]]:
-        """Count the batches; return their host columns: data wait, transfer, compute, each of all their steps."""
-        if not self._batches:
-            return []
-        last = self._batches[-1]
-        host_ns = sum(_at(last.columns[name], -1) for name in _HOST if name in last.columns)
-        self.end_s = (last.start_ns(-1) + max(0, host_ns)) / 1e9
-        host = []
-        for name in TIMES:
-            values = self._joined(f"{name}_ns")
-            self.columns[name] = Spread().plus(values)
-            if f"{name}_ns" in _HOST:
-                host.append(values)
-        samples = Spread().plus(self._joined("samples"))
-        self.samples, self.samples_known = samples.sum_ns, samples.count
-        self._batches.clear()
-        return host
-
-    def _joined(self, name: str) -> list[int]:
-        """Return a column of all batches; -1: not measured."""
-        parts = [batch.columns.get(name) or _MISSING * len(batch) for batch in self._batches]
-        return wire.unpack(parts[0] if len(parts) == 1 else b"".join(parts)).tolist()
+_decode_columns = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[StepMinute] = ()) -> api.Steps:
@@ -224,65 +216,61 @@ def downsample(batches: Iterable[Batch], total: int, points: int, old: Sequence[
     """
     size = max(1, -(-total // points))
     every = max(1, -(-total // MOST_QUANTILE_STEPS))
-    buckets: list[_Bucket] = []
-    epochs: list[api.Epoch] = []
-    step_ns: list[int] = []
-    taken = 0
+    buckets: list[StepMinute] = []
+    bucket_ns: list[list[int]] = []
+    """Step times of each bucket, or of every second, third … step of it, sorted; none of downsampled ones."""
+    means_ns: list[int] = []
     for minute in old:
-        if not buckets or buckets[-1].steps + minute.count > size:
-            buckets.append(_Bucket(minute.first_step, minute.start_ns / 1e9))
-        buckets[-1].add_minute(minute)
-        epochs += [api.Epoch(step, begin_ns / 1e9) for step, begin_ns in minute.epochs]
-        means = [minute.columns[f"{n}_ns"] for n in TIMES[:3] if f"{n}_ns" in minute.columns]
-        step_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
-        taken += minute.count
-    behind = taken
-    for batch in batches:
-        if _BEGINS in batch.columns.get("epoch_start", b""):
-            epochs += _epochs(batch)
-        begin, count = 0, len(batch)
-        while begin < count:
-            filled = (taken - behind) % size
-            if filled == 0:
-                _close(buckets, taken, every, step_ns)
-                buckets.append(_Bucket(batch.first_step + begin, batch.start_ns(begin) / 1e9))
-            end = min(count, begin + size - filled)
-            buckets[-1].add(batch if end - begin == count else batch.part(begin, end), end - begin)
-            taken += end - begin
-            begin = end
-    _close(buckets, taken, every, step_ns)
-    step_ns.sort()
+        if buckets and buckets[-1].count + minute.count <= size:
+            buckets[-1].add(minute)
+        else:
+            buckets.append(minute)
+            bucket_ns.append([])
+        means = [minute.columns[name] for name in _HOST if name in minute.columns]
+        means_ns += [sum(s.sum_ns // s.count for s in means if s.count)] * max(1, minute.count // every)
+    taken = sum(minute.count for minute in buckets)
+    for group in _groups(batches, size):
+        host = [joined(group, name)[-taken % every :: every] for name in _HOST]
+        bucket_ns.append(sorted(sum(max(0, part) for part in parts) for parts in zip(*host, strict=True)))
+        buckets.append(sums(group, MOST_EPOCHS))
+        taken += buckets[-1].count
+    step_ns = sorted(chain(means_ns, *bucket_ns))
+    begins = chain.from_iterable(bucket.epochs for bucket in buckets)
     return api.Steps(
         steps=taken,
         bucket_steps=size,
-        epochs=epochs[:MOST_EPOCHS],
+        epochs=[api.Epoch(step, begin_ns / 1e9) for step, begin_ns in islice(begins, MOST_EPOCHS)],
         step_s={f"p{q}": _quantile_s(step_ns, q) for q in (5, 50, 95, 99)} if step_ns else None,
-        step=[bucket.step for bucket in buckets],
-        time_s=[bucket.time_s for bucket in buckets],
-        end_s=[bucket.end_s for bucket in buckets],
-        count=[bucket.steps for bucket in buckets],
+        step=[bucket.first_step for bucket in buckets],
+        time_s=[bucket.start_ns / 1e9 for bucket in buckets],
+        end_s=[bucket.end_ns / 1e9 for bucket in buckets],
+        count=[bucket.count for bucket in buckets],
         samples=[bucket.samples if bucket.samples_known else None for bucket in buckets],
-        bucket_s={f"p{q}": [_quantile_s(b.step_ns, q) if b.step_ns else None for b in buckets] for q in (5, 50, 95)},
-        columns={f"{name}_s": _spread([b.columns[name] for b in buckets]) for name in TIMES},
+        bucket_s={f"p{q}": [_quantile_s(found, q) if found else None for found in bucket_ns] for q in (5, 50, 95)},
+        columns={f"{name}_s": _spread([b.columns.get(f"{name}_ns", Spread()) for b in buckets]) for name in TIMES},
     )
 
 
-def _close(buckets: Sequence[_Bucket], taken: int, every: int, step_ns: list[int]) -> None:
-    """Count the last bucket, and take the times of its every second, third … step."""
-    if buckets and (host := buckets[-1].close()):
-        first = -(taken - buckets[-1].steps) % every
-        parts = [column[first::every] for column in host]
-        buckets[-1].step_ns = sorted(sum(max(0, part) for part in parts) for parts in zip(*parts, strict=True))
-        step_ns.extend(buckets[-1].step_ns)
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield the batches, divided where needed, in groups of `size` steps."""
+    group: list[Batch] = []
+    free = size
+    for batch in batches:
+        begin, count = 0, len(batch)
+        while begin < count:
+            end = min(count, begin + free)
+            group.append(batch if end - begin == count else batch.part(begin, end))
+            free -= end - begin
+            begin = end
+            if not free:
+                yield group
+                group, free = [], size
+    if group:
+        yield group
 
 
 def _quantile_s(ordered_ns: Sequence[int], percent: int) -> float:
     return ordered_ns[min(len(ordered_ns) - 1, len(ordered_ns) * percent // 100)] / 1e9
-
-
-def _epochs(batch: Batch) -> list[api.Epoch]:
-    flags = wire.unpack(batch.columns["epoch_start"])
-    return [api.Epoch(batch.first_step + n, batch.start_ns(n) / 1e9) for n, begins in enumerate(flags) if begins == 1]
 
 
 def _spread(columns: list[Spread]) -> api.Spread | None:

@@ -6,7 +6,7 @@ import fcntl
 import logging
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +14,7 @@ from gpuwatch.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE layout (id INTEGER PRIMARY KEY AUTOINCREMENT, series TEXT NOT NULL UNIQUE);
 CREATE TABLE tick (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL);
@@ -40,8 +40,8 @@ CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
 CREATE INDEX step_minute_by_time ON step_minute (time_ms);
 """
 """Added by version 2: downsampled samples and steps."""
-_MIGRATIONS = {1: MINUTES}
-"""By version: what migrates a file to the next one."""
+_MIGRATIONS = {1: MINUTES, 2: ""}
+"""By version: what migrates a file to the next one. From version 3 on, a layout may be compressed."""
 _DAMAGED = (11, 26)
 """SQLITE_CORRUPT and SQLITE_NOTADB, which sqlite3 names from Python 3.11 on."""
 
@@ -87,7 +87,7 @@ def check_readable(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--history {path}: there is no such file; /api/v1/status of an agent has its path")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
+        with closing(connect_readonly(path)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
@@ -106,18 +106,25 @@ def is_damage(error: sqlite3.Error) -> bool:
     )
 
 
-def set_aside(path: Path, error: Exception) -> None:
+def set_aside(path: Path, reason: object) -> None:
     """Rename a damaged file. Raises: OSError."""
-    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        log = path.with_name(path.name + suffix)
-        if log.exists():
-            log.rename(aside.with_name(aside.name + suffix))
-    logger.warning("history %s is damaged (%s): renamed to %s, a new one is created", path, error, aside.name)
+    aside = path.with_name(f"{path.name}.damaged-{time.time():.0f}")
+    logger.warning("history %s is damaged (%s): renamed to %s, a new one is created", path, reason, aside.name)
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+
+
+def connect_readonly(path: Path, timeout_s: float = 2.0) -> sqlite3.Connection:
+    """Return a connection that only reads, whatever characters the path has. Raises: sqlite3.Error."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=timeout_s)
 
 
 def _open(path: Path) -> sqlite3.Connection:
+    path.touch(0o600)  # SQLite gives its other two files the same mode
+    with suppress(OSError):  # another user's
+        path.chmod(0o600)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
     try:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample
-from gpuwatch_agent.history.file import MINUTES, check_readable
+from gpuwatch_agent.history.file import MINUTES, check_readable, connect_readonly
 from gpuwatch_agent.runs.records import RunRecord
 from gpuwatch_agent.runs.views import record_view
 
@@ -146,15 +147,14 @@ class HistoryReader:
         return downsample(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
 
     def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
-        decode = msgspec.msgpack.Decoder(dict[str, bytes]).decode
         # the ids first: sorted together with their blobs, all of them would be read twice
         batches = f"SELECT first_step, offset_ns, columns FROM steps WHERE id IN (SELECT id {query}) ORDER BY id"
-        for first_step, offset_ns, blob in reader.execute(batches, values):
-            yield Batch(first_step, offset_ns, decode(blob))
+        for row in reader.execute(batches, values):
+            yield Batch.of_row(*row)
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=1.0)) as connection:
+        with closing(connect_readonly(self.path, 1.0)) as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 1:  # nothing of it is by the minute yet
                 connection.executescript(
                     MINUTES.replace("CREATE TABLE", "CREATE TEMP TABLE").partition("CREATE INDEX")[0]
@@ -238,7 +238,7 @@ def _columns_of(
     """Return the indexes of a metric's matching series in a row, by the values of the labels in `shown`."""
     (text,) = reader.execute("SELECT series FROM layout WHERE id = ?", (layout,)).fetchone()
     matching: dict[tuple[str, ...], list[int]] = {}
-    for index, (name, values) in enumerate(json.loads(text)):
+    for index, (name, values) in enumerate(json.loads(zlib.decompress(text) if isinstance(text, bytes) else text)):
         if name == metric:
             own = dict(zip(BY_NAME[metric].labels, values, strict=False))
             if labels.items() <= own.items():

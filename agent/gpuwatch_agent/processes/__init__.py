@@ -101,6 +101,8 @@ class ProcessTable:
         """What `host_pid` found in this tick."""
         self._unfound: dict[tuple[int, int, int], int] = {}
         """Ticks to go before a container's process is searched for again."""
+        self._descends: dict[tuple[int, int], bool] = {}
+        """By (process, ancestor), as seen in this tick."""
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
         self._shm = _ShmReader(procfs, host_shm)
@@ -108,6 +110,7 @@ class ProcessTable:
     def begin_tick(self) -> None:
         """Start a new tick: what was found is valid for one."""
         self._looked_up.clear()
+        self._descends.clear()
         self._owners.begin_tick()
         self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
@@ -133,6 +136,38 @@ class ProcessTable:
             else:
                 self._host_pids[key] = pid
         return pid if pid is not None and self._is(pid, hello) else None
+
+    def is_peer(self, hello: wire.Hello, pid: int) -> bool:
+        """Return whether a process that the kernel names by `pid` is the one that a message says it is from; True where that cannot be seen."""
+        if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
+            return True
+        try:
+            namespace = (self._procfs / str(pid) / "ns" / "pid").stat().st_ino
+            number = _own_number(self._procfs / str(pid))
+        except OSError:
+            return True
+        if hello.pid_namespace not in (0, namespace) or number != hello.pid:
+            return False
+        self._host_pids[hello.pid_namespace, hello.pid, hello.process_start_ticks] = pid
+        return True
+
+    def descends_from(self, pid: int, ancestor: int) -> bool:
+        """Return whether a process is another one's child, or the child of one (a fork server's workers), four steps at most."""
+        known = self._descends.get((pid, ancestor))
+        if known is None:
+            parent, steps = pid, 0
+            while parent > 1 and parent != ancestor and steps < 4:
+                parent, steps = int([*self._fields(parent), "0", "0"][1]), steps + 1
+            known = self._descends[pid, ancestor] = parent == ancestor != pid
+        return known
+
+    def is_of_user(self, pid: int, uid: int | None) -> bool:
+        """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""
+        try:
+            owner = (self._procfs / str(pid)).stat().st_uid
+        except OSError:
+            return False
+        return owner == uid if uid is not None else owner == os.getuid() != 0
 
     def alive(self, hello: wire.Hello | None) -> bool | None:
         """Return whether the training process is alive; None where that is not visible."""
@@ -225,12 +260,15 @@ class ProcessTable:
             if not entry.name.isdigit():
                 continue
             try:
-                if (entry / "ns" / "pid").stat().st_ino != hello.pid_namespace:
-                    continue
-                status = (entry / "status").read_text()
+                if (entry / "ns" / "pid").stat().st_ino == hello.pid_namespace and _own_number(entry) == hello.pid:
+                    return int(entry.name)
             except OSError:
                 continue
-            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-            if numbers and int(numbers[-1]) == hello.pid:
-                return int(entry.name)
         return None
+
+
+def _own_number(process: Path) -> int | None:
+    """Return a process's pid in its own namespace. Source: NSpid in /proc/PID/status, proc(5). Raises: OSError."""
+    lines = (process / "status").read_text().splitlines()
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return int(numbers[-1]) if numbers else None

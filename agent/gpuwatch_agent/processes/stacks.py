@@ -118,7 +118,7 @@ class StackWatch:
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
             pid = table.host_pid(each.live_hello)
-            if pid is not None:
+            if pid is not None and table.is_of_user(pid, each.uid):
                 file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
                 found.append(Target(each.rank, pid, self._folder / file))
         return tuple(found)

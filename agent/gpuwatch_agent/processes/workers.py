@@ -195,4 +195,5 @@ def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:
     hello = run.live_hello
     if hello is None or hello.loader is None or table.host_pid(hello) != hello.pid:
         return ()
-    return hello.loader.worker_pids[:_MOST_WORKERS]
+    pids = hello.loader.worker_pids[:_MOST_WORKERS]
+    return pids if run.uid is None else tuple(pid for pid in pids if table.descends_from(pid, hello.pid))

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+
+import msgspec
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger.states import UNKNOWN, Ledger
+from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER
 from gpuwatch_agent.runs.records import (
     MINUTE_NS,
@@ -35,6 +40,8 @@ ABANDONED_NS = 60_000_000_000
 _SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LATE_TICK_NS = 3_000_000_000
+_OLDEST_START_NS = 400 * 86_400_000_000_000
+"""No run is older than this on its arrival: no clock is trusted to tell of more."""
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 
@@ -78,6 +85,9 @@ class Run:
         self.worker_io_seen: dict[int, WorkerIo] = {}
         self.oom: MemoryKills | None = None
         self.gpus: dict[str, str] = {}
+        self.uid: int | None = None
+        self.restored = False
+        """Nothing was heard of it since this agent started."""
         self.steps = RecentSteps()
         self.minute = LastMinute()
         self.changed = True
@@ -96,16 +106,18 @@ class Run:
         """The counters of all its processes."""
         return reduce(add_counters, (sender.sent for sender in self.senders.values()), self.before)
 
-    def apply(self, message: wire.Message, now_ns: int, now_s: float) -> bool:
+    def apply(self, message: wire.Message, now_ns: int, now_s: float, peer_pid: int = 0) -> bool:
         """Apply one message; return whether it had new step records.
 
         Late, repeated and lost messages do no harm: totals are cumulative. Messages after a process's Bye are ignored, and so are
-        totals that went back.
+        totals that went back. Raises: ProtocolError, before anything is changed, for times that cannot be.
         """
-        sender = self._sender(message.origin, now_ns, now_s)
+        offset_ns = self._check_times(message, now_ns, now_s)
+        sender = self._sender(message.origin, offset_ns)
+        sender.pid = sender.pid or peer_pid
         if sender.said_bye:
             return False
-        self.heard_ns, self.last_message_s = now_ns, now_s
+        self.heard_ns, self.last_message_s, self.restored = now_ns, now_s, False
         self.changed = True
         if isinstance(message, wire.Hello):
             self.hello = message
@@ -136,12 +148,17 @@ class Run:
             return
         silent_ns = now_ns - self.heard_ns
         gone = (alive is False and silent_ns > GONE_NS) or (alive is None and silent_ns > ABANDONED_NS)
-        if self.ledger is not None and (gone or silent_ns > SILENCE_NS):
+        if (
+            self.restored and alive is not True
+        ):  # it may have ended with its last message: no time after that is known to be its own
+            self.activity = "silent"
+        elif self.ledger is not None and (gone or silent_ns > SILENCE_NS):
             self._book_unknown(self.ledger, now_ns)
             self.activity = "silent"
             self.changed = True
         if gone:
-            self.status, self.ended_s, self.activity, self.changed = LOST, now_s, LOST, True
+            ended_s = self.last_message_s if self.restored else now_s
+            self.status, self.ended_s, self.activity, self.changed = LOST, ended_s, LOST, True
             for sender in self.senders.values():
                 self._give_up_steps(sender)
 
@@ -186,17 +203,34 @@ class Run:
             if run.status == RUNNING:
                 run.status, run.ended_s = LOST, record.last_message_s
         run.activity = run.status if run.status != RUNNING else "silent"
+        run.restored = True
         return run
 
     def _resume(self) -> None:
         self.status, self.ended_s, self.oom = RUNNING, None, None
 
-    def _sender(self, origin: wire.Origin, now_ns: int, now_s: float) -> Sender:
+    def _check_times(self, message: wire.Message, now_ns: int, now_s: float) -> int:
+        """Return the sender's clock offset, under which the message was sent before it arrived. Raises: ProtocolError."""
+        origin = message.origin
+        sender = self.senders.get(origin.sender)
+        offset_ns = clock_offset_ns(origin, self.boot_id, now_ns, now_s) if sender is None else sender.offset_ns
+        if origin.monotonic_ns + offset_ns > now_ns + wire.CLOCK_SLACK_NS:
+            if offset_ns == 0:
+                raise ProtocolError("a message from the future of this machine's own clock", "impossible")
+            offset_ns = (
+                now_ns - origin.monotonic_ns
+            )  # another clock, whose first message had waited, or that runs faster
+        if not isinstance(message, wire.Hello) and message.totals.start_ns + offset_ns < now_ns - _OLDEST_START_NS:
+            raise ProtocolError("a run that began more than 400 days ago", "impossible")
+        return offset_ns
+
+    def _sender(self, origin: wire.Origin, offset_ns: int) -> Sender:
         """Return the process that sent a message, added at its first one."""
         sender = self.senders.get(origin.sender)
-        if sender is None:
-            sender = Sender(origin.sender, clock_offset_ns(origin, self.boot_id, now_ns, now_s))
-            self.senders[origin.sender] = sender
+        if sender is not None:
+            sender.offset_ns = offset_ns
+        else:
+            sender = self.senders[origin.sender] = Sender(origin.sender, offset_ns)
             self.steps.clear()
             if len(self.senders) > _SENDERS_KEPT:
                 oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
@@ -267,30 +301,124 @@ _IN_COMMON = tuple(
 
 
 class RunRegistry:
-    """The runs by (run, rank). Past `MAX_RUNS` a new one replaces the one that ended first, or is refused."""
+    """The runs by (run, rank), each of one user. Past `MAX_RUNS` a new one replaces an ended one, or one of the process that has most.
+
+    A run whose message or figures cannot be processed is dropped, so that all others go on.
+    """
 
     MAX_RUNS = 512
     KEEP_ENDED_S = 900.0
     """An ended run's series go after this; its history stays."""
+    KEEP_ENDED = 64
+    """Of more ended runs, the series of those that ended first go earlier."""
+    _FAIR_SHARE = 4
+    """So many runs of a process are never given up for another process's."""
+    _BANNED_S = 60.0
 
-    def __init__(self, boot_id: str) -> None:
+    def __init__(
+        self,
+        boot_id: str,
+        alive: Callable[[wire.Hello | None], bool | None] = lambda hello: None,
+        is_peer: Callable[[wire.Hello, int], bool] = lambda hello, pid: True,
+    ) -> None:
         self.boot_id = boot_id
         self.runs: dict[tuple[str, int], Run] = {}
-        self.refused = 0
+        self.failures: Counter[str] = Counter()
+        """Runs that were dropped because of an error, by the step that failed."""
+        self.given_up = 0
+        """Runs that made room for another process's."""
+        self.kept_apart = 0
+        """Processes that sent for a run and rank while another process of these was alive."""
+        self._alive, self._is_peer = alive, is_peer
+        self._banned: dict[tuple[str, int], float] = {}
+        self._apart: dict[str, tuple[str, int]] = {}
+        """By sender: the key of its run, where that is not the one that it gives."""
         self._last_tick_ns: int | None = None
 
-    def apply(self, message: wire.Message, now_ns: int, now_s: float) -> bool:
-        """Apply one message; return whether it had new step records."""
-        key = (message.run, message.rank)
+    def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> bool:
+        """Apply one message; return whether it had new step records. Raises: ProtocolError for one that is refused."""
+        peer = peer or Peer()
+        key = self._key(message, now_ns, peer.pid)
+        if self._banned.get(key, 0.0) > now_s:
+            raise ProtocolError(
+                f"run {key[0]!r} was dropped after an error; it may come back after a minute", "dropped"
+            )
         run = self.runs.get(key)
+        self._check_peer(message, run, peer)
         if run is None:
-            if len(self.runs) >= self.MAX_RUNS and not self._make_room():
-                if not self.refused:
-                    logger.warning("more than %s runs: further ones are refused and counted", self.MAX_RUNS)
-                self.refused += 1
-                return False
-            run = self.runs[key] = Run(message.run, message.rank, self.boot_id)
-        return run.apply(message, now_ns, now_s)
+            if len(self.runs) >= self.MAX_RUNS:
+                self._make_room(peer)
+            run = Run(*key, self.boot_id)
+        try:
+            new_steps = run.apply(message, now_ns, now_s, peer.pid)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            self.drop(run, "apply", error, now_s)
+            return False
+        self.runs[key] = run
+        if run.uid is None:
+            run.uid = peer.uid
+        return new_steps
+
+    def named(self, message: wire.Message) -> wire.Message:
+        """Return the message with the name of its run: another one than it gives where that is kept apart."""
+        key = self._apart.get(message.origin.sender)
+        return message if key is None else msgspec.structs.replace(message, run=key[0])
+
+    def drop(self, run: Run, step: str, error: Exception, now_s: float) -> None:
+        """Drop a run because of an error. Its messages are refused for a minute."""
+        self.runs.pop(run.key, None)
+        self._banned = {key: until_s for key, until_s in self._banned.items() if until_s > now_s}
+        self._banned[run.key] = now_s + self._BANNED_S
+        self.count_failure(step, error, f"run {run.run!r} rank {run.rank} is dropped for {self._BANNED_S:.0f} s")
+
+    def count_failure(self, step: str, error: Exception, consequence: str) -> None:
+        """Count an error by the step that failed; each step's first one is logged."""
+        if not self.failures[step]:
+            logger.error("%s failed: %s; later errors of this kind are only counted", step, consequence, exc_info=error)
+        self.failures[step] += 1
+
+    def _key(self, message: wire.Message, now_ns: int, pid: int) -> tuple[str, int]:
+        """Return the key of a message's run: another one than it gives for a process that sends while the run's own one is alive."""
+        name, sender = message.run, message.origin.sender
+        key = self._apart.get(sender, (name, message.rank))
+        run = self.runs.get(key)
+        if run is None or sender in run.senders or not run.senders or run.status != RUNNING:
+            return key
+        latest = next(reversed(run.senders.values()))
+        same = (pid and latest.pid == pid) or (
+            isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
+        )
+        if same or latest.said_bye or now_ns - run.heard_ns > SILENCE_NS or not self._alive(run.hello):
+            return key  # it takes over: an elastic restart, or a process's next loop
+        number = 2
+        while (key := (f"{name[: wire.MAX_TEXT - 8]}#{number}", message.rank)) in self.runs:
+            number += 1
+        if not self.kept_apart:
+            logger.warning(
+                "two live processes send as run %r rank %s: the second is run %r", name, message.rank, key[0]
+            )
+        self.kept_apart += 1
+        if len(self._apart) >= self.MAX_RUNS:
+            self._apart = {sender: at for sender, at in self._apart.items() if at in self.runs}
+        self._apart[sender] = key
+        return key
+
+    def _check_peer(self, message: wire.Message, run: Run | None, peer: Peer) -> None:
+        """Raise ProtocolError for a message that claims another user's run, or another process."""
+        if peer.uid is None:
+            return
+        owners = [run] if run is not None else [one for one in self.runs.values() if one.run == message.run]
+        if any(one.uid not in (None, peer.uid) for one in owners):
+            raise ProtocolError(f"uid {peer.uid} sends for run {message.run!r} of uid {owners[0].uid}", "wrong_user")
+        sender = None if run is None else run.senders.get(message.origin.sender)
+        if sender is not None and sender.pid and peer.pid and sender.pid != peer.pid:
+            raise ProtocolError(f"pid {peer.pid} sends as pid {sender.pid}, for run {message.run!r}", "wrong_process")
+        if isinstance(message, wire.Hello) and peer.pid and not self._is_peer(message, peer.pid):
+            raise ProtocolError(
+                f"pid {peer.pid} says that it is pid {message.pid}, for run {message.run!r}", "wrong_process"
+            )
 
     def excuse_pause(self, now_ns: int) -> None:
         """Call at the begin of a tick: if the agent itself was delayed, that is not the runs' silence."""
@@ -309,14 +437,33 @@ class RunRegistry:
                 self.runs[run.key] = run
 
     def forget_ended(self, now_s: float) -> None:
-        """Drop the runs that ended long enough ago."""
-        for key, run in list(self.runs.items()):
-            if run.ended_s is not None and run.status != RUNNING and now_s - run.ended_s > self.KEEP_ENDED_S:
-                del self.runs[key]
+        """Drop the runs that ended long enough ago, and the oldest of many."""
+        for number, run in enumerate(self._ended()):
+            if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
+                del self.runs[run.key]
 
-    def _make_room(self) -> bool:
-        ended = [(run.ended_s or 0.0, key) for key, run in self.runs.items() if run.status != RUNNING]
-        if not ended:
-            return False
-        del self.runs[min(ended)[1]]
-        return True
+    def _ended(self) -> list[Run]:
+        """Return the runs that are over, the latest first."""
+        over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]
+        return sorted(over, key=lambda run: run.ended_s or 0.0, reverse=True)
+
+    def _make_room(self, peer: Peer) -> None:
+        """Give up the run that ended first, else the newest one of the user and process that have most. Raises: ProtocolError."""
+        if ended := self._ended():
+            del self.runs[ended[-1].key]
+            return
+        by_user = Counter(run.uid for run in self.runs.values())
+        user, runs_of_user = by_user.most_common(1)[0]
+        by_process = Counter(_pid(run) for run in self.runs.values() if run.uid == user)
+        process, runs_of_process = by_process.most_common(1)[0]
+        greedy = runs_of_process > self._FAIR_SHARE and process and process != peer.pid
+        if not greedy and not (user != peer.uid and runs_of_user > self.MAX_RUNS // 2):
+            raise ProtocolError(f"more than {self.MAX_RUNS} runs: further ones are refused", "too_many_runs")
+        newest = [run for run in self.runs.values() if run.uid == user and _pid(run) == process][-1]
+        del self.runs[newest.key]
+        self.given_up += 1
+
+
+def _pid(run: Run) -> int:
+    """Return the process that sent last for a run; 0: not known."""
+    return next(reversed(run.senders.values())).pid if run.senders else 0

@@ -19,7 +19,6 @@ from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 PHASES = ("data_wait", "transfer", "compute")
 _OLDEST_MESSAGE_NS = 3_600_000_000_000
 """A message can have waited for the agent, but no longer than this."""
-_CLOCK_SLACK_NS = 1_000_000_000
 
 
 SUMMED = tuple(
@@ -63,6 +62,8 @@ class Sender(msgspec.Struct):
     next_step: int = 0
     """Index of the step record that is expected next."""
     said_bye: bool = False
+    pid: int = 0
+    """Of the peer, by the kernel; 0: not known."""
     started_s: float = 0.0
     """Unix time at which its ledger begins."""
     process_began_s: float = 0.0
@@ -146,6 +147,8 @@ class RunRecord(msgspec.Struct):
     """Models of the GPUs that it held last, by UUID: its time is charged for them."""
     oom: MemoryKills | None = None
     """What the kernel's OOM killer did as the run was lost."""
+    uid: int | None = None
+    """The user whose processes alone send for it; None: not known."""
 
 
 def went_back(new: wire.Totals, old: wire.Totals) -> bool:
@@ -171,7 +174,7 @@ def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float
     arrival, else by its arrival alone.
     """
     arrival_ns = now_ns - origin.monotonic_ns
-    if origin.boot_id == boot_id and -_CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
+    if origin.boot_id == boot_id and -wire.CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
         return 0
     wall_ns = origin.time_ns - origin.monotonic_ns - (int(now_s * 1e9) - now_ns)
     return wall_ns if 0 <= arrival_ns - wall_ns <= _OLDEST_MESSAGE_NS else arrival_ns

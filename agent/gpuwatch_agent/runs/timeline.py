@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 from gpuwatch import wire
@@ -56,7 +56,7 @@ class _Chunk:
     __slots__ = ("_offset_ns", "_packed", "count", "end_ns")
 
     def __init__(self, packed: Mapping[str, bytes], offset_ns: int, count: int) -> None:
-        self._packed = packed
+        self._packed = packed if count <= KEPT else {name: column[-8 * KEPT :] for name, column in packed.items()}
         self._offset_ns = offset_ns
         self.count = min(count, KEPT)
         last = b"".join(packed[name][-8:] for name in _NEEDED)
@@ -161,6 +161,8 @@ Segment = tuple[int, int, str]
 
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
+_KEPT_BYTES = 128 << 10
+"""Of step records; older stretches are kept without, so that their phases lie in the order of RUN_STATES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +249,21 @@ class Trace:
 
     def __init__(self) -> None:
         self._stretches: deque[Stretch] = deque()
+        self._recorded: deque[int] = deque()
+        """Bytes of the columns of the last stretches, which alone have any."""
 
     def add(self, stretch: Stretch) -> None:
         """Append a stretch; past `_KEPT` the two oldest are joined."""
         if stretch.end_ns <= stretch.begin_ns:
             return
         self._stretches.append(stretch)
+        self._recorded.append(sum(map(len, (stretch.columns or {}).values())))
+        if len(self._recorded) > len(self._stretches):
+            self._recorded.popleft()
+        while sum(self._recorded) > _KEPT_BYTES:
+            self._recorded.popleft()
+            place = len(self._stretches) - 1 - len(self._recorded)
+            self._stretches[place] = replace(self._stretches[place], columns=None)
         if len(self._stretches) > _KEPT:
             one, two = self._stretches.popleft(), self._stretches.popleft()
             if one.end_ns != two.begin_ns:  # a gap between them: the older one is dropped

@@ -40,8 +40,8 @@ def run(directory: Path, command: Sequence[str], environment: Mapping[str, str] 
 
     def listen() -> None:
         while not over.is_set():
-            messages.extend(decode(frame) for frame in receiver.receive(50))
-        messages.extend(decode(frame) for frame in receiver.receive(50))
+            messages.extend(decode(frame) for frame, _ in receiver.receive(50))
+        messages.extend(decode(frame) for frame, _ in receiver.receive(50))
 
     thread = threading.Thread(target=listen)
     thread.start()

@@ -170,7 +170,7 @@ def test_version_1_file_is_brought_up_and_loses_nothing(tmp_path: Path) -> None:
     shutil.copy(VERSION_1, path)
     history = History(path, full_s=60)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
     look(history.reader)
     (record,) = history.reader.runs()

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.errors import ProtocolError
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
@@ -217,21 +218,26 @@ def test_totals_that_shrink_are_not_believed() -> None:
     assert run.ledger is not None and run.ledger.totals_ns == hook.ledger.totals_ns
 
 
-def test_ten_thousand_names_are_refused_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_ten_thousand_names_are_refused() -> None:
     book = RunRegistry(BOOT)
+    refused = []
     for number in range(10_000):
         hook = FakeHook(run=f"run-{number}")
-        book.apply(hook.message(), hook.at_ns, 0.0)
+        try:
+            book.apply(hook.message(), hook.at_ns, 0.0)
+        except ProtocolError as error:
+            refused.append(error.reason)
     assert len(book.runs) == 512
-    assert book.refused == 10_000 - 512
-    assert len(caplog.records) == 1
+    assert refused == ["too_many_runs"] * (10_000 - 512)
 
 
 def test_refused_run_has_no_step_records_to_keep() -> None:
     book = RunRegistry(BOOT)
     book.MAX_RUNS = 1
     assert book.apply(FakeHook().step().message(), 200 * S, 0.0) is True
-    assert book.apply(FakeHook(run="run-b").step().message(), 200 * S, 0.0) is False
+    with pytest.raises(ProtocolError):
+        book.apply(FakeHook(run="run-b").step().message(), 200 * S, 0.0)
+    assert list(book.runs) == [("run-a", 0)]
 
 
 def test_ended_run_makes_room_for_a_new_one() -> None:
