@@ -61,7 +61,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
         stack.callback(receiver.stop)
         sampler.start()
         stack.callback(sampler.stop)
-        _check_daily(history, stack)
+        _check_hourly(history, stack)
         app = make_app(
             lambda: sampler.snapshot,
             history,
@@ -100,15 +100,14 @@ def _bounded_protocol() -> type[BoundedProtocol]:
     return BoundedProtocol
 
 
-def _check_daily(history: History, stack: contextlib.ExitStack) -> None:
-    """Check the history's pages ten minutes after the start, and every day from then on, in a thread."""
-    stop = threading.Event()
+def _check_hourly(history: History, stack: contextlib.ExitStack) -> None:
+    """Check the history's pages ten minutes after the start, and every hour from then on, in a thread."""
+    stop, waits = threading.Event(), itertools.chain([600.0], itertools.repeat(3600.0))
 
     def check() -> None:
         while not stop.wait(next(waits)):
             history.check()
 
-    waits = itertools.chain([600.0], itertools.repeat(86_400.0))
     threading.Thread(target=check, name="history check", daemon=True).start()
     stack.callback(stop.set)
 

@@ -260,3 +260,75 @@ def test_ended_run_is_forgotten_after_a_quarter_of_an_hour() -> None:
     assert len(book.runs) == 1
     book.forget_ended(1901.0)
     assert not book.runs
+
+
+# A restart of the agent, and two live processes of one run -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alive", [False, None])
+def test_a_run_that_ended_while_the_agent_was_away_is_not_billed_for_the_absence(alive: bool | None) -> None:
+    hook = FakeHook().step().spend("compute", 12 * S)
+    run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
+    again = restarted(run, hook.at_ns + 50 * S)
+    for second in range(0, 100, 5):
+        again.pass_time(hook.at_ns + (50 + second) * S, wall_s(hook.at_ns) + 50 + second, alive=alive)
+    assert again.status == "lost" and again.ended_s == again.last_message_s
+    assert again.ledger is not None and again.ledger.totals_ns["unknown"] == 0
+    assert again.ledger.sum_ns == again.ledger.watermark_ns - again.ledger.start_ns == hook.ledger.sum_ns
+
+
+def test_a_live_run_that_is_silent_after_the_restart_is_unknown() -> None:
+    hook = FakeHook().step()
+    run = heard(hook.hello(), hook.message(), at_ns=hook.at_ns)
+    again = restarted(run, hook.at_ns + 50 * S)
+    again.pass_time(hook.at_ns + 70 * S, 0.0, alive=True)
+    assert again.ledger is not None and again.ledger.totals_ns["unknown"] == 70 * S
+
+
+def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.LogCaptureFixture) -> None:
+    book = RunRegistry(BOOT, alive=lambda hello: True)
+    one, two = FakeHook(sender="one", pid=1), FakeHook(sender="two", pid=2)
+    for _ in range(10):
+        for hook, state in ((one, "compute"), (two, "input_wait")):
+            hook.step(0, 500 * MS) if state == "compute" else hook.step(500 * MS, 0)
+            for message in (hook.hello(), hook.message()):
+                book.apply(message, hook.at_ns, 0.0)
+    assert {key: run.ledger.totals_ns["compute"] for key, run in book.runs.items() if run.ledger is not None} == {
+        ("run-a", 0): 5 * S,
+        ("run-a#2", 0): 0,
+    }
+    assert [run.counts.steps for run in book.runs.values()] == [10, 10]
+    assert book.named(two.message()).run == "run-a#2" and book.named(one.message()).run == "run-a"
+    assert book.kept_apart == 1
+    assert len([record for record in caplog.records if "two live processes" in record.message]) == 1
+
+
+def test_a_process_that_follows_a_dead_one_takes_over() -> None:
+    alive = True
+    book = RunRegistry(BOOT, alive=lambda hello: alive)
+    one = FakeHook(sender="one", pid=1).step()
+    book.apply(one.hello(), one.at_ns, 0.0)
+    book.apply(one.message(), one.at_ns, 0.0)
+    alive = False
+    two = FakeHook(one.at_ns + S, sender="two", pid=2).step()
+    book.apply(two.hello(), two.at_ns, 0.0)
+    book.apply(two.message(), two.at_ns, 0.0)
+    assert list(book.runs) == [("run-a", 0)] and book.kept_apart == 0
+
+
+def test_a_processs_next_loop_takes_over() -> None:
+    book = RunRegistry(BOOT, alive=lambda hello: True)
+    for number in range(3):
+        hook = FakeHook((100 + number) * S, sender=f"loop {number}").step()
+        book.apply(hook.hello(), hook.at_ns, 0.0)
+        book.apply(hook.message(), hook.at_ns, 0.0)
+    assert list(book.runs) == [("run-a", 0)] and book.kept_apart == 0
+
+
+def test_of_many_ended_runs_the_latest_stay() -> None:
+    book = RunRegistry(BOOT)
+    for number in range(100):
+        hook = FakeHook(run=f"run-{number}")
+        book.apply(hook.bye(), hook.at_ns, float(number))
+    book.forget_ended(100.0)
+    assert [run for run, _ in book.runs] == [f"run-{number}" for number in range(36, 100)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import zmq
 
+from gpuwatch.errors import ConfigError
 from gpuwatch.testing import MemorySender
-from gpuwatch.wire.sockets import Sender, ZmqSender
+from gpuwatch.wire.sockets import Sender, ZmqReceiver, ZmqSender
 
 
 def test_the_memory_sender_refuses_while_it_is_not_connected() -> None:
@@ -43,3 +46,18 @@ def test_a_senders_options_keep_training_from_waiting(monkeypatch: pytest.Monkey
     assert options[zmq.SNDHWM] == 64
     assert 0 < options[zmq.LINGER] <= 300, "the end of a training waits for an agent that hangs at most so long"
     assert sender.send(b"x") is False
+
+
+def test_a_file_that_is_no_socket_is_not_deleted_by_listening_there(tmp_path: Path) -> None:
+    file = tmp_path / "thesis.tex"
+    file.write_text("all of it")
+    for path in (file, tmp_path):
+        with pytest.raises(ConfigError, match="no socket; choose another path"):
+            ZmqReceiver([f"ipc://{path}"])
+    assert file.read_text() == "all of it"
+
+
+def test_sockets_that_differ_in_their_suffix_alone_have_locks_of_their_own(tmp_path: Path) -> None:
+    receivers = [ZmqReceiver([f"ipc://{tmp_path}/a.{suffix}"]) for suffix in ("sock", "ipc")]
+    for receiver in receivers:
+        receiver.close()

@@ -1,0 +1,150 @@
+"""A history file that is removed, replaced, truncated or damaged: found, renamed, counted, begun anew. A full disk at the start."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.errors import ConfigError
+from gpuwatch.metrics import Sample
+from gpuwatch_agent.history import History, Tick
+from gpuwatch_agent.history.reader import HistorySource
+
+BEGIN_S = 1_790_000_000.0
+STATES = "gpuwatch_run_seconds_total"
+
+
+def commit(history: History, second: int) -> bool:
+    samples = [Sample(STATES, float(second), (f"run-{n}", "0", "compute")) for n in range(50)]
+    return history.commit(Tick(BEGIN_S + second, samples, [], [], [], []))
+
+
+def seconds(history: History) -> int:
+    found = history.reader.series(STATES, {"run": "run-0"}, BEGIN_S, BEGIN_S + 400, 1000)
+    return len(found[0][1]) if found else 0
+
+
+def unlink(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+
+
+def replace(path: Path) -> None:
+    path.rename(path.with_name("mine.db"))
+    path.write_bytes(b"another file")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 8192)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        for page in range(4096, path.stat().st_size, 4096):
+            file.seek(page)
+            file.write(b"\xff" * 4096)
+
+
+@pytest.mark.parametrize("harm", [unlink, replace, truncate, empty, overwrite])
+def test_a_harmed_file_is_found_and_begun_anew(
+    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History(tmp_path / "history.db")
+    for second in range(100):
+        assert commit(history, second)
+    history.trim(BEGIN_S + 100)
+    harm(history.path)
+    for second in range(100, 220):
+        commit(history, second)
+        if second == 160:
+            if harm in (truncate, empty, overwrite):  # SQLite has these pages in memory: only another reader meets them
+                history.check()
+            history.trim(BEGIN_S + second)
+    assert history.damaged == 1
+    assert seconds(history) >= 59, "what is written since can be read by others"
+    assert commit(history, 220)
+    assert len([record for record in caplog.records if "a new one is created" in record.message]) == 1
+    history.close()
+    again = History(tmp_path / "history.db")
+    assert again.damaged == 0 and seconds(again) >= 59
+    again.close()
+
+
+def test_damage_in_an_old_page_is_found_by_the_check(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    for second in range(300):
+        commit(history, second)
+    history.trim(BEGIN_S + 300)
+    with history.path.open("r+b") as file:
+        file.seek(history.path.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\x00\xff" * 2048)
+    history.check()
+    history.trim(BEGIN_S + 301)
+    assert history.damaged == 1
+    assert commit(history, 302) and seconds(history) == 1
+    history.close()
+
+
+def test_damage_that_a_query_meets_is_noted(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    commit(history, 0)
+    history.note_damage(sqlite3.OperationalError("database is locked"))
+    history.trim(BEGIN_S)
+    assert history.damaged == 0
+    history.note_damage(sqlite3.DatabaseError("database disk image is malformed"))
+    history.trim(BEGIN_S)
+    assert history.damaged == 1
+    history.close()
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    path.touch(0o644)
+    history = History(path)
+    commit(history, 0)
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir() if ".lock" not in each.name}
+    assert modes == dict.fromkeys(("history.db", "history.db-wal", "history.db-shm"), 0o600)
+    history.close()
+
+
+@pytest.mark.parametrize("name", ["h?x#1.db", "100%25.db", "a b.db", "ü&mode=rw.db"])
+def test_a_path_may_have_any_characters(tmp_path: Path, name: str) -> None:
+    history = History(tmp_path / name)
+    commit(history, 0)
+    assert seconds(history) == 1
+    assert HistorySource(tmp_path / name).runs() == []
+    history.close()
+    assert (tmp_path / name).is_file()
+
+
+def test_an_agent_starts_on_a_full_disk_and_writes_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = "gpuwatch_agent.history"
+    from gpuwatch_agent.history import file, shutil
+
+    with monkeypatch.context() as patch:
+
+        def full(path: Path) -> sqlite3.Connection:
+            raise ConfigError(f"--history {path}: database or disk is full; choose a file that you may write to")
+
+        patch.setattr(f"{module}.open_history", full)
+        with pytest.raises(ConfigError):  # there is room: it is another error
+            History(tmp_path / "other.db")
+        patch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 0}))
+        history = History(tmp_path / "history.db")
+        assert [commit(history, second) for second in range(25)] == [False] * 25
+        assert history.failures == 25
+    assert file.open_history is not full
+    assert any(commit(history, second) for second in range(25, 36))
+    assert seconds(history) >= 1
+    assert len([record for record in caplog.records if "continues without a history" in record.message]) == 1
+    history.close()

@@ -1,0 +1,91 @@
+"""The agent without its socket, its threads and its clock: receive, tick, downsample, trim, the page and the API's queries, in a test's own time."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from gpuwatch import wire
+from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.wire.sockets import Peer
+from gpuwatch_agent import receiver as receiver_module
+from gpuwatch_agent import sampler as sampler_module
+from gpuwatch_agent.history import History, queries
+from gpuwatch_agent.options import Roots
+from gpuwatch_agent.receiver import Receiver
+from gpuwatch_agent.sampler import Sampler
+from tests.unit.agent.hooks import BOOT, NOW_S
+
+
+class NoSocket:
+    endpoints = ("ipc:///nowhere",)
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.now_ns / 1e9
+
+    def time(self) -> float:
+        return NOW_S + self.now_ns / 1e9
+
+
+class WholeAgent:
+    """`hear` takes frames, `tick` passes a second. `procfs` is empty: no process is visible."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
+        self.clock = Clock(now_ns)
+        monkeypatch.setattr(sampler_module, "time", self.clock)
+        monkeypatch.setattr(receiver_module, "time", self.clock)
+        procfs = directory / "proc"
+        procfs.mkdir(exist_ok=True)
+        self.history = History(directory / "history.db", full_s=60.0)
+        self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
+        self.sampler = Sampler(self.receiver, self.history, Roots(procfs, procfs, procfs), BOOT)
+        self.sampler._runs.restore(self.history.reader.runs(), now_ns, self.clock.time())
+
+    def hear(self, *messages: wire.Message | bytes, peer: Peer | None = None) -> None:
+        for message in messages:
+            frame = message if isinstance(message, bytes) else wire.encode(message)
+            self.receiver.take(frame, *([peer] if peer else []))
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass up to a moment, and do what the agent does once a second."""
+        self.clock.now_ns = now_ns
+        self.sampler._tick()
+        self.history.downsample(self.clock.time())
+        self.history.trim(self.clock.time())
+
+    def page(self) -> dict[tuple[str, ...], float]:
+        assert self.sampler.snapshot is not None
+        lines = self.sampler.snapshot.page.body(False, False).decode().splitlines()
+        return {tuple([line.rpartition(" ")[0]]): float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+    def value(self, series: str) -> float:
+        return self.page()[series,]
+
+    def failures(self) -> dict[str, int]:
+        return dict(self.sampler._runs.failures)
+
+    def ask(self, run: str) -> None:
+        """Ask everything that the API answers about a run; nothing kept is an answer too."""
+        reader, now_s = self.history.reader, self.clock.time()
+        queries.runs(reader, [], {"kept": "all"}, Prices())
+        queries.ledger(reader, {"end": str(now_s)})
+        queries.series(reader, {"metric": "gpuwatch_run_seconds_total", "end": str(now_s)})
+        for query in ({"last": "500"}, {"points": "20"}, {"points": "7", "start": str(now_s - 600), "end": str(now_s)}):
+            with contextlib.suppress(queries.NothingKept):
+                queries.steps(reader, run, dict(query))
+        reader.findings(run)
+
+    def close(self) -> None:
+        self.history.close()
