@@ -31,7 +31,7 @@ _DOCS = Path(__file__).parent / "docs"
 """The runbooks and the concepts that they link to. The wheel has a copy; a checkout has them at its top."""
 WEDGED_S = 30.0
 """A thread of the agent that has done nothing for so long hangs: a service manager should restart the agent."""
-_QUERIES_AT_ONCE = 2
+_QUERIES_AT_ONCE = 1
 _NO_SAMPLE = "no sample was taken yet\n"
 _encode = msgspec.json.Encoder().encode
 

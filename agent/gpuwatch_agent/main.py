@@ -74,6 +74,7 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
             uvicorn.Config(
                 app,
                 http=_bounded_protocol(),
+                backlog=32,  # asyncio accepts so many before the first of them is counted
                 log_level="warning",
                 access_log=False,
                 lifespan="off",

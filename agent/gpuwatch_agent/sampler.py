@@ -282,7 +282,7 @@ class Sampler:
         return {**dict.fromkeys(expected, 0), **self._receiver.rejected}
 
     def _failures(self) -> dict[str, int]:
-        return {"apply": 0, **self._runs.failures, "given_up": self._runs.given_up}
+        return {**self._runs.failures, "given_up": self._runs.given_up}
 
     def _commit(
         self, samples: Sequence[AnySample], records: Sequence[RunRecord], arrivals: Sequence[Arrival], now_s: float

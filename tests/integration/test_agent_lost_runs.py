@@ -55,7 +55,7 @@ def test_killed_stopped_and_ended_unheard(tmp_path: Path) -> None:
         known.wait(10)
         agent.start()
         run = agent.wait_run("unheard", status="lost", timeout_s=6)
-        assert run["states"]["unknown"] > 1.0
+        assert "unknown" not in run["states"], "it is not billed for the time in which it may have been over"
         assert sum(run["states"].values()) == pytest.approx(run["watermark_s"] - run["started_s"], abs=0.05)
         assert agent.run("killed") is not None
 

@@ -19,7 +19,7 @@ from gpuwatch_agent.history.reader import HistoryReader
 from gpuwatch_agent.runs.views import record_view
 
 _MAX_POINTS = 2000
-_MAX_STEPS = 20_000
+_MAX_STEPS = 100_000
 _MAX_BUCKETS = 20_000
 _MAX_QUERIES = 100
 _PICKS = ("last", "extremes")

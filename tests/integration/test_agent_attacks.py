@@ -1,0 +1,202 @@
+"""Attacks on a real agent by real processes, as another user and in masses, beside an honest run: docs/evidence/faults.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuwatch import __version__, wire
+from tests.integration.agent_process import Agent, Trainer
+from tests.servers import wait_for
+
+NOBODY = 65534
+MOST_MB = 150
+
+_ATTACKER = """
+import os, sys, time
+import msgspec, zmq
+from gpuwatch import wire
+from tests.unit.agent.hooks import FakeHook
+
+endpoint, kind, seconds, victim, user = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+if user:
+    os.setgid(user)
+    os.setuid(user)
+push = zmq.Context().socket(zmq.PUSH)
+push.setsockopt(zmq.LINGER, 0)
+push.setsockopt(zmq.SNDHWM, 1000)
+push.connect(endpoint)
+
+def hook(run, pid=None, **names):
+    at_ns = time.monotonic_ns()
+    found = FakeHook(at_ns - 10**9, run=run, wall_offset_ns=time.time_ns() - at_ns, pid=pid or os.getpid(), boot_id=boot, **names)
+    return found.step(100_000_000, 100_000_000)
+
+boot = open("/proc/sys/kernel/random/boot_id").read().strip()
+end, sent = time.monotonic() + seconds, 0
+while time.monotonic() < end:
+    if kind == "forge":
+        forged = hook("honest", sender=str(sent))
+        frames = [forged.hello(), forged.spend("stalled", 10**8).message(), forged.bye()]
+        rank = hook("honest", rank=1, sender=f"rank {sent}")
+        frames += [rank.hello(), rank.message()]
+        frames += [hook("mine", pid=victim, sender=f"pid {sent}").hello()]
+        frames += [hook("spy", sender="spy").hello(worker_pids=(victim, 1))]
+        frames = [wire.encode(frame) for frame in frames]
+        time.sleep(0.1)
+    elif kind == "hello":
+        frames = [wire.encode(hook(f"flood", sender="flood").hello())] * 200
+    elif kind == "runs":
+        frames = [wire.encode(hook(f"forged-{sent}-{n}", sender=f"{sent}-{n}").message()) for n in range(20)]
+    else:
+        large = hook("large", sender="large").message()
+        column = wire.pack([large.origin.monotonic_ns - 10**9] + [0] * 8191)
+        columns = {name: column if name == "start_ns" else bytes(8 * 8192) for name in wire.STEP_COLUMNS}
+        frames = [wire.encode(msgspec.structs.replace(large, columns=columns))] * 10
+    for frame in frames:
+        try:
+            push.send(frame, zmq.NOBLOCK)
+            sent += 1
+        except zmq.Again:
+            time.sleep(0.001)
+print(sent)
+"""
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    """An agent whose socket any user of the machine may use, as those of the group `gpuwatch` may."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with Agent(Path(folder)) as agent:
+            (Path(folder) / "hook.sock").chmod(0o666)
+            yield agent
+
+
+def attack(agent: Agent, kind: str, seconds: int, victim: int = 0, user: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _ATTACKER, agent.endpoint, kind, *map(str, (seconds, victim, user))]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=dict(os.environ), cwd=Path(__file__).parents[2]
+    )
+
+
+def sent_by(attacker: subprocess.Popen[str]) -> int:
+    out, _ = attacker.communicate(timeout=120)
+    assert attacker.returncode == 0
+    return int(out)
+
+
+def resident_peak_mb(agent: Agent) -> float:
+    assert agent.process is not None
+    lines = Path(f"/proc/{agent.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def rejected(agent: Agent, reason: str) -> float:
+    return agent.metrics()["gpuwatch_messages_rejected_total", reason]
+
+
+def check_honest(agent: Agent, trainer: Trainer) -> dict[str, Any]:
+    """The honest run has every step and every record, and its ledger is the hook's own."""
+    trainer.finish()
+    report = trainer.report(60)
+    run = agent.wait_run("honest", status="ended")
+    kept = agent.get("/api/v1/runs/honest/steps", last=100_000)
+    assert (run["steps"], run["records_lost"], len(kept["time_s"])) == (report["steps"], 0, report["steps"])
+    assert run["states"] == pytest.approx(report["states"], abs=1e-6)
+    assert agent.get_text("/healthz") == "ok\n"
+    return run
+
+
+def test_another_user_can_neither_speak_for_a_run_nor_name_its_processes(agent: Agent) -> None:
+    if os.getuid() != 0:
+        pytest.skip("a process of a second user can be started by root only")
+    with Trainer(agent, run="honest") as trainer:
+        agent.wait_run("honest", activity="data_wait")
+        sent_by(attack(agent, "forge", 4, trainer.pid, NOBODY))
+        page = agent.metrics()
+        assert rejected(agent, "wrong_user") >= 20 and rejected(agent, "wrong_process") >= 4
+        assert agent.run("mine") is None, "it named another process as its own"
+        spy = agent.run("spy")
+        assert spy is None or ("gpuwatch_loader_workers", "spy", "0") not in page
+        assert not [key for key in page if key[0] == "gpuwatch_loader_worker_read_bytes_total" and key[1] == "spy"]
+        assert [run["rank"] for run in agent.get("/api/v1/runs")["runs"] if run["run"] == "honest"] == [0]
+        assert check_honest(agent, trainer)["states"].get("stalled", 0) == 0
+    assert agent.log.read_text().count("(wrong_user)") == 1
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("hello", "rate"), ("large", "rate"), ("runs", "too_many_runs")])
+def test_a_flood_costs_an_honest_run_nothing_and_the_agent_little(agent: Agent, kind: str, reason: str) -> None:
+    with Trainer(agent, run="honest") as trainer:
+        agent.wait_run("honest", activity="data_wait")
+        sent = sent_by(attack(agent, kind, 6))
+        assert sent > 500
+        wait_for("it is refused", lambda: rejected(agent, reason) > 0, 20, 0.5)
+        check_honest(agent, trainer)
+        print(f"{kind}: {sent} sent, {rejected(agent, 'rate'):.0f} beyond the quota, {resident_peak_mb(agent):.0f} MB")
+        assert resident_peak_mb(agent) <= MOST_MB
+
+
+def test_a_new_run_is_taken_while_512_are_forged(agent: Agent) -> None:
+    assert sent_by(attack(agent, "runs", 5)) > 512
+    with Trainer(agent, run="honest") as trainer:
+        agent.wait_run("honest", activity="data_wait")
+        check_honest(agent, trainer)
+
+
+def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
+    begin_ns, column = 1_790_000_000 * 10**9, wire.pack(range(1000, 2000))
+    with contextlib.closing(sqlite3.connect(agent.history, timeout=30)) as connection, connection:
+        for first in range(0, 100_000, 1000):
+            columns = dict.fromkeys(wire.STEP_COLUMNS, column) | {"start_ns": wire.pack(range(first, first + 1000))}
+            row = ("long", 0, first, 1000, int(time.time() * 1000), begin_ns, msgspec.msgpack.encode(columns))
+            names = "run, rank, first_step, count, time_ms, offset_ns, columns"
+            connection.execute(f"INSERT INTO steps ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    with ThreadPoolExecutor(20) as pool:
+        sizes = list(pool.map(lambda _: len(_get(agent, "/api/v1/runs/long/steps?last=100000")), range(20)))
+    print(f"{min(sizes) / 1e6:.1f} MB each, {resident_peak_mb(agent):.0f} MB")
+    assert min(sizes) > 5_000_000
+    assert resident_peak_mb(agent) <= MOST_MB
+    wait_for("it is ready", lambda: agent.get_text("/readyz") == "ok\n", 10)
+
+
+def _get(agent: Agent, path: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=60) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
+def test_500_connections_with_256_descriptors_leave_room_for_a_scrape() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Agent(Path(folder))
+        command = agent.command
+        agent.command = lambda *options: ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command(*options)]  # type: ignore[method-assign]
+        with agent:
+            open_ones = [socket.create_connection(("127.0.0.1", agent.port), timeout=5) for _ in range(500)]
+            try:
+                for connection in open_ones[::2]:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b"GET /metr")
+                time.sleep(2)
+                assert agent.metrics()["gpuwatch_build_info", __version__] == 1
+                assert agent.get_text("/readyz") == "ok\n"
+                assert agent.log.stat().st_size < 20_000
+            finally:
+                for connection in open_ones:
+                    connection.close()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
