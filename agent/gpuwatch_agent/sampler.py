@@ -269,16 +269,7 @@ class Sampler:
 
     def _rejected(self) -> dict[str, int]:
         """Return rejected messages by reason; the expected reasons exist from the start, at 0."""
-        expected = (
-            "malformed",
-            "version",
-            "too_large",
-            "impossible",
-            "too_many_runs",
-            "rate",
-            "wrong_user",
-            "wrong_process",
-        )
+        expected = ("malformed", "version", "too_large", "impossible", "too_many_runs")
         return {**dict.fromkeys(expected, 0), **self._receiver.rejected}
 
     def _failures(self) -> dict[str, int]:

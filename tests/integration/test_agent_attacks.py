@@ -107,7 +107,7 @@ def resident_peak_mb(agent: Agent) -> float:
 
 
 def rejected(agent: Agent, reason: str) -> float:
-    return agent.metrics()["gpuwatch_messages_rejected_total", reason]
+    return agent.metrics().get(("gpuwatch_messages_rejected_total", reason), 0.0)
 
 
 def check_honest(agent: Agent, trainer: Trainer) -> dict[str, Any]:

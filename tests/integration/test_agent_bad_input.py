@@ -85,7 +85,7 @@ def test_ten_thousand_run_names_are_bounded_and_counted(agent: Agent, push: zmq.
     def refused() -> float:
         """Beyond the process's quota, and beyond the runs that an agent takes."""
         page = agent.metrics()
-        return sum(page["gpuwatch_messages_rejected_total", reason] for reason in ("rate", "too_many_runs"))
+        return sum(page.get(("gpuwatch_messages_rejected_total", reason), 0) for reason in ("rate", "too_many_runs"))
 
     wait_for("all are taken", lambda: refused() >= 9_480, 30, 1.0)
     runs = {key[1] for key in agent.metrics() if key[0] == "gpuwatch_steps_total"}

@@ -294,6 +294,8 @@ AGENT: tuple[Panel, ...] = (
         curves=(
             Curve(Query("gpuwatch_messages_received_total"), "received"),
             Curve(Query("gpuwatch_messages_rejected_total", by=("reason",)), "rejected: {reason}"),
+            Curve(Query("gpuwatch_run_failures_total", by=("reason",)), "runs dropped: {reason}"),
+            Curve(Query("gpuwatch_runs_kept_apart_total"), "runs kept apart"),
         ),
     ),
     detail(
@@ -303,6 +305,8 @@ AGENT: tuple[Panel, ...] = (
         unit="1/s",
         curves=(
             Curve(Query("gpuwatch_history_failures_total"), "history commits failed"),
+            Curve(Query("gpuwatch_history_bad_rows_total"), "unreadable rows deleted"),
+            Curve(Query("gpuwatch_history_damaged_total"), "history files replaced"),
             Curve(Query("gpuwatch_notification_failures_total"), "deliveries failed"),
             Curve(Query("gpuwatch_notifications_dropped_total"), "notifications dropped"),
             Curve(Query("gpuwatch_notifications_sent_total"), "notifications sent"),

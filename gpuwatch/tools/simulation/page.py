@@ -241,13 +241,14 @@ class NodePages:
             yield Line("gpuwatch_infiniband_symbol_errors_total", {"device": "mlx5_0", "port": "1"}, 9)
             yield Line("gpuwatch_infiniband_link_downed_total", {"device": "mlx5_0", "port": "1"}, 1)
             yield Line("gpuwatch_messages_rejected_total", {"reason": "version"}, 3)
+            yield Line("gpuwatch_run_failures_total", {"reason": "given_up"}, 2)
+            for metric in ("runs_kept_apart", "history_bad_rows", "history_damaged"):
+                yield Line(f"gpuwatch_{metric}_total", {}, 1)
         job = self._piece.job
         alone = self.node.gpus if job.kind != "free" and not job.run else 0
         yield Line("gpuwatch_processes_without_hook", {}, alone)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
-        hookless = self._piece.job.kind in ("no_hook", "held_idle")
-        yield Line("gpuwatch_processes_without_hook", {}, self.node.gpus * hookless)
         for metric, (base, wiggle) in NODE_GAUGES.items():
             yield Line(metric, {}, base, 0, wiggle)
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
