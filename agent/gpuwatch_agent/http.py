@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import asyncio
 import logging
+import re
 import sqlite3
 import time
 from collections.abc import Callable
