@@ -88,7 +88,9 @@ class Jobs:
                 yield _view(job, attempts)
 
     def _forget_oldest(self) -> None:
-        del self._jobs[min(self._jobs, key=lambda name: max((a.end_s for a in self._jobs[name].attempts.values()), default=0.0))]
+        del self._jobs[
+            min(self._jobs, key=lambda name: max((a.end_s for a in self._jobs[name].attempts.values()), default=0.0))
+        ]
 
 
 def _attempt(run: Run | RunRecord, sender: Sender, status: str) -> Attempt:
