@@ -75,6 +75,7 @@ class RecentSteps:
         """What came after `_columns`."""
         self._unread_count = 0
         self._from_ns = 0
+        self._kept_from_ns: int | None = None
 
     def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
         """Append a message's records; return when the last one ended on the agent's clock, None without complete steps."""
@@ -112,9 +113,14 @@ class RecentSteps:
             self._columns = RecentColumns(*joined).last(KEPT)
             self._unread.clear()
             self._unread_count = 0
-        old = bisect_left(self._columns.end_ns, self._from_ns)
-        if old:
-            self._columns = self._columns.last(len(self._columns) - old)
+            self._kept_from_ns = None
+        if (
+            self._kept_from_ns != self._from_ns
+        ):  # once: a search among false times, which are in no order, finds more each time
+            self._kept_from_ns = self._from_ns
+            old = bisect_left(self._columns.end_ns, self._from_ns)
+            if old:
+                self._columns = self._columns.last(len(self._columns) - old)
         return self._columns
 
 
