@@ -1,0 +1,21 @@
+"""docker-compose.yml: what a site sets by variables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
+
+
+def test_every_service_has_a_memory_limit_that_a_site_can_set() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    for name, service in services.items():
+        assert re.fullmatch(rf"\$\{{GPUWATCH_{name.upper()}_MEMORY:-\d+[mg]\}}", service["mem_limit"]), name
+
+
+def test_the_dashboard_reads_an_agent_that_a_site_can_set() -> None:
+    command = yaml.safe_load(COMPOSE.read_text())["services"]["dashboard"]["command"]
+    assert command[command.index("--agent") + 1] == "${GPUWATCH_AGENT:-http://agent:9478}"
