@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.alerting.render import render
+from gpuwatch.alerting.render import duration, render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
 from gpuwatch.tools.simulation.story import GROUP, MIXES, Node
@@ -29,9 +29,11 @@ from tests.servers import Server, free_port, get_json, start_prometheus, wait_fo
 
 pytestmark = pytest.mark.timeout(600)
 NODES = int(os.environ.get("GPUWATCH_SIMULATED_NODES", 2 * GROUP))
+SCRAPE_S = 2 if NODES <= 20 else 8
+WINDOW_S = 10 * SCRAPE_S
 GPUS = 8
 MOST_S = 1.0
-CONFIG = Config(alerts=AlertThresholds(starved_min_training_s=5, starved_for_s=1, ledger_window_s=20))
+CONFIG = Config(alerts=AlertThresholds(starved_min_training_s=5, starved_for_s=1, ledger_window_s=WINDOW_S))
 WHOLE_SITE = {"GPUs by state, whole site"}
 """Its title says that it does not follow the selection: a few recorded series."""
 
@@ -59,7 +61,7 @@ class Sites:
 
 def config(targets: list[dict[str, Any]]) -> str:
     job = {"job_name": "gpuwatch", "static_configs": targets}
-    intervals = {"scrape_interval": "2s", "evaluation_interval": "2s"}
+    intervals = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
     return json.dumps({"global": intervals, "rule_files": ["rules.yml"], "scrape_configs": [job]})
 
 
@@ -88,9 +90,12 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         first = stack.enter_context(start_prometheus(folder / "first", config(targets[:GROUP]), rules))
         here = Sites(everything, first)
         for server in (everything, first):
-            for ready in ("state:gpuwatch_gpu_seconds:rate20s", "owner_kind:gpuwatch_gpu_cost:increase20s"):
-                wait_for(ready, lambda server=server, ready=ready: server.query(ready), 120, 1)  # type: ignore[misc]
-        time.sleep(25)  # until each window is full
+            for ready in (
+                f"state:gpuwatch_gpu_seconds:rate{duration(WINDOW_S)}",
+                f"owner_kind:gpuwatch_gpu_cost:increase{duration(WINDOW_S)}",
+            ):
+                wait_for(ready, lambda server=server, ready=ready: server.query(ready), 240, 1)  # type: ignore[misc]
+        time.sleep(WINDOW_S + 5)  # until each window is full
         yield here
 
 
