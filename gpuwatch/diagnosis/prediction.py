@@ -40,13 +40,15 @@ class Plan:
     limit: str | None
     """What limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough."""
     step_s: tuple[float, float]
-    """Shortest and longest step to expect."""
+    """Shortest and longest step to expect. The note leaves it out where the run is too short for a prediction."""
     speedup: tuple[float, float]
     """Lowest and highest gain in throughput that goes with it."""
     queue_bytes: int | None
     """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
     memory_bytes: int | None = None
     """The same with the workers' own memory; None: that, or the batch size, is not known."""
+    promises: bool = True
+    """Whether a step can be predicted: False for a short run."""
 
     @property
     def gain(self) -> tuple[float, float]:
@@ -58,7 +60,8 @@ class Plan:
         """What goes with the advice, e.g. "; expect a step of 40 ms to 52 ms; takes up to 96 MiB of /dev/shm"."""
         low, high = self.step_s
         text = f" ({self.needed} would feed the step, limited by {self.limit})" if self.limit is not None else ""
-        text += f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
+        if self.promises:
+            text += f"; expect a step of {duration(low)}" + (f" to {duration(high)}" if high > 1.05 * low else "")
         if self.queue_bytes is not None:
             text += f"; takes up to {size(self.queue_bytes)} of /dev/shm"
         if self.memory_bytes is not None:
@@ -128,6 +131,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         speedup=(now_s / worst_s, now_s / best_s) if best_s > 0 else (1.0, 1.0),
         queue_bytes=None if each is None else workers * each,
         memory_bytes=None if each is None or own is None else workers * (each + own * window.local_world_size),
+        promises=not window.is_short,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
 from gpuwatch.diagnosis.rules import diagnose
@@ -109,7 +111,10 @@ def make_report(
     thresholds: Thresholds = THRESHOLDS,
 ) -> Report:
     """Return the report of a window that covers a whole run."""
+    window = msgspec.structs.replace(window, is_short=is_short(done.steps, done.seconds, thresholds))
     findings = diagnose(window, thresholds)
+    if window.is_short:
+        findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
     columns = window.steps
     totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
     return Report(
@@ -172,10 +177,16 @@ def _totals(report: Report) -> dict[str, float]:
     return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
 
 
+
+def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:
+    """Whether a run of so many steps, and so much time in them, is too short for a prediction."""
+    return steps < thresholds.short_run_steps or seconds < thresholds.short_run_s
+
+
 _SENTENCES = {
     INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
     TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
-    HOST_WAIT: ("host", "input_share", "host-bound: {} of the time the device waited for host code"),
+    HOST_WAIT: ("host", "host_wait_share", "host-bound: {} of the time the device waited for host code"),
     COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
     EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
     CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
@@ -190,13 +201,16 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     """Return the verdict on a window.
 
     The largest loss that is worth a change decides; without one the verdict is `compute`, which is good. A run that is stalled
-    now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a straggler. Start-up is ignored once there are steps: it passes.
+    now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a straggler. Start-up is ignored
+    once there are steps: it passes. Of one step there is no verdict.
     """
     if window.stalled_s is not None:
         text = f"stalled: no training step for {duration(window.stalled_s)}"
         return Verdict("stalled", window.share(STALLED), text)
     if not len(window.steps) and window.share(STARTUP) >= window.share(*_SENTENCES):
         return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
+    if window.is_short and len(window.steps):
+        return _so_far(window, findings, thresholds)
     spent = sum(window.first_step_s.values())
     first = f" (excluding the first step, which took {duration(spent)})" if spent else ""
     shares_of = {state: window.share(state) for state in _SENTENCES}
@@ -218,14 +232,17 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
             return Verdict("host", share * (window.kept_up_ratio or 0.0), text + first)
         saturated = any(finding.cause == "gpu_saturated" for finding in findings)
         good = "the GPU is saturated" if saturated else "the input keeps up"
-        text = f"healthy: {percent(share)} of the time is compute, {good}"
+        text, waited = f"healthy: {percent(share)} of the time is compute, {good}", window.share(INPUT_WAIT)
+        if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
+            text = f"mostly compute; {percent(waited)} of the time waits for data: {1 / (1 - waited):.1f}× at most without it"
+            text += _by_host_clock(window)
         return Verdict("compute", share, text + first)
     ratio, state, text = max(losses)
     if state == INPUT_WAIT and window.waits_hidden_in is not None:
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
-    if state == INPUT_WAIT and window.timeline == "host" and window.device != "cpu":
-        first += " (by the host clock: work queued on the device may hide part of it)"
+    if state == INPUT_WAIT:
+        first += _by_host_clock(window)
     return Verdict(_SENTENCES[state][0], ratio, text + first)
 
 
@@ -240,9 +257,26 @@ def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[floa
     return [(whole, OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
 
 
+def _so_far(window: Window, findings: Sequence[Finding], thresholds: Thresholds) -> Verdict:
+    """Return the verdict on a run that has only a few steps: what it did so far, and that this promises nothing."""
+    count = len(window.steps)
+    if count == 1:
+        return Verdict("unknown", 1.0, "short: 1 step, too few for a verdict")
+    verdict = give_verdict(msgspec.structs.replace(window, is_short=False), findings, thresholds)
+    text = f"short: {count} steps, too few for a prediction; so far {verdict.sentence}"
+    return msgspec.structs.replace(verdict, sentence=text)
+
+
+def _by_host_clock(window: Window) -> str:
+    """Return what limits the trust in a wait for data; empty where nothing does."""
+    if window.timeline == "device" or window.device == "cpu":
+        return ""
+    return " (by the host clock: work queued on the device may hide part of it)"
+
+
 def render(report: Report, width: int = 100) -> str:
     """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
-    head = f"gpuwatch · {report.name} · {duration(report.duration_s)}, {report.steps:,} steps"
+    head = f"gpuwatch · {report.name} · {duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
     ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)

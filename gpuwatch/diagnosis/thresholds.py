@@ -15,8 +15,14 @@ class Thresholds:
     """Fewer training steps than this prove nothing."""
     min_device_steps: int = 3
     """The same for steps that the device timeline measured."""
-    input_share: float = 0.10
-    """Share of time spent waiting for input from which a change is worthwhile. A healthy loop waits a few per cent."""
+    short_run_s: float = 5.0
+    """A run with less time in steps than this gets no prediction."""
+    short_run_steps: int = 30
+    """Nor does one with fewer steps."""
+    input_share: float = 0.15
+    """Share of time spent waiting for input from which a run is input-bound, and a change is worthwhile."""
+    input_share_mild: float = 0.05
+    """Share of time spent waiting for input from which the verdict on a run that mostly computes mentions it."""
     input_share_critical: float = 0.40
     """Share of time spent waiting for input, or lost to the host, from which a finding is critical."""
     transfer_share: float = 0.10

@@ -147,6 +147,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Seconds by state; their sum is the time that the window explains."""
     declared_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds by name of the declared phases that are no states of their own: a part of `other`."""
+    is_short: bool = False
+    """The run has too few steps for a prediction, by `short_run_s` and `short_run_steps`."""
     timeline: str = "host"
     """Where the states come from: "host", the host clock, or "device", timing events on the device."""
     coverage: float = 0.0

@@ -43,7 +43,7 @@ def test_a_launch_bound_run_knows_how_much_its_gpu_idles_without_an_agent(
     rig = Rig(monkeypatch)
     rig.device.uuid = gpu.uuid  # type: ignore[attr-defined]
     accounts = rig.watch._publisher.accounts
-    for _ in rig.watch.steps(rig.batches([0.0] * 60)):
+    for _ in rig.watch.steps(rig.batches([0.0] * 260)):
         rig.train(host_ms=20, launch_ms=20)
         rig.watch._publisher.report(closed=False)
         accounts.sample_host()

@@ -16,7 +16,7 @@ from gpuwatch.api import Finding, LastSteps, Run, Steps
 from gpuwatch.api.client import RunSource
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.rates import Cost, cost_of, total_cost
-from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.report import give_verdict, is_short
 from gpuwatch.diagnosis.rules import RULES
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch.errors import ConfigError
@@ -93,7 +93,17 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         phases=phases,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=give_verdict(Window(duration_s, states, phases, timeline, device=first.device, steps=columns)),
+        verdict=give_verdict(
+            Window(
+                duration_s,
+                states,
+                phases,
+                is_short=is_short(first.steps, duration_s),
+                timeline=timeline,
+                device=first.device,
+                steps=columns,
+            )
+        ),
         step_time=_statistics(columns, of_last),
         findings=merge_findings(source.findings(run)),
         ranks=tuple(

@@ -42,6 +42,15 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
     )
 
 
+def test_a_short_run_promises_nothing() -> None:
+    short = make_report("host-1-2", "train.py", WINDOW, {}, Done(3.0, 7, None))
+    assert [(each.predicted_speedup, each.predicted_range) for each in short.findings] == [(None, None)]
+    lines = str(short).splitlines()
+    assert lines[1].startswith("  short: 7 steps, too few for a prediction; so far input-bound: 62%")
+    assert lines[-1] == "  do    DataLoader(num_workers=2, persistent_workers=True); takes up to 48 MiB of /dev/shm"
+    assert str(make_report("a", "b", WINDOW, {}, Done(1.0, 1, None))).startswith("gpuwatch · b · 3m 12s, 1 step of")
+
+
 def test_the_verdict_of_a_healthy_run() -> None:
     window = Window(duration_s=10.0, states_s={"compute": 9.9, "input_wait": 0.1})
     assert str(report(window, steps=1000)).splitlines()[:3] == [

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.diagnosis.report import give_verdict
+from gpuwatch.diagnosis.finding import Finding, Verdict
+from gpuwatch.diagnosis.report import give_verdict, is_short
+from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
@@ -18,9 +19,43 @@ def test_the_largest_loss_decides() -> None:
 
 
 def test_a_loop_that_waits_a_few_per_cent_is_healthy() -> None:
-    verdict = give_verdict(window(steps(100, 0.009, 0.091)))
-    assert (verdict.state, verdict.ratio) == ("compute", pytest.approx(0.91))
-    assert verdict.sentence == "healthy: 91% of the time is compute, the input keeps up"
+    verdict = give_verdict(window(steps(100, 0.004, 0.096)))
+    assert (verdict.state, verdict.ratio) == ("compute", pytest.approx(0.96))
+    assert verdict.sentence == "healthy: 96% of the time is compute, the input keeps up"
+
+
+def test_between_healthy_and_input_bound_there_is_no_cliff() -> None:
+    """9.6% waited was healthy, 10.0% input-bound, with advice for a gain of 1.1×."""
+    for wait_ms, sentence in (
+        (5.2, "mostly compute; 5.2% of the time waits for data: 1.1× at most without it"),
+        (10.0, "mostly compute; 10% of the time waits for data: 1.1× at most without it"),
+        (14.4, "mostly compute; 14% of the time waits for data: 1.2× at most without it"),
+    ):
+        mild = window(steps(100, wait_ms / 1e3, 0.1 - wait_ms / 1e3))
+        assert give_verdict(mild) == Verdict("compute", pytest.approx(1 - wait_ms / 100), sentence)
+        assert {found.severity for found in diagnose(mild)} <= {"info"}, "nothing to do for so little"
+    assert give_verdict(window(steps(100, 0.016, 0.084))).state == "input"
+    on_a_gpu = give_verdict(window(steps(100, 0.01, 0.09), device="cuda"))
+    assert on_a_gpu.sentence.endswith("without it (by the host clock: work queued on the device may hide part of it)")
+    hidden = give_verdict(window(steps(100, 0.01, 0.09), device="jax:cuda"))
+    assert hidden.sentence.startswith("healthy: 90%"), "JAX runs asynchronously: what a wait costs is not known"
+
+
+@pytest.mark.parametrize(("steps_done", "seconds", "short"), [(29, 60.0, True), (30, 4.9, True), (30, 5.0, False)])
+def test_a_short_run_is_called_so(steps_done: int, seconds: float, short: bool) -> None:
+    assert is_short(steps_done, seconds) is short
+    verdict = give_verdict(replace(STARVED, is_short=short))
+    sentence = "input-bound: 60% of the time training waited for data"
+    assert verdict.sentence == (f"short: 100 steps, too few for a prediction; so far {sentence}" if short else sentence)
+    assert (verdict.state, verdict.ratio) == ("input", pytest.approx(0.60))
+
+
+def test_of_one_step_there_is_no_verdict() -> None:
+    """`next(iter(watch(loader)))` printed "input-bound 70%"."""
+    verdict = give_verdict(window(steps(1, 0.7, 0.3), is_short=True))
+    assert (verdict.state, verdict.sentence) == ("unknown", "short: 1 step, too few for a verdict")
+    stalled = give_verdict(window(steps(1, 0.7, 0.3), is_short=True, stalled_s=60.0))
+    assert stalled.state == "stalled", "that holds however few steps there were"
 
 
 def test_on_a_gpu_the_host_s_clock_is_not_taken_for_the_device_s() -> None:

@@ -145,7 +145,7 @@ def test_a_cause_is_called_what_its_rule_is_called() -> None:
 
 
 def test_findings_come_most_severe_first_then_by_what_is_at_stake() -> None:
-    columns = steps(100, 0.020, 0.080)
+    columns = steps(100, 0.030, 0.070)
     mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
     found = diagnose(replace(mixed, stalled_s=None))
     assert [finding.cause for finding in found] == ["eval_share", "input_cpu"]
@@ -153,7 +153,7 @@ def test_findings_come_most_severe_first_then_by_what_is_at_stake() -> None:
 
 
 def test_a_consequence_follows_its_root_and_names_it() -> None:
-    columns = steps(100, 0.020, 0.080)
+    columns = steps(100, 0.030, 0.070)
     mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
     found = [(finding.cause, finding.root) for finding in diagnose(mixed)]
     assert found == [("stalled", None), ("input_cpu", "stalled"), ("eval_share", None)]
