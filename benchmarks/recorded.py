@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 
 from benchmarks.recorded_trace import STATES, Copy, Trace, TraceError, latest_ends, load, true_times
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.step_records import StepRecord
 from tests.unit.hook.fakes import MS, Clock, fake_watch
@@ -235,6 +236,8 @@ class Replay:
 def replaying(trace: Trace) -> Iterator[Replay]:
     """A replay whose Watch is closed in the end."""
     with pytest.MonkeyPatch.context() as patch:
+        # A recording of a few steps stands for a long run.
+        patch.setattr("gpuwatch.hook.account.site_thresholds", Thresholds(short_run_s=0.0, short_run_steps=0))
         replay = Replay(trace, patch)
         try:
             yield replay

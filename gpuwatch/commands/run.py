@@ -27,7 +27,8 @@ def run(
     Example: `gpuwatch run -- python train.py --epochs 3`
 
     Every DataLoader that is iterated in a main thread is watched as if by `gpuwatch.watch`; Lightning, Hugging Face Trainer and Ignite
-    get their integration. The program replaces this process: its output, signals and exit code are its own.
+    get their integration. In a loop without a DataLoader a step lasts from one optimizer step to the next. Where no step was seen, one line at the end gives the
+    reason. The program replaces this process: its output, signals and exit code are its own.
 
     Exit codes of gpuwatch itself: 127 no such program, 126 it cannot be run.
     """
@@ -49,7 +50,7 @@ def environment(of: Mapping[str, str]) -> dict[str, str]:
     if not (startup / "sitecustomize.py").exists():
         raise ConfigError(f"{startup}/sitecustomize.py is missing; install gpuwatch-training again")
     places = [str(startup), *filter(None, [of.get("PYTHONPATH")])]
-    return {**of, "PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1"}
+    return {**of, "PYTHONPATH": os.pathsep.join(places), "GPUWATCH_AUTO": "1", "GPUWATCH_AUTO_PID": str(os.getpid())}
 
 
 def _end(code: int, message: str) -> NoReturn:

@@ -56,7 +56,15 @@ class InputWait:
 
 
 def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
-    """Return the wait for input; None when it is not worth a change, is only that of first batches, or is not known."""
+    """Return the wait for input; None when it is not worth a change, is only that of first batches, or is not known.
+
+    Where only optimizer steps bound the steps, it is not known what the time between them is.
+    """
+    return None if window.bounded_by_optimizer else waited(window, thresholds)
+
+
+def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
+    """The same, whatever bounds the steps."""
     share, step = window.share(INPUT_WAIT), window.mean_step
     if window.waits_hidden_in is not None or step.steps < thresholds.min_steps or share < thresholds.input_share:
         return None
@@ -70,6 +78,12 @@ def queue_evidence(window: Window) -> list[Evidence]:
     """Return how often no batch was ready when one was requested; nothing without workers."""
     ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
     return measured("empty queue", window.empty_fetch_ratio, f"the queue was empty at {{}} of the fetches {ready}")
+
+
+def place_evidence(window: Window, what: str = "a fetch") -> list[Evidence]:
+    """Return the user's own function in which the training thread was most often, while it waited for a batch."""
+    place = window.fetch_place
+    return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
 
 
 def cpu_evidence(host: HostFacts) -> list[Evidence]:

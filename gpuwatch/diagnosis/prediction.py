@@ -20,6 +20,8 @@ HANDOVER_S = (0.0003, 0.003)
 """Duration of a handover where it cannot be measured: without workers, or while none of them ever has a batch ready."""
 CONTENTION = 1.10
 """Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
+MOST_A_CORE = 4
+"""Workers for each core at most, even where they only wait: each is a process that also unpickles, collates and hands over."""
 SHM_USABLE = 0.8
 """The share of /dev/shm that queues may fill."""
 PREFETCH = 2
@@ -109,14 +111,16 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     have = window.workers or 0
     now_s = wait_s + rest_s
     fetch_s = fetch_seconds(have, wait_s, rest_s, hidden_s)
-    needed = workers_needed(fetch_s, rest_s)
+    handover_s = _handover(window, have)
+    needed = workers_needed(fetch_s, max(rest_s, handover_s[1]))  # no workers hand batches over faster than that
     caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
     if on_cpu:
         caps["cores"] = free_cores(window)
+    elif window.host is not None and window.host.cpu_cores is not None:
+        caps["cores"] = max(have, MOST_A_CORE * window.host.cpu_cores // window.local_world_size, 1)
     known = {name: cap for name, cap in caps.items() if cap is not None}
     limit = min(known, key=lambda name: known[name], default=None)
     workers = needed if limit is None else max(1, min(needed, known[limit]))
-    handover_s = _handover(window, have)
     best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
     at_once = _available_cores(window) if on_cpu else None
     at_work = float(workers) if at_once is None else max(_LEAST_OF_A_CORE, min(float(workers), at_once))

@@ -177,7 +177,6 @@ def _totals(report: Report) -> dict[str, float]:
     return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
 
 
-
 def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:
     """Whether a run of so many steps, and so much time in them, is too short for a prediction."""
     return steps < thresholds.short_run_steps or seconds < thresholds.short_run_s
@@ -213,6 +212,8 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         return _so_far(window, findings, thresholds)
     spent = sum(window.first_step_s.values())
     first = f" (excluding the first step, which took {duration(spent)})" if spent else ""
+    if window.untrained_s:
+        first += f" (excluding {duration(sum(window.untrained_s.values()))} of passes without an optimizer step)"
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[OTHER] -= sum(window.declared.values())
     losses = [
@@ -230,17 +231,24 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         if any(finding.cause == "host_bound" for finding in findings):
             text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched, and idles in between"
             return Verdict("host", share * (window.kept_up_ratio or 0.0), text + first)
+        if waits := next((finding for finding in findings if finding.cause == "step_waits"), None):
+            text = f"host-bound: for {percent(waits.ratio)} of the time the step waits, and computes nothing"
+            return Verdict("host", waits.ratio, text + first)
         saturated = any(finding.cause == "gpu_saturated" for finding in findings)
         good = "the GPU is saturated" if saturated else "the input keeps up"
         text, waited = f"healthy: {percent(share)} of the time is compute, {good}", window.share(INPUT_WAIT)
         if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
-            text = f"mostly compute; {percent(waited)} of the time waits for data: {1 / (1 - waited):.1f}× at most without it"
+            what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
+            text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
             text += _by_host_clock(window)
         return Verdict("compute", share, text + first)
     ratio, state, text = max(losses)
     if state == INPUT_WAIT and window.waits_hidden_in is not None:
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
+    if state == INPUT_WAIT and window.bounded_by_optimizer:
+        text = "{} of the time passed between an optimizer step and the next forward pass, outside of torch"
+        return Verdict("host", ratio, text.format(percent(ratio)) + first + _by_host_clock(window))
     if state == INPUT_WAIT:
         first += _by_host_clock(window)
     return Verdict(_SENTENCES[state][0], ratio, text + first)

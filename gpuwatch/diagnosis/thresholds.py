@@ -63,6 +63,8 @@ class Thresholds:
     """Rate of copies from pinned memory from which the PCIe bus is the limit."""
     host_wait_share: float = 0.10
     """Share of time in which the device waits for host code, from which a change is worthwhile."""
+    step_idle: float = 0.30
+    """Share of a step on the CPU in which the process has nothing to run, from which the step waits rather than computes."""
     device_bubbles: float = 0.30
     """Share of compute in which the driver sees no kernel, from which the host launches too slowly."""
     drained_share: float = 0.90

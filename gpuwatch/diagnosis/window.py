@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from gpuwatch.host.frames import Place
 from gpuwatch.ledger.states import OTHER, shares
 from gpuwatch.wire import Loader, WorkerDeath
 
@@ -173,6 +174,16 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     empty_fetch_ratio: float | None = None
     """Share of the fetches at which none was ready."""
     loader: Loader | None = None
+    bounded_by_optimizer: bool = False
+    """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
+    untrained_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Seconds by state of passes before the training, in which no optimizer made a step: no share counts them."""
+    fetch_place: Place | None = None
+    """Where the training thread was most often while it waited for a batch, in the user's own code."""
+    step_place: Place | None = None
+    """The same for the rest of the step."""
+    step_idle_ratio: float | None = None
+    """Share of compute, at least, in which no thread of the training process had work for a core."""
     worker_cpu_ratios: tuple[float, ...] | None = None
     """CPU use of each loader worker, 1.0 = one core busy."""
     worker_busy_ratios: tuple[float, ...] | None = None
@@ -246,8 +257,13 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:
-        first = self.first_step_s
-        return shares({state: max(0.0, spent - first.get(state, 0.0)) for state, spent in self.states_s.items()})
+        first, before = self.first_step_s, self.untrained_s
+        return shares(
+            {
+                state: max(0.0, spent - first.get(state, 0.0) - before.get(state, 0.0))
+                for state, spent in self.states_s.items()
+            }
+        )
 
 
 def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: Any = None, **facts: Any) -> Window:

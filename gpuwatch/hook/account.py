@@ -19,7 +19,7 @@ import msgspec
 from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import IDLE, IN_STEP, TRANSFERRING
+from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, median
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
@@ -28,7 +28,8 @@ from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.thresholds import Thresholds
     from gpuwatch.diagnosis.window import StepColumns, Window
-    from gpuwatch.hook.evidence import HostWatcher, OwnGpu
+    from gpuwatch.hook.evidence import HostWatcher, OwnGpu, StepIdle
+    from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
@@ -55,6 +56,36 @@ class Delta(msgspec.Struct, frozen=True):
     """Index of the first of `steps`, from 0."""
 
 
+class Untrained:
+    """Steps of whole passes in which no optimizer made a step, by state."""
+
+    def __init__(self) -> None:
+        self._sums: list[list[int]] = []
+        """Of each pass: steps, and its ns of wait, transfer and compute by the host's clock."""
+        self.begins_ns = 0
+        """When the last pass began."""
+
+    def add(self, step: StepRecord) -> None:
+        if step.epoch_start or not self._sums:
+            self._sums = [[sum(each) for each in zip(*self._sums, strict=True)] or [0] * 4, [0] * 4]
+            self.begins_ns = step.start_ns
+        for index, part in enumerate((1, step.data_wait_ns, step.transfer_ns, step.compute_ns)):
+            self._sums[-1][index] += part
+
+    def drop_last(self) -> None:
+        """The last pass is one that trains."""
+        self._sums[-1:] = []
+
+    @property
+    def steps(self) -> int:
+        return sum(each[0] for each in self._sums)
+
+    @property
+    def states_s(self) -> dict[str, float]:
+        _, *spent = [sum(each) for each in zip(*self._sums, strict=True)] or [0] * 4
+        return {state: ns / 1e9 for state, ns in zip((INPUT_WAIT, TRANSFER, COMPUTE), spent, strict=True) if ns}
+
+
 class Accounts:
     """Everything known of this process's run."""
 
@@ -79,6 +110,17 @@ class Accounts:
         self.blind = False
         """The hook has stopped recording: time after the watermark is unknown."""
         self.own_gpu: OwnGpu | None = None
+        self.step_idle: StepIdle | None = None
+        self.frames: OwnFrames | None = None
+        self.bounded_by_optimizer = False
+        """Steps last from one optimizer step to the next: no watched loader feeds them."""
+        self.trained_since_ns: int | None = None
+        """When the pass began in which an optimizer made its first step; None before that."""
+        self._untrained: Untrained | None = Untrained()
+        """Of the passes so far; None once none of them can be one that trains nothing."""
+        self.untrained_s: dict[str, float] = {}
+        """Seconds by state of the passes before the training that trained nothing."""
+        self._untrained_steps = 0
         self._first_batches = 0
         self._first_waits_ns = 0
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
@@ -123,6 +165,8 @@ class Accounts:
             self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
         steps, phases = self.timeline.fold()
         for step in steps:
+            if self._untrained is not None:
+                self._note_untrained(step)
             if step.epoch_start:
                 self._epoch_starts.append(step)
                 self._first_batches += 1
@@ -145,6 +189,22 @@ class Accounts:
     def _step_ns(self) -> int | None:
         """When the open step began; None without one."""
         return self.recorder.begin_ns if self.recorder.in_step else None
+
+    def _note_untrained(self, step: StepRecord) -> None:
+        """Add a step to those of passes that train nothing; leave these out of the evidence once a later pass trains."""
+        before, since = self._untrained, self.trained_since_ns
+        assert before is not None
+        if since is None or step.start_ns < since:
+            before.add(step)
+            return
+        self._untrained = None
+        if before.begins_ns >= since:
+            before.drop_last()
+        self.untrained_s = before.states_s
+        self._untrained_steps = before.steps
+        self._epoch_starts.clear()
+        self._recent.clear()
+        self._first_batches = self._first_waits_ns = 0
 
     def take_delta(self) -> Delta:
         """Return what was applied since the last call. Call with the lock held."""
@@ -239,6 +299,11 @@ class Accounts:
             first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
             fetch_cpu_ratio=self.recorder.fetches.cpu_ratio,
             loader=self.loader_with_batch(),
+            bounded_by_optimizer=self.bounded_by_optimizer,
+            untrained_s=self.untrained_s,
+            fetch_place=None if self.frames is None else self.frames.most_frequent(DATA_WAIT),
+            step_place=None if self.frames is None else self.frames.most_frequent(IN_STEP),
+            step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             worker_cpu_ratios=self.watcher.worker_cpu_ratios(),
             worker_busy_ratios=self.watcher.worker_busy_ratios(),
             worker_waits=self.watcher.worker_waits(),
@@ -260,7 +325,7 @@ class Accounts:
         than two would remain, though the pauses matter, the later steps are repeated instead.
         """
         firsts, later = list(self._epoch_starts), list(self._recent)
-        others = self.timeline.counts.steps - self._first_batches
+        others = self.timeline.counts.steps - self._untrained_steps - self._first_batches
         if len(firsts) < 2 or not later:
             return sorted((*firsts, *later), key=lambda step: step.start_ns)
         wanted = min(len(firsts), round(len(later) * self._first_batches / others))
@@ -280,7 +345,7 @@ class Accounts:
 
     def sample_host(self) -> None:
         """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""
-        from gpuwatch.hook.evidence import OwnGpu
+        from gpuwatch.hook.evidence import OwnGpu, StepIdle
 
         loader = self.loader
         self.watcher.sample(self.recorder.clock() / 1e9, loader.worker_pids if loader else ())
@@ -290,6 +355,21 @@ class Accounts:
         trains = self.timeline.counts.steps >= thresholds().min_steps and not self.recorder.in_phase
         if self.own_gpu is not None and trains:
             self.own_gpu.sample()
+        if trains:
+            self.step_idle = self.step_idle or StepIdle()
+            _, parts = self.recorder.open_parts_ns(self.recorder.clock())
+            computed_ns = self.timeline.counts.phases_ns["compute"] + parts.get(COMPUTE, 0)
+            self.step_idle.sample(computed_ns / 1e9)
+
+    def sample_frames(self) -> None:
+        """Sample where the training thread is in the user's code. Called by another thread."""
+        from gpuwatch.host.frames import OwnFrames
+
+        recorder = self.recorder
+        doing = recorder.doing()
+        if doing is DATA_WAIT or doing is IN_STEP:
+            self.frames = self.frames or OwnFrames()
+            self.frames.sample(recorder.thread, doing)
 
     def loader_with_batch(self) -> Loader | None:
         """Return the loader's settings with the size of a batch."""

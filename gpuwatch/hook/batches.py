@@ -5,15 +5,20 @@ A batch may be any container; tensors are anything with `shape`, `nbytes` and `t
 
 from __future__ import annotations
 
+import gc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from itertools import islice
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from gpuwatch.ledger.events import UNKNOWN_SAMPLES
 from gpuwatch.wire import Loader
 
 _DEPTH = 16
+_MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
+_EMPTY_CELL = CellType()
 _MAX_ITEMS = 10_000
 """Items of a batch that are visited: a batch may be lists of a million numbers, and training waits meanwhile."""
 
@@ -128,29 +133,63 @@ def _keyed(batch: Any) -> Iterable[tuple[Any, Any]]:
 def loader_settings(loader: Any, iterator: Any) -> Loader:
     """Return the loader's settings and, once it iterates, its workers' pids; None for each that it lacks.
 
-    An iterable that is no DataLoader has at most a number of batches.
+    A DataLoader inside of another iterable is looked for. An iterable without one has at most a number of batches.
     """
-    workers = getattr(loader, "num_workers", None)
+    batches = _length(loader)
+    if not isinstance(getattr(loader, "num_workers", None), int):
+        loader = loader_inside(loader, iterator) or loader
+        iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
     return Loader(
-        num_workers=workers if isinstance(workers, int) else None,
+        num_workers=_integer(loader, "num_workers"),
         prefetch_factor=_integer(loader, "prefetch_factor"),
         batch_size=_integer(loader, "batch_size"),
         pin_memory=_flag(loader, "pin_memory"),
         persistent_workers=_flag(loader, "persistent_workers"),
-        batches=_length(loader),
+        batches=batches,
         worker_pids=tuple(
             pid for process in getattr(iterator, "_workers", ()) if (pid := getattr(process, "pid", None)) is not None
         ),
     )
 
 
+def loader_inside(*things: Any) -> Any | None:
+    """Return the DataLoader, or its iterator, that these iterables take batches from, such as tqdm, enumerate, zip, islice or a generator; None where none is found.
+
+    It is looked for in attributes, in a generator's variables, and in what a built-in iterator refers to. Nothing is called.
+    """
+    todo, seen = deque((thing, 0) for thing in things), set[int]()
+    while todo and len(seen) < _MAX_WRAPPED:
+        thing, depth = todo.popleft()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType)):
+            continue
+        seen.add(id(thing))
+        known = getattr(thing, "__dict__", None) or {}
+        if {"num_workers", "dataset"} <= known.keys() or {"_num_workers", "_dataset"} <= known.keys():
+            return thing  # a DataLoader, or one's iterator
+        if depth >= _DEPTH_WRAPPED:
+            continue
+        inner = list(known.values())
+        if isinstance(thing, GeneratorType) and thing.gi_frame is not None:
+            inner += [*thing.gi_frame.f_locals.values(), thing.gi_yieldfrom]
+        elif isinstance(thing, FunctionType):
+            inner += [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY_CELL]
+        elif isinstance(thing, MethodType):
+            inner += [thing.__self__, thing.__func__]
+        elif type(thing).__module__ in ("itertools", "builtins") and not isinstance(thing, (Mapping, str, bytes)):
+            inner += (
+                gc.get_referents(thing) if not isinstance(thing, (list, tuple)) or len(thing) <= _MOST_MEMBERS else ()
+            )
+        todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
+    return None
+
+
 def _integer(loader: Any, name: str) -> int | None:
-    value = getattr(loader, name, None)
+    value = getattr(loader, name, getattr(loader, f"_{name}", None))
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _flag(loader: Any, name: str) -> bool | None:
-    value = getattr(loader, name, None)
+    value = getattr(loader, name, getattr(loader, f"_{name}", None))
     return value if isinstance(value, bool) else None
 
 

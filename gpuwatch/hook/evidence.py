@@ -24,6 +24,7 @@ _MAX_WORKERS = 64
 _MEMORY_EVERY = 8
 """Memory is read in one of so many samples."""
 _MIN_READINGS = 3
+_MIN_COMPUTE_S = 3.0
 
 
 class HostSample(msgspec.Struct, frozen=True):
@@ -170,6 +171,34 @@ class HostWatcher:
     def worker_waits(self) -> dict[str, float] | None:
         """Return the share of samples in which workers were blocked on each of `blocked.WAITS`; None with too few samples."""
         return blocked.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
+
+
+class StepIdle:
+    """For how long, in steps of a training on the CPU, no thread of the process has work for a core: it sleeps, or waits for something.
+
+    A lower bound: what the threads do outside of compute is taken to be a part of it, and threads that run at once to run one after another.
+    """
+
+    def __init__(self, procfs: Path = Path("/proc")) -> None:
+        self._procfs = procfs
+        self._last: tuple[float, dict[int, float]] | None = None
+        self._busy_s = self._compute_s = 0.0
+
+    def sample(self, compute_s: float) -> None:
+        """Take a sample. Up to now steps have computed for so long."""
+        threads = _optional(lambda: proc.own_threads_busy_s(self._procfs))
+        last, self._last = self._last, None if threads is None else (compute_s, threads)
+        if last is None or threads is None:
+            return
+        self._busy_s += sum(max(0.0, busy - last[1].get(thread, 0.0)) for thread, busy in threads.items())
+        self._compute_s += compute_s - last[0]
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of compute, 0–1; None before it was measured for a while."""
+        if self._compute_s < _MIN_COMPUTE_S:
+            return None
+        return min(1.0, max(0.0, 1 - self._busy_s / self._compute_s))
 
 
 class OwnGpu:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.errors import pass_on
 from gpuwatch.hook.batches import loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership
+from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
@@ -53,7 +54,8 @@ class Session:
         self.recorder = Recorder(failed=self.failed)
         self.recorder.meter.budget = budget
         self.publisher = Publisher(self.recorder, membership, facts, endpoint)
-        self.torch_hooks = TorchHooks(self.recorder, device_events, transfers)
+        self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, self._begin_optimizer_steps)
+        self.torch_hooks.optimizer.on_first = self._begin_training
         self.verdicts = VerdictPrinter(self.report, quiet, self.failed, self.recorder.clock())
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
         self.trained_with_gradients = False
@@ -71,6 +73,8 @@ class Session:
         self._known_loader: Callable[[], Any] = _no_loader
         """The loader of the last training pass, if it has no workers: its settings have been read."""
         self._logged: set[str] = set()
+        self._pass_began_ns = self._trained_before = 0
+        """When the last training pass began, and how many steps optimizers had made by then."""
 
     def failed(self, doing: str, error: BaseException) -> None:
         """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
@@ -124,6 +128,16 @@ class Session:
             if live.prepared is not None:
                 live.hand_over()
 
+    def _begin_training(self) -> None:
+        """An optimizer makes its first step: passes before this one have trained nothing."""
+        began = self._pass_began_ns if self.recorder.step_owner is not None else self.recorder.clock()
+        self.publisher.accounts.trained_since_ns = began
+
+    def _begin_optimizer_steps(self) -> None:
+        """Steps are bounded by an optimizer from now on."""
+        self.trained_with_gradients = self.publisher.accounts.bounded_by_optimizer = True
+        self.start()
+
     def find_device(self) -> None:
         """Begin to measure by a device that the user's code has set up by now."""
         self.guard(self.torch_hooks.find_device)
@@ -152,6 +166,8 @@ class Session:
         """Prepare for a pass whose iterator was made: a part of the wait for its first batch. Return whether the loader's settings are known."""
         self.loops.add(loop)
         self.guard(self.torch_hooks.begin_loop)
+        if not self.recorder.in_phase:
+            self._pass_began_ns, self._trained_before = self.recorder.begin_ns, self.torch_hooks.optimizer.count
         if not has_settings:
             return False
         try:
@@ -209,11 +225,17 @@ class Session:
         ):
             return
         with sigchld_held():
-            if not self.verdicts.printed:
+            if not self.verdicts.printed and not self._trained_nothing:
                 self.verdicts.print()
             if self._log is not None:
                 log, now = self._log, recorder.clock()
                 self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
+
+    @property
+    def _trained_nothing(self) -> bool:
+        """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
+        optimizer = self.torch_hooks.optimizer
+        return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
 
     # The end --------------------------------------------------------------------------------------------------------
 
@@ -235,6 +257,7 @@ class Session:
             try:
                 if owner not in (None, CLOSED):
                     self.recorder.exit_all(now)
+                    self.torch_hooks.optimizer.end(now)
                     if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
                         self.recorder.abandon(now, OTHER)
                     self.recorder.end_step(now)
@@ -281,6 +304,9 @@ class PartContext:
 
 class VerdictPrinter:
     """Prints one run's verdicts on stderr: after the first pass, at the end, and one line early in a long first pass. Never the same twice."""
+
+    any_printed = False
+    """Whether any verdict was printed in this process."""
 
     def __init__(
         self,
@@ -336,6 +362,7 @@ class VerdictPrinter:
 
     def _print(self, report: Report) -> None:
         if report.steps:
+            VerdictPrinter.any_printed = True
             self._last = (report.steps, report.duration_s)
             self.show(report)
 

@@ -23,6 +23,7 @@ CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "stea
 """The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
 _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d"
 """Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
+_MOST_THREADS = 512
 _PARTITION = r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
 
 
@@ -170,6 +171,19 @@ def run_queue_s(pid: int, procfs: Path = PROC) -> float:
     """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
     with _as_no_data(procfs / str(pid) / "schedstat"):
         return int(_read(procfs / str(pid) / "schedstat").split()[1]) / 1e9
+
+
+def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
+    """Return each of this process's threads' time on a CPU and in the run queue, in seconds. Source: /proc/self/task/TID/schedstat."""
+    busy = {}
+    with _as_no_data(procfs / "self/task"):
+        for thread in list((procfs / "self/task").iterdir())[:_MOST_THREADS]:
+            with contextlib.suppress(NoData):  # it has ended meanwhile
+                on_cpu, queued = _read(thread / "schedstat").split()[:2]
+                busy[int(thread.name)] = (int(on_cpu) + int(queued)) / 1e9
+    if not any(busy.values()):
+        raise NoData(f"{procfs}/self/task has no times of threads")
+    return busy
 
 
 def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:

@@ -29,6 +29,20 @@ def watch_torch(module: ModuleType) -> None:
     _watch_iteration(module.DataLoader)
 
 
+def watch_optimizers(module: ModuleType) -> None:
+    """Bound the steps of a loop without a DataLoader by its optimizer's."""
+
+    def stepped(*_: Any) -> None:
+        session = open_session()
+        if session is None and _trains_here() and not is_watched_already():
+            _open_watch_for_the_process()
+            session = open_session()
+        if session is not None and not is_watched_already() and not session.torch_hooks.optimizer.is_installed:
+            session.guard(session.torch_hooks.optimizer.stepped, "bounding steps by the optimizer")
+
+    module.register_optimizer_step_post_hook(stepped)
+
+
 def watch_torchdata(module: ModuleType) -> None:
     """Watch StatefulDataLoader, which has an `__iter__` of its own."""
     _watch_iteration(module.StatefulDataLoader)

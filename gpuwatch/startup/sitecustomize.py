@@ -6,6 +6,7 @@ that a script starts pay next to nothing. A `sitecustomize` that existed before 
 
 from __future__ import annotations
 
+import atexit
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -19,6 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathl
 
 INSTRUMENTED = {
     "torch.utils.data.dataloader": "watch_torch",
+    "torch.optim.optimizer": "watch_optimizers",
     "torchdata.stateful_dataloader.stateful_dataloader": "watch_torchdata",
     "accelerate.data_loader": "watch_accelerate",
     "transformers.trainer": "watch_transformers",
@@ -59,6 +61,32 @@ def _call_after(loader: Any, function: str) -> None:
     loader.exec_module = exec_module
 
 
+_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")
+"""Programs of these packages start the training in other processes."""
+
+
+def _report_nothing(pid: int) -> None:
+    """Print why there is no verdict, where this process is the program, or has imported torch, and none was printed."""
+    session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
+    if pid != os.getpid() or os.environ.get("GPUWATCH_QUIET", "") not in ("", "0"):
+        return
+    if (processes is not None and processes.parent_process() is not None) or (
+        session and session.VerdictPrinter.any_printed
+    ):
+        return
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if main is not None and main.name.startswith(_LAUNCHERS):
+        return
+    if "torch" in sys.modules:
+        reason = "no DataLoader was iterated in the main thread, and no optimizer of torch's made two steps"
+    elif os.environ.get("GPUWATCH_AUTO_PID") == str(pid):
+        reason = "the program has not imported torch"
+    else:
+        return
+    more = "with w.step(): around a step, and with w.data(): around getting its batch, where w = gpuwatch.Watch()"
+    print(f"gpuwatch: no training step was seen: {reason}. To see one: {more}", file=sys.stderr)
+
+
 def _run_other_sitecustomize() -> None:
     """Run the `sitecustomize` that Python would have found without this one."""
     others = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
@@ -72,4 +100,5 @@ def _run_other_sitecustomize() -> None:
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
 if os.environ.get("GPUWATCH_AUTO") == "1" and os.environ.get("GPUWATCH_DISABLE", "") in ("", "0"):
     sys.meta_path.insert(0, Finder())
+    atexit.register(_report_nothing, os.getpid())
 _run_other_sitecustomize()

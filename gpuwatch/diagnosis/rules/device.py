@@ -112,6 +112,31 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     )  # fmt: skip
 
 
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when, in the steps of a training on one CPU, the whole process often has nothing to run. Ranks may wait for each other."""
+    idle, compute, place = window.step_idle_ratio, window.share(COMPUTE), window.step_place
+    if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
+        return None
+    lost = idle * compute
+    if lost < thresholds.input_share or len(window.steps) < thresholds.min_steps:
+        return None
+    where = [] if place is None else measured("hottest function", place.ratio, f"{{}} of the step is in {place}")
+    return Finding(
+        cause="step_waits",
+        severity="critical" if lost >= thresholds.input_share_critical else "warning",
+        title="the step itself waits: it sleeps, or waits for a file, the network or a lock",
+        ratio=lost,
+        evidence=(
+            *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
+            *where,
+        ),
+        advice="move what waits out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
+        "a faster device does not shorten it",
+        predicted_speedup=speedup_without(lost),
+    )
+
+
 @rule(explains=("host_bound",), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when nearly every step reads a result back from the device, ends with the device idle, and leaves it idle afterwards.
@@ -166,6 +191,8 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     share, on_cpu = window.share(COMPUTE), window.device == "cpu" and not window.gpus
     if share < thresholds.saturated_share or not on_cpu or len(window.steps) < thresholds.min_steps:
         return None
+    if (window.step_idle_ratio or 0.0) >= thresholds.step_idle:
+        return None  # it waits rather than computes
     return Finding(
         cause="compute_bound",
         severity="info",

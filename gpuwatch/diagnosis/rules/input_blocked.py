@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, measured
-from gpuwatch.diagnosis.input_wait import blocked_evidence, input_rule, input_wait, queue_evidence
+from gpuwatch.diagnosis.finding import Evidence, Finding, measured, rule
+from gpuwatch.diagnosis.input_wait import (
+    blocked_evidence,
+    input_rule,
+    input_wait,
+    place_evidence,
+    queue_evidence,
+    waited,
+)
 from gpuwatch.diagnosis.prediction import plan_for
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import HostFacts, Window
-from gpuwatch.formatting import percent, size
+from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE
 
 
@@ -88,7 +95,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
     wait = input_wait(window, thresholds)
     if wait is None:
         return None
-    evidence, gain = queue_evidence(window), None
+    evidence, gain, title = queue_evidence(window), None, "training waits for data; the reason is not proven"
     advice = "capture the loader's stacks while training waits, to see what a fetch does (gpuwatch stacks)"
     ratios, fetch = window.worker_cpu_ratios, window.fetch_cpu_ratio
     if ratios:
@@ -114,12 +121,38 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
     elif fetch is not None and window.workers is None:
         computes = fetch >= thresholds.fetch_on_cpu
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
-        evidence += measured("fetch on CPU", min(1.0, fetch), text)
+        evidence += measured("fetch on CPU", min(1.0, fetch), text) + place_evidence(window)
+        if window.fetch_place is not None and window.fetch_place.ratio >= 0.5:
+            title = (
+                f"training waits for data: most of a fetch is in {window.fetch_place.function}, in the training thread"
+            )
         advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
     return wait.finding(
         "input_unexplained",
-        "training waits for data; the reason is not proven",
+        title,
         *evidence,
         advice=advice,
         gain=gain,
+    )
+
+
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass."""
+    wait = waited(window, thresholds)
+    if wait is None or not window.bounded_by_optimizer:
+        return None
+    place = window.fetch_place
+    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
+    mean = f"on average {duration(wait.wait_s)} of a {duration(wait.wait_s + wait.rest_s)} step"
+    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({mean})"
+    return Finding(
+        cause="outside_torch",
+        severity=wait.severity,
+        title="no DataLoader is watched, and much of the time between two steps passes outside of torch",
+        ratio=wait.share,
+        evidence=(*measured("outside torch", wait.share, text), *place_evidence(window, "it")),
+        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
+        "(a DataLoader with num_workers, a thread), and log every N steps",
+        predicted_speedup=wait.speedup_bound,
     )

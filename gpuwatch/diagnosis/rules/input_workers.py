@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from gpuwatch.diagnosis.finding import Evidence, Finding, measured, rule
-from gpuwatch.diagnosis.input_wait import cpu_evidence, input_rule, input_wait, queue_evidence
+from gpuwatch.diagnosis.input_wait import cpu_evidence, input_rule, input_wait, place_evidence, queue_evidence
 from gpuwatch.diagnosis.prediction import free_cores, plan_for, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
@@ -29,6 +29,7 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
         "batches are made in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
         *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
+        *place_evidence(window),
         advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True){plan.note}",
         gain=plan.gain,
     )

@@ -12,6 +12,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
+from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
@@ -64,7 +65,10 @@ class CheckpointWatch:
 class TorchHooks:
     """The hooks of one recorder. Nothing of torch is imported for them, and no device is set up."""
 
-    def __init__(self, recorder: Recorder, device_events: bool, transfers: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, device_events: bool, transfers: bool, started: Callable[[], None] = lambda: None
+    ) -> None:
+        """`started` is called when the first step begins that an optimizer bounds."""
         self._recorder = recorder
         self._device_events = device_events
         self._transfers = TransferWatch(recorder).methods if transfers else None
@@ -72,6 +76,9 @@ class TorchHooks:
         self._optimizer_hook: Any | None = None
         self._torch_hook: Any | None = None
         """Notes torch's steps where another framework computes too."""
+        self._started = started
+        self._bounded = False
+        self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
         self._checkpoints = CheckpointWatch(recorder)
@@ -89,6 +96,15 @@ class TorchHooks:
             self._transfers.install()
         self._compiling.install()
         self._checkpoints.install()
+        self.optimizer.install()
+
+    def _begin_optimizer_step(self) -> None:
+        """A step that an optimizer bounds begins to compute: as `begin_loop`, once, and `find_device`."""
+        if not self._bounded:
+            self._bounded = True
+            self.begin_loop()
+            self._started()
+        self.find_device()
 
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
@@ -144,6 +160,7 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.remove_all()
         self._compiling.remove()
+        self.optimizer.remove()
         self.communication.remove()
         self._streams.remove()
         self._checkpoints.remove()

@@ -22,22 +22,14 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-import gpuwatch
 from gpuwatch.errors import GpuwatchError, MissingExtra
+from gpuwatch.host.frames import is_users, may_be_users
 from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, ProcessStacks, Stacks
 
 _SLACK_S = 30.0
 """py-spy first reads the symbols of every process, which takes a while on a busy node."""
 _LINES = 5
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
-_STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
-_OWN = f"{PurePosixPath(gpuwatch.__file__).parent}/"
 _PROFILE = re.compile(r'^Process (\d+) Thread \S+ "(.*)"$')
-_FRAMEWORKS = re.compile(
-    r"/(?:site|dist)-packages/"
-    r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
-)
-"""Never a user's own package, even where the user's code is an installed package itself."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +221,9 @@ def _kind(pid: int, training: int, stacks: Sequence[_Stack]) -> str:
 
 
 def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack]) -> ProcessStacks:
-    deepest = [_deepest(stack, _is_users) for stack in stacks]
+    deepest = [_deepest(stack, is_users) for stack in stacks]
     if not any(deepest):  # an installed package may be the user's own
-        deepest = [_deepest(stack, _may_be_users) for stack in stacks]
+        deepest = [_deepest(stack, may_be_users) for stack in stacks]
     whole = max(1, len(stacks))
     users = [frame for frame in deepest if frame is not None]
     lines = Counter((frame.file or "", frame.line or 0, frame.name) for frame in users)
@@ -256,13 +248,3 @@ def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack
 
 def _deepest(stack: _Stack, wanted: Callable[[str], bool]) -> _Frame | None:
     return next((frame for frame in reversed(stack.frames) if wanted(frame.file or "")), None)
-
-
-def _is_users(file: str) -> bool:
-    return _may_be_users(file) and not _INSTALLED.search(file)
-
-
-def _may_be_users(file: str) -> bool:
-    if not file or file.startswith(_OWN) or _FRAMEWORKS.search(file):
-        return False
-    return bool(_INSTALLED.search(file)) or not _STANDARD.search(file)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import CAUSES, RULES, diagnose, in_order
 from gpuwatch.diagnosis.rules.device import (
     checkpoint_stall,
     compute_bound,
     eval_share,
     gpu_saturated,
+    step_waits,
     transfer_pageable,
 )
 from gpuwatch.diagnosis.rules.gpu import held_idle
+from gpuwatch.diagnosis.rules.input_blocked import outside_torch
 from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
 from gpuwatch.diagnosis.rules.killed import shm_exhaustion
 from gpuwatch.diagnosis.rules.progress import stalled
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, Window
+from gpuwatch.host.frames import Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
@@ -157,6 +161,52 @@ def test_a_consequence_follows_its_root_and_names_it() -> None:
     mixed = window(columns, states_s=states(columns, eval=6.0), worker_cpu_ratios=(0.99,) * 4, stalled_s=60.0)
     found = [(finding.cause, finding.root) for finding in diagnose(mixed)]
     assert found == [("stalled", None), ("input_cpu", "stalled"), ("eval_share", None)]
+
+
+PLACE = Place("get_batch", "/home/me/train.py", 12, 0.71)
+
+
+def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
+    bounded = replace(STARVED, bounded_by_optimizer=True, loader=None, fetch_place=PLACE)
+    (finding,) = diagnose(bounded)
+    assert (finding.cause, finding.ratio) == ("outside_torch", pytest.approx(0.6))
+    assert "(on average 60 ms of a 100 ms step)" in finding.evidence[0].text
+    assert finding.evidence[1].text == "71% of it is in get_batch (train.py:12)"
+    assert "get_batch (train.py:12)) into `with w.data():`" in finding.advice
+    verdict = give_verdict(bounded)
+    assert verdict.state == "host"
+    text = "60% of the time passed between an optimizer step and the next forward pass, outside of torch"
+    assert verdict.sentence == text
+    assert outside_torch(replace(HEALTHY, bounded_by_optimizer=True)) is None
+    assert outside_torch(STARVED) is None, "a watched loader has causes of its own"
+
+
+def test_a_step_that_sleeps_is_not_healthy() -> None:
+    """A step that logs for 60 ms read "healthy: stop tuning the loader, a faster device shortens the step"."""
+    asleep = replace(HEALTHY, step_idle_ratio=0.9, step_place=PLACE)
+    (finding,) = diagnose(asleep)
+    assert (finding.cause, finding.ratio) == ("step_waits", pytest.approx(0.9 * 0.99))
+    assert [each.text for each in finding.evidence] == [
+        "in 90% of the step no thread of the process has work for a core",
+        "71% of the step is in get_batch (train.py:12)",
+    ]
+    verdict = give_verdict(asleep, [finding])
+    assert (verdict.state, verdict.ratio) == ("host", pytest.approx(0.891))
+    assert verdict.sentence == "host-bound: for 89% of the time the step waits, and computes nothing"
+    for quiet in (
+        replace(asleep, step_idle_ratio=0.29),
+        replace(asleep, step_idle_ratio=None),
+        replace(asleep, world_size=2),
+        replace(asleep, device="cuda"),
+    ):
+        assert step_waits(quiet) is None
+
+
+def test_passes_that_train_nothing_count_in_no_share() -> None:
+    columns = steps(100, 0.005, 0.095)
+    mixed = window(columns, states_s=states(columns) | {"input_wait": 40.5}, untrained_s={"input_wait": 40.0})
+    assert mixed.share("input_wait") == pytest.approx(0.05)
+    assert give_verdict(mixed).sentence.endswith("(excluding 40.0 s of passes without an optimizer step)")
 
 
 def test_a_root_that_is_not_there_roots_nothing() -> None:

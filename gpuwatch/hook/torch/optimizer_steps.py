@@ -1,0 +1,104 @@
+"""Steps of a training whose loop takes its batches from no watched loader: each lasts from one optimizer step to the next.
+
+The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it. Forward passes without
+gradients are an evaluation. And the count of optimizer steps distinguishes training from a pass that only reads.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from gpuwatch.hook.recorder import Recorder
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE
+from gpuwatch.ledger.states import EVAL
+
+
+class OptimizerSteps:
+    """Called after each step of any of torch's optimizers, in whichever thread makes it."""
+
+    def __init__(self, recorder: Recorder, begin: Callable[[], None]) -> None:
+        """`begin` is called when a step bounded so begins to compute: not by the optimizer, whose hooks cannot be added to meanwhile."""
+        self._recorder = recorder
+        self._begin = begin
+        self._hook: Any | None = None
+        self._forward_hook: Any | None = None
+        self._owner = object()
+        self._level = 0
+        """That of the evaluation that is open; 0 without one."""
+        self.on_first: Callable[[], None] = lambda: None
+        """Called when an optimizer makes its first step."""
+        self.count = 0
+        self.bounds_steps = False
+        """Whether steps of this run are bounded by it."""
+
+    def install(self) -> None:
+        """Count from now on, once torch's optimizers are loaded."""
+        optimizer: Any = sys.modules.get("torch.optim.optimizer")
+        if self._hook is None and hasattr(optimizer, "register_optimizer_step_post_hook"):
+            self._hook = optimizer.register_optimizer_step_post_hook(self.stepped)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        for hook in (self._hook, self._forward_hook):
+            if hook is not None:
+                hook.remove()
+        self._hook = self._forward_hook = None
+
+    def end(self, now_ns: int) -> None:
+        """The run ends. What followed the last optimizer step was no step."""
+        recorder = self._recorder
+        if recorder.step_owner is self._owner:
+            recorder.abandon(now_ns, "other")
+
+    @property
+    def is_installed(self) -> bool:
+        return self._hook is not None
+
+    def stepped(self, *_: Any) -> None:
+        """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""
+        self.count += 1
+        if self.count == 1:
+            self.on_first()
+        recorder = self._recorder
+        mine = recorder.step_owner is self._owner
+        if recorder.in_step and not mine and recorder.step_owner is not LOOSE and recorder.thread == get_ident():
+            return  # a step of a watched loop, or a declared one
+        if recorder.in_phase or recorder.thread == CLOSED or (mine and self._forward_hook is not None):
+            return  # or one more optimizer of the same step
+        if recorder.thread != get_ident() and not self._takes_over():
+            return
+        self.bounds_steps = True
+        now = recorder.clock()
+        recorder.end_step(now)
+        recorder.begin_step(self._owner, now)
+        recorder.begin_part(DATA_WAIT, now)
+        modules = sys.modules["torch.nn.modules.module"]
+        self._forward_hook = modules.register_module_forward_pre_hook(self._forward)
+
+    def _takes_over(self) -> bool:
+        """Whether the calling thread becomes the training thread: the main one does, even while another thread fetches batches ahead."""
+        return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
+
+    def _forward(self, *_: Any) -> None:
+        """A forward pass begins: of training, which ends the wait, or of an evaluation."""
+        recorder = self._recorder
+        if recorder.thread != get_ident():
+            return
+        now = recorder.clock()
+        if not sys.modules["torch"].is_grad_enabled():
+            if not self._level and recorder.step_owner is self._owner:
+                self._level = recorder.enter(EVAL, now)
+            return
+        level, self._level = self._level, 0
+        if level:
+            recorder.exit(level, now)
+        hook, self._forward_hook = self._forward_hook, None
+        if hook is not None:
+            hook.remove()
+        self._begin()
+        if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
+            recorder.end_part(now)

@@ -1,0 +1,92 @@
+"""Which function of the user's own a thread is in. Used on py-spy's samples of other processes, and by the hook on its own process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import NamedTuple
+
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+_STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
+OWN = f"{Path(__file__).parents[1].as_posix()}/"
+_FRAMEWORKS = re.compile(
+    r"/(?:site|dist)-packages/"
+    r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
+)
+"""Never a user's own package, even where the user's code is an installed package itself."""
+_LEAST = 8
+"""Fewer samples than this name no place."""
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's: neither Python's own nor an installed package's nor gpuwatch's."""
+    return may_be_users(file) and not _INSTALLED.search(file)
+
+
+def may_be_users(file: str) -> bool:
+    """The same, but an installed package may be the user's own."""
+    if not file or file.startswith(OWN) or _FRAMEWORKS.search(file):
+        return False
+    return bool(_INSTALLED.search(file)) or not _STANDARD.search(file)
+
+
+class Place(NamedTuple):
+    """The function in which a thread was found most often."""
+
+    function: str
+    file: str
+    line: int
+    """Its hottest line."""
+    ratio: float
+    """Share of the samples in which the thread was in this function, 0–1."""
+
+    def __str__(self) -> str:
+        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
+
+
+class OwnFrames:
+    """Samples of this process's training thread, by what that did: the deepest of the user's functions on its stack."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Counter[tuple[str, str, int]]] = {}
+        self._samples: Counter[str] = Counter()
+        self._known: dict[str, bool] = {}
+
+    def sample(self, thread: int | None, doing: str) -> None:
+        """Take one sample of a thread, in any other one. Nothing where it has no Python frame."""
+        frame = sys._current_frames().get(thread or 0)
+        if frame is None:
+            return
+        self._samples[doing] += 1
+        place = self._place(frame)
+        if place is not None:
+            self._lines.setdefault(doing, Counter())[place] += 1
+
+    def most_frequent(self, doing: str) -> Place | None:
+        """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
+        samples, lines = self._samples[doing], list(self._lines.get(doing, Counter()).items())
+        if samples < _LEAST or not lines:
+            return None
+        functions: Counter[tuple[str, str]] = Counter()
+        for (file, name, _), count in lines:
+            functions[file, name] += count
+        (file, name), count = functions.most_common(1)[0]
+        line = max((n, line) for (a, b, line), n in lines if (a, b) == (file, name))[1]
+        return Place(name, file, line, count / samples)
+
+    def _place(self, frame: FrameType | None) -> tuple[str, str, int] | None:
+        while frame is not None:
+            code = frame.f_code
+            file = code.co_filename
+            if file.startswith(OWN):
+                return None  # what is above is the loop that asked for a batch
+            known = self._known.get(file)
+            if known is None:
+                known = self._known[file] = is_users(file)
+            if known:
+                return file, getattr(code, "co_qualname", code.co_name), frame.f_lineno
+            frame = frame.f_back
+        return None

@@ -1,0 +1,148 @@
+"""Steps bounded by the optimizer: loops without a watched loader, loaders in other threads, passes that train nothing."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpuwatch.hook.batches import loader_settings
+from tests.unit.hook.fakes import Clock, fake_watch, turn
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader  # noqa: E402
+
+
+class Training:
+    """A model, and time that passes where it is told to."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.clock = Clock()
+        self.watch = fake_watch(self.clock, monkeypatch)
+        self.model = torch.nn.Linear(2, 2)
+        self.optimizers = [torch.optim.SGD(self.model.parameters(), 0.1)]
+
+    def step(self, wait_ms: float, compute_ms: float, loops: int = 1) -> None:
+        for _ in range(loops):
+            self.clock.sleep_ms(wait_ms)
+            loss = self.model(torch.ones(1, 2)).sum()
+            self.clock.sleep_ms(compute_ms)
+            loss.backward()
+            for each in self.optimizers:
+                each.step()
+
+    def batches(self, count: int, wait_ms: float) -> Iterator[int]:
+        for number in range(count):
+            self.clock.sleep_ms(wait_ms)
+            yield number
+
+    def states_ms(self) -> dict[str, float]:
+        turn(self.watch)
+        return {state: round(each * 1e3, 3) for state, each in self.watch.report().states.items()}
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Training(monkeypatch)
+    made.watch.session.torch_hooks.optimizer.install()
+    yield made
+    made.watch.close()
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks  # type: ignore[attr-defined]
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_step_lasts_from_one_optimizer_step_to_the_next(training: Training) -> None:
+    training.step(30, 10, loops=11)
+    states = training.states_ms()
+    assert states["input_wait"] == pytest.approx(300) and states["compute"] == pytest.approx(100)
+    assert states["startup"] == pytest.approx(40), "the first one has no beginning"
+    assert training.watch.report().steps == 10
+    assert training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+def test_passes_without_gradients_are_an_evaluation(training: Training) -> None:
+    training.step(5, 10, loops=3)
+    with torch.no_grad():
+        for _ in range(4):
+            training.model(torch.ones(1, 2))
+            training.clock.sleep_ms(25)
+    training.step(5, 10, loops=2)
+    states = training.states_ms()
+    assert states["eval"] == pytest.approx(105), "up to the next forward pass that trains"
+    assert states["compute"] == pytest.approx(40) and training.watch.report().steps == 4
+
+
+def test_several_optimizers_and_accumulated_gradients_make_one_step(training: Training) -> None:
+    training.optimizers *= 3
+    training.step(5, 10, loops=5)
+    training.model(torch.ones(1, 2))
+    training.step(5, 10)
+    assert training.watch.report().steps == 5
+
+
+def test_what_follows_the_last_step_is_none(training: Training) -> None:
+    training.step(5, 10, loops=3)
+    training.clock.sleep_ms(500)
+    training.watch.close()
+    report = training.watch.report()
+    assert report.steps == 2 and report.states["other"] == pytest.approx(0.5)
+
+
+def test_a_loader_that_a_thread_iterates_ahead_is_no_starvation(training: Training) -> None:
+    """A prefetching thread's waits were booked as the training's: "input-bound 79%" for a true 16%."""
+    loader = training.watch.steps([torch.ones(1, 2)] * 8)
+    started, go = threading.Event(), threading.Event()
+
+    def feed() -> None:
+        for _ in loader:
+            started.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    started.wait(10)
+    assert training.watch._recorder.thread == thread.ident
+    training.step(2, 10, loops=6)
+    go.set()
+    thread.join()
+    assert training.watch._recorder.thread == threading.get_ident()
+    training.step(2, 10)
+    states = training.states_ms()
+    assert states["input_wait"] == pytest.approx(12) and states["compute"] == pytest.approx(60)
+
+
+def test_a_pass_that_trains_nothing_is_no_evidence(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a mean over the data set 156 workers were advised."""
+    for _ in training.watch.steps(training.batches(30, 20)):
+        training.clock.sleep_ms(0.01)
+    for _ in training.watch.steps(training.batches(10, 20)):
+        training.step(0, 30)
+    turn(training.watch)
+    accounts = training.watch.session.publisher.accounts
+    window, _ = accounts.window(training.clock())
+    assert len(window.steps) == 10
+    assert window.untrained_s == {"input_wait": pytest.approx(0.6), "compute": pytest.approx(0.0003)}
+    assert window.share("input_wait") == pytest.approx(0.4, abs=0.01)
+    assert training.watch.report().steps == 40, "the ledger counts them all"
+
+
+class Wrapped:
+    def __init__(self, loader: Any) -> None:
+        self.base = loader
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [enumerate, itertools.cycle, itertools.chain, Wrapped, lambda each: zip(each, range(9), strict=False),
+     lambda each: itertools.islice(each, 3), lambda each: (x for x in each), lambda each: Wrapped(enumerate(each)),
+     lambda each: map(len, each)],
+)  # fmt: skip
+def test_the_loader_inside_is_found(wrap: Any) -> None:
+    loader = DataLoader(torch.zeros(64, 2), batch_size=4, num_workers=0, pin_memory=False)
+    wrapped = wrap(loader)
+    assert loader_settings(wrapped, wrapped).num_workers == 0
+    assert loader_settings(Wrapped([1, 2]), iter([1])).num_workers is None
