@@ -77,7 +77,9 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
 def queue_evidence(window: Window) -> list[Evidence]:
     """Return how often no batch was ready when one was requested; nothing without workers."""
     ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
-    return measured("empty queue", window.empty_fetch_ratio, f"the queue was empty at {{}} of the fetches {ready}")
+    return measured(
+        "empty queue", window.empty_fetch_ratio, f"the next batch was not ready at {{}} of the fetches {ready}"
+    )
 
 
 def place_evidence(window: Window, what: str = "a fetch") -> list[Evidence]:

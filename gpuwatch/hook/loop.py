@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from random import random
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from gpuwatch.hook.batches import move, sample_counter
-from gpuwatch.hook.metering import Sampling
+from gpuwatch.hook.metering import SAMPLE_EVERY, Sampling
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.session import Session
 from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRING, UNKNOWN_SAMPLES
@@ -154,7 +155,8 @@ class Loop(Generic[T]):
         mine = recorder.step_owner is self.owner
         recorder.begin_part(DATA_WAIT, begin)
         try:
-            batch = self.fetch()
+            # At random: loaders that take turns (zip) would else be sampled unequally, or only one of them.
+            batch = self._sampling.sample(self.fetch) if random() * SAMPLE_EVERY < 1 else self.fetch()
         except BaseException as error:
             recorder.end_part(recorder.clock())
             if mine:

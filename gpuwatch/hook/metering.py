@@ -183,11 +183,16 @@ class FetchEvidence:
                 pass_on(error)
                 return fetch()
             self.from_workers += 1
-            if count > 0:
-                self.ready += count
-            else:
+            if count <= 0:
                 self.empty += 1
-            return fetch()
+                return fetch()
+            stored = early_batches(iterator)
+            batch = fetch()
+            if early_batches(iterator) > stored:  # batches that are not the next one do not help
+                self.empty += 1
+            else:
+                self.ready += count
+            return batch
 
         return counted
 
@@ -219,6 +224,17 @@ class Sampling:
     def meters_next(self) -> bool:
         """Whether the next sample only meters the hook."""
         return bool(self._recorder.meter.visits & 1)
+
+    def sample(self, fetch: Callable[[], T]) -> T:
+        """Return the batch of `fetch`, the training thread's own time in it sampled."""
+        fetches, clock = self._recorder.fetches, self._recorder.clock
+        thread_time = fetches.thread_time
+        if thread_time is None:
+            return fetch()
+        busy, asked = thread_time.busy_ns(), clock()
+        batch = fetch()
+        fetches.count(thread_time.busy_ns() - busy, clock() - asked)
+        return batch
 
     def fetch(self, fetch: Callable[[], T], begin_ns: int, is_first: bool) -> T:
         """Return the batch of `fetch`, sampled. A pass's first batch costs more than others, and is not metered."""
@@ -289,6 +305,11 @@ class Sampling:
             recorder.poll(now_ns)
         if one_in > 1 or recorder.resting:
             recorder.rest_device(recorder.meter.visits % one_in != 0)
+
+
+def early_batches(iterator: Any) -> int:
+    """Return how many batches have come that are not the next one. Source: as `ready_batches`."""
+    return sum(len(task) > 1 for task in list(iterator._task_info.values()))
 
 
 def ready_batches(iterator: Any) -> Callable[[], int] | None:

@@ -32,8 +32,7 @@ class OptimizerSteps:
         self.on_first: Callable[[], None] = lambda: None
         """Called when an optimizer makes its first step."""
         self.count = 0
-        self.bounds_steps = False
-        """Whether steps of this run are bounded by it."""
+        self._has_failed = False
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
@@ -60,6 +59,19 @@ class OptimizerSteps:
 
     def stepped(self, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""
+        if not self._has_failed:
+            try:
+                self._step()
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Do nothing from now on: training goes on without."""
+        self._has_failed = True
+        if self._recorder.failed is not None:
+            self._recorder.failed("bounding steps by the optimizer", error)
+
+    def _step(self) -> None:
         self.count += 1
         if self.count == 1:
             self.on_first()
@@ -71,7 +83,6 @@ class OptimizerSteps:
             return  # or one more optimizer of the same step
         if recorder.thread != get_ident() and not self._takes_over():
             return
-        self.bounds_steps = True
         now = recorder.clock()
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
@@ -84,6 +95,13 @@ class OptimizerSteps:
         return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
 
     def _forward(self, *_: Any) -> None:
+        if not self._has_failed:
+            try:
+                self._begin_forward()
+            except Exception as error:
+                self._fail(error)
+
+    def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""
         recorder = self._recorder
         if recorder.thread != get_ident():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.input_wait import queue_evidence
 from gpuwatch.diagnosis.rules.input_blocked import input_unexplained
 from gpuwatch.hook.metering import FetchEvidence, ready_batches
-from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED
 
 
@@ -66,6 +68,38 @@ def test_a_batch_that_came_out_of_its_turn_is_ready() -> None:
     assert look is not None and look() == 1
 
 
+def test_batches_of_faster_workers_are_not_ready_while_the_next_one_is_missing() -> None:
+    """With one slow worker 3.8 batches were "ready", and "it is taking them over that takes the time"."""
+
+    class OutOfOrder(Workers):
+        def __next__(self) -> int:
+            self._task_info[self._rcvd_idx + 1] = (0, "came first")
+            return super().__next__()
+
+    slow, evidence = OutOfOrder([3, 3, 3]), FetchEvidence()
+    fetch = evidence.counting(slow)
+    slow._data_queue.size = 3
+    assert (fetch(), evidence.ready, evidence.empty) == (1, 0, 1)
+
+
+def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of zip's two loaders only the first was ever sampled: "100% of a fetch is CPU work" where the other one slept."""
+    clock = Clock()
+    watch = fake_watch(clock, monkeypatch)
+    monkeypatch.setattr("gpuwatch.hook.loop.random", lambda: 0.0)
+
+    def slow() -> Iterator[int]:
+        for number in range(20):
+            clock.sleep_ms(30)
+            yield number
+
+    for _ in zip(watch.steps(range(20)), watch.steps(slow()), strict=True):
+        clock.sleep_ms(10)
+    fetches = watch._recorder.fetches
+    assert fetches.wall_ns == 20 * 30 * MS and fetches.cpu_ratio is not None and fetches.cpu_ratio < 0.5
+    watch.close()
+
+
 @pytest.mark.parametrize("other", [iter([1]), (i for i in range(2))], ids=["list", "generator"])
 def test_without_workers_nothing_is_counted(other: object) -> None:
     evidence = FetchEvidence()
@@ -89,7 +123,7 @@ def test_an_empty_queue_is_evidence_and_what_was_not_counted_is_none() -> None:
     assert queue_evidence(STARVED) == []
     starved = replace(STARVED, ready_batches=0.1, empty_fetch_ratio=0.96)
     assert [evidence.text for evidence in queue_evidence(starved)] == [
-        "the queue was empty at 96% of the fetches (0.1 batches ready on average)"
+        "the next batch was not ready at 96% of the fetches (0.1 batches ready on average)"
     ]
     finding = input_unexplained(starved)
     assert finding is not None and "empty queue" in [evidence.what for evidence in finding.evidence]

@@ -130,6 +130,15 @@ def test_a_pass_that_trains_nothing_is_no_evidence(training: Training, monkeypat
     assert training.watch.report().steps == 40, "the ledger counts them all"
 
 
+def test_a_failure_stops_the_account_and_not_the_training(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.step(5, 10, loops=2)
+    accounts = training.watch.session.publisher.accounts
+    monkeypatch.setattr(training.watch._recorder, "clock", lambda: 1 // 0)
+    training.step(5, 10, loops=3)
+    assert accounts.failures == 1, "once"
+    monkeypatch.setattr(training.watch._recorder, "clock", training.clock)
+
+
 class Wrapped:
     def __init__(self, loader: Any) -> None:
         self.base = loader
