@@ -220,12 +220,25 @@ class NodePages:
             return
         for gpu in range(self.node.gpus):
             yield from _rank_lines(piece.job, self.node, gpu, self._run_states, piece, self._epoch_s)
+        yield from self._job_lines(piece)
         cause = FINDINGS.get(piece.job.kind)
         if cause is not None and (cause != "stalled" or STALLED in piece.mix):
             yield Line("gpuwatch_finding_active", {"run": piece.job.run, "cause": cause}, 1)
             yield Line("gpuwatch_finding_evidence_ratio", {"run": piece.job.run, "cause": cause}, 0.3)
         if cause == "straggler" and self.node.first_rank == 0:
             yield Line("gpuwatch_straggler_excess_ratio", {"run": piece.job.run, "rank": "0"}, 0.18)
+
+    def _job_lines(self, piece: Piece) -> Iterator[Line]:
+        """Yield the ledger of a job that was not interrupted."""
+        job, states = {"job_id": str(piece.job.number)}, self._run_states
+        for state in RUN_STATES:
+            if states[state] or piece.mix.get(state):
+                yield Line(
+                    "gpuwatch_job_seconds_total", {**job, "state": state}, states[state], piece.mix.get(state, 0.0)
+                )
+        yield Line("gpuwatch_job_attempts_total", job, 1)
+        if wall_s := sum(states.values()):
+            yield Line("gpuwatch_job_goodput_ratio", job, states[COMPUTE] / wall_s)
 
     def _node_lines(self, lost: bool) -> Iterator[Line]:
         since_s = self._piece.begin_s - self.node.begin_s

@@ -138,7 +138,7 @@ def test_discovery_lists_every_node_by_its_path_and_the_rest_is_refused() -> Non
     assert [fleet.answer(path)[0] for path in ("/node/3/metrics", "/node/x/metrics", "/metrics", "/")] == [404] * 4
 
 
-def test_an_8_gpu_node_serves_at_most_750_series_but_for_a_quarter_of_an_hour_after_a_run() -> None:
+def test_an_8_gpu_node_serves_at_most_760_series_but_for_a_quarter_of_an_hour_after_a_run() -> None:
     counts = []
     for number in range(60):
         series = up(number, 5000)
@@ -146,4 +146,4 @@ def test_an_8_gpu_node_serves_at_most_750_series_but_for_a_quarter_of_an_hour_af
         if len(runs) <= 1:
             counts.append(len(series))
     assert len(counts) > 30
-    assert max(counts) <= 750  # with the loader's queue, percentiles and InfiniBand, which real agents serve too
+    assert max(counts) <= 760  # with the ledger of its job, the loader's queue, percentiles and InfiniBand, which real agents serve too
