@@ -154,5 +154,4 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         evidence=(*measured("outside torch", wait.share, text), *place_evidence(window, "it")),
         advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
         "(a DataLoader with num_workers, a thread), and log every N steps",
-        predicted_speedup=wait.speedup_bound,
     )

@@ -154,6 +154,7 @@ Accepted = tuple[Callable[[str], bool], str]
 _ANY: Accepted = (lambda value: True, "")
 _FLAG: Accepted = (lambda value: value.lower() in ("0", "1", "true", "false", "yes", "no"), "1 or 0")
 _URL: Accepted = (is_url, "http://HOST:PORT")
+_SIZE: Accepted = (lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()) is not None, "a size, as in 512m")
 _PORT: Accepted = (_is_port, "a port, 1 to 65535")
 _FILE: Accepted = (lambda value: not Path(value).is_dir(), "a file, not a folder")
 
@@ -167,6 +168,7 @@ KNOWN: dict[str, Accepted] = {
     "GPUWATCH_QUIET": _FLAG,
     "GPUWATCH_DISABLE": _FLAG,
     "GPUWATCH_AUTO": _FLAG,
+    "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_LOG": (lambda value: value.lower() in ("auto", "0", "1", "true", "false", "yes", "no"), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
     "GPUWATCH_HISTORY": _FILE,
@@ -183,6 +185,7 @@ KNOWN: dict[str, Accepted] = {
     "GPUWATCH_ALERTMANAGER_PORT": _PORT,
     "GPUWATCH_GRAFANA_PORT": _PORT,
     "GPUWATCH_DASHBOARD_PORT": _PORT,
+    **{f"GPUWATCH_{name}_MEMORY": _SIZE for name in ("AGENT", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "DASHBOARD")},
 }
 """Every variable that some part of gpuwatch or its compose file reads."""
 

@@ -146,4 +146,6 @@ def test_an_8_gpu_node_serves_at_most_760_series_but_for_a_quarter_of_an_hour_af
         if len(runs) <= 1:
             counts.append(len(series))
     assert len(counts) > 30
-    assert max(counts) <= 760  # with the ledger of its job, the loader's queue, percentiles and InfiniBand, which real agents serve too
+    assert (
+        max(counts) <= 760
+    )  # with the ledger of its job, the loader's queue, percentiles and InfiniBand, which real agents serve too
