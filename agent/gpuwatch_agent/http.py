@@ -110,11 +110,9 @@ def make_app(
         roots = (_DOCS, Path(__file__).parents[2] / "docs")
         found = [root / name for root in roots if re.fullmatch(r"(runbooks|concepts)/\w+\.md", name)]
         path = next((path for path in found if path.is_file()), None)
-        return (
-            _json({"error": f"there is no page {name}"}, 404)
-            if path is None
-            else PlainTextResponse(path.read_text("utf-8"))
-        )
+        if path is None:
+            return _json({"error": f"there is no page {name}"}, 404)
+        return PlainTextResponse(path.read_text("utf-8"))
 
     def from_history(path: str, answer: Callable[[HistoryReader, dict[str, Any], QueryParams], Any]) -> Route:
         def respond(request: Request) -> Response:
