@@ -22,13 +22,14 @@ SERVICES = ("agent", "prometheus", "alertmanager", "dashboard")
 """Without Grafana: where no registry answers, Debian has nothing to build its image from."""
 CHECKOUT = (
     *("docker-compose.yml", "docker-compose.gpu.yml", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"),
-    *("gpuwatch", "agent", "dashboards", "deploy"),
+    *("gpuwatch", "agent", "dashboards", "deploy", "docs"),
 )
 SOON = """
 [alerts]
 starved_window_s = 30
 starved_min_training_s = 10
 starved_for_s = 5
+ledger_window_s = 10
 """
 TRAINING = """
 import json, sys, threading, time

@@ -15,7 +15,12 @@ from tests.programs import agent, dashboard, end, hook_environment, training, tr
 from tests.servers import free_port, prometheus_config, start_alertmanager, start_prometheus, wait_for
 
 QUICK = AlertThresholds(
-    starved_window_s=15, starved_min_training_s=5, starved_for_s=3, agent_frozen_window_s=10, agent_down_for_s=3
+    starved_window_s=15,
+    starved_min_training_s=5,
+    starved_for_s=3,
+    agent_frozen_window_s=10,
+    agent_down_for_s=3,
+    ledger_window_s=5,
 )
 """The shipped rules with windows that a test can wait for."""
 
@@ -50,7 +55,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
     assert share == pytest.approx(expected, abs=0.03)
     assert 0.5 < expected < 0.7  # it was starved as meant
     labels, annotations = fired[0]["labels"], fired[0]["annotations"]
-    assert labels["run"] == "starving" and labels["rank"] == "0"
+    assert labels["run"] == "starving" and labels["user"]
     said = re.search(r"([\d.]+)% of its training time", annotations["summary"])
     assert said is not None, annotations["summary"]
     assert float(said[1]) / 100 == pytest.approx(expected, abs=0.05)

@@ -76,7 +76,7 @@ def test_alert_fires_for_a_job_without_a_process_and_resolves_when_it_works(tmp_
                     for each in prometheus.get("/api/v1/alerts")["data"]["alerts"]
                     if each["labels"]["alertname"] == "GpuAllocatedUnused"
                 )
-                assert alert["annotations"]["owner"] == "user alice, job 4711, pod none"
+                assert alert["annotations"]["owner"] == "user alice, job 4711"
                 assert "24.0 GPU-hours a day" in alert["annotations"]["cost"]
                 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                 nvml.write([gpu(0), gpu(1, worker.pid)])

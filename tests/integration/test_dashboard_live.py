@@ -81,6 +81,7 @@ def test_consequences_are_inside_their_root_with_its_range_and_mfu_is_a_figure(
     page.wait_for_selector(".gw-figure-mfu", timeout=WAIT_MS)
     assert number(page, ".gw-figure-mfu b") == 41.0
     cards = page.locator(".gw-finding")
+    cards.nth(1).wait_for(timeout=WAIT_MS)
     assert [card.get_attribute("data-cause") for card in cards.all()] == ["input_single_process", "straggler"]
     text = cards.first.inner_text()
     assert "Consequence: one slow step in 4 · 30%" in text and text.count("Do this:") == 1

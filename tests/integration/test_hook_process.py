@@ -352,5 +352,5 @@ def test_loader_workers_that_watch_report_nothing(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert done.stderr.count("3 steps") == 1 and done.stderr.count("6 steps") == 1
-    assert done.stderr.count("gpuwatch ·") == 2, "one after the first pass, one at the end"
+    assert done.stderr.count("6 steps of") == 1
+    assert done.stderr.count("gpuwatch ·") == 1, "at the end: a pass that trained nothing is not reported when it ends"

@@ -88,7 +88,7 @@ def test_an_alert_shows_its_cost_in_money(tmp_path: Path, models: dict[str, floa
         for what, count in (("expected", 8), ("seen", 6))
     ]
     alert = {
-        "exp_labels": {**labels, "severity": "critical"},
+        "exp_labels": {**labels, "severity": "critical", "about": "n1:9478"},
         "exp_annotations": {"cost": "48.0 GPU-hours a day (96.00 EUR)"},
     }
     expected = [{"eval_time": "5m", "alertname": "GpuLost", "exp_alerts": [alert]}]
