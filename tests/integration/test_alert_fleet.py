@@ -123,13 +123,13 @@ def serving(site: Site) -> Iterator[int]:
 
 
 def alertmanager_config(folder: Path, slack: str) -> str:
-    """Return the shipped configuration with Slack as its receiver and a group_wait of five seconds."""
+    """Return the shipped configuration with Slack as its receiver and a group_wait of 20 seconds, in which a busy machine has seen all nodes."""
     folder.mkdir(parents=True)
     shutil.copytree(FOLDER / "templates", folder / "templates")
     config = yaml.safe_load(CONFIG.read_text())
-    config["route"] |= {"receiver": "slack", "group_wait": "5s"}
+    config["route"] |= {"receiver": "slack", "group_wait": "20s"}
     for route in config["route"]["routes"]:
-        route["group_wait"] = "5s"
+        route["group_wait"] = "20s"
     [receiver] = [each for each in config["receivers"] if each["name"] == "slack"]
     receiver["slack_configs"][0].pop("api_url_file")
     receiver["slack_configs"][0]["api_url"] = slack
