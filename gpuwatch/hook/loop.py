@@ -57,7 +57,10 @@ class Loop(Generic[T]):
             self.fetch = self.iterator.__next__
             return
         begin = recorder.clock()
-        if self._is_evaluation():
+        is_evaluation = self._is_evaluation()
+        if not is_evaluation:
+            session.guard(session.torch_hooks.optimizer.give_way)
+        if is_evaluation:
             recorder.enter(EVAL, begin)
             self._nested = True
         elif recorder.in_step and recorder.step_owner is not LOOSE:

@@ -42,6 +42,7 @@ class Training:
         self.patches = Patches(on=not self._disabled)
         if not self._disabled:
             self.session.start()
+            self.session.guard(self.session.torch_hooks.optimizer.give_way)
             self.session.guard(self.session.torch_hooks.begin_loop)
             self.session.find_device()
         self._thread = get_ident()

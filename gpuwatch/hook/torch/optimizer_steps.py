@@ -53,6 +53,14 @@ class OptimizerSteps:
         if recorder.step_owner is self._owner:
             recorder.abandon(now_ns, "other")
 
+    def give_way(self) -> None:
+        """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
+        recorder, hook = self._recorder, self._forward_hook
+        if hook is not None and recorder.step_owner is self._owner and recorder.thread == get_ident():
+            self._forward_hook = None
+            hook.remove()
+            recorder.abandon(recorder.clock(), "other")
+
     @property
     def is_installed(self) -> bool:
         return self._hook is not None
