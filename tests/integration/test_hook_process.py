@@ -154,6 +154,7 @@ def test_a_bad_endpoint_is_named_once_and_training_goes_on(tmp_path: Path) -> No
     assert "8 steps" in done.stderr
 
 
+@pytest.mark.alone
 def test_without_an_agent_nothing_grows_over_200_000_steps(tmp_path: Path) -> None:
     """What waits for an agent that was declared is full after 90,000 steps: 4 MiB."""
     done = run(
