@@ -30,7 +30,7 @@ def history_part(directory: Path) -> list[str]:
     for second in range(_SECONDS):
         time_s = _BEGIN_S + second
         samples = [Sample("gpuwatch_gpu_power_watts", 0.1 * second * n, (str(n), "")) for n in range(_SERIES)]
-        assert history.commit(Tick(time_s, samples, [], [], steps(hooks, time_s), []))
+        assert history.commit(Tick(time_s, samples, {}, [], steps(hooks, time_s), []))
     full = used_bytes(path) - empty
     while full_rows(path):
         history.downsample(_BEGIN_S + _SECONDS + 7200)

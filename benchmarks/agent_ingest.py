@@ -63,7 +63,7 @@ def stages(batch: int, count: int, directory: Path) -> tuple[float, float, float
     def store() -> None:
         for second, begin in enumerate(range(0, count, a_second)):
             batches = step_batches(arrivals[begin : begin + a_second])
-            assert history.commit(Tick(1_790_000_000.0 + second, [], [], [], batches, []))
+            assert history.commit(Tick(1_790_000_000.0 + second, [], {}, [], batches, []))
 
     stored = cpu(store)
     history.close()

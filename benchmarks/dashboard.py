@@ -72,7 +72,7 @@ def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
             starts = wire.pack([(first + k) * step_ns for k in range(PER_MESSAGE)])
             at_s = start_s + (first + PER_MESSAGE) * STEP_S
             batch = StepBatch("million", 0, first, at_s, int(start_s * 1e9), {**columns[n % 50], "start_ns": starts})
-            history.commit(Tick(at_s, [], [], [], [batch], []))
+            history.commit(Tick(at_s, [], {}, [], [batch], []))
         times = []
         for _ in range(3):
             begin = time.process_time()

@@ -46,7 +46,7 @@ def make_app(
 ) -> Starlette:
     """Return the ASGI application. `snapshot` returns the latest one, None before the first; `idle_s` for how long each thread did nothing."""
     started_s = time.time()
-    turn = asyncio.Semaphore(_QUERIES_AT_ONCE)
+    slots = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
     async def healthz(request: Request) -> Response:
         idle = idle_s()
@@ -121,7 +121,7 @@ def make_app(
         async def handle(
             request: Request,
         ) -> Response:  # in a thread, few at once: many long queries delay no scrape, and fit into memory
-            async with turn:
+            async with slots:
                 return await run_in_threadpool(respond, request)
 
         return Route(path, handle)

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -43,7 +43,6 @@ from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs
-from gpuwatch_agent.runs.records import RunRecord
 from gpuwatch_agent.runs.views import finding_view
 from gpuwatch_agent.runs.window import RecentSamples
 
@@ -202,15 +201,14 @@ class Sampler:
         if self.stacks is not None:
             with self._part("stacks"):
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
-        records: list[RunRecord] = []
+        records: dict[tuple[str, int], bytes] = {}
         samples: list[AnySample] = []
         offset_ns = int(now_s * 1e9) - now_ns
 
         def serve(run: Run) -> None:
             found = list(self._run_samples(run, offset_ns))
             if run.changed and (record := run.record()) is not None:
-                msgspec.msgpack.encode(record)  # fails here, not in the transaction of all
-                records.append(record)
+                records[run.key] = msgspec.msgpack.encode(record)  # fails here, not in the transaction of all
             samples.extend(found)
 
         runs = self._each(runs, "serve", serve, now_s)
@@ -247,7 +245,8 @@ class Sampler:
 
     def _samples(self, runs: Sequence[Run], offset_ns: int, now_s: float) -> list[AnySample]:
         samples: list[AnySample] = []
-        samples += job_samples(self._jobs.views({run.run for run in runs}))
+        names = {run.run for run in runs}
+        samples += job_samples(job for job in self._jobs.views() if job.runs[-1] in names)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
@@ -276,7 +275,11 @@ class Sampler:
         return {**self._runs.failures, "given_up": self._runs.given_up}
 
     def _commit(
-        self, samples: Sequence[AnySample], records: Sequence[RunRecord], arrivals: Sequence[Arrival], now_s: float
+        self,
+        samples: Sequence[AnySample],
+        records: Mapping[tuple[str, int], bytes],
+        arrivals: Sequence[Arrival],
+        now_s: float,
     ) -> None:
         active = {key: entry for key, entry in self._evaluator.findings.entries.items() if entry.active}
         again = self._ticks_done % _FINDINGS_EVERY == 0
@@ -301,8 +304,8 @@ class Sampler:
         )
         if self._history.commit(tick):
             self._kept_findings = kept
-            for record in records:
-                self._runs.runs[record.run, record.rank].changed = False
+            for key in records:
+                self._runs.runs[key].changed = False
 
     def _publish(self, samples: Sequence[AnySample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
@@ -317,7 +320,7 @@ class Sampler:
             monotonic_s=now_ns / 1e9,
             page=Page(samples),
             runs=views,
-            jobs=list(self._jobs.views()),
+            jobs=self._jobs.views(),
             findings=found,
             gpus=[
                 gpu_view(account, self._gpu_collector, self._node, self._table)

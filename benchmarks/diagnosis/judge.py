@@ -40,7 +40,7 @@ class Judged:
             return [said.failed]
         allowed = {*program.causes, *program.also}
         if not program.gpu:
-            allowed.add("step_waits")  # their steps sleep in place of a device's work, and the hook says so
+            allowed.add("step_waits")  # their steps sleep in place of a device's work, which the hook names
         faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
         if not faults and program.causes and self.first != program.causes[0]:
             faults.append(f"{self.first} was named first")

@@ -301,6 +301,7 @@ class Job(msgspec.Struct, frozen=True):
     redone_steps: int | None
     """None: no global step number was given."""
     runs: tuple[str, ...]
+    """Its runs, that of the last attempt in the end."""
 
 
 class Jobs(msgspec.Struct, frozen=True):

@@ -70,10 +70,6 @@ def report(
         from gpuwatch.tools.reports.page import run_markdown, run_page
 
         text = run_markdown(found, failed) if markdown else run_page(found, failed)
-    if job is not None:
-        found_job = _find_job(Client(agent, "give --agent URL"), job)
-        typer.echo(as_json(found_job) if json else job_text(found_job))
-        return
     _finish(text, not (markdown or json), output, found.name, [f"{found.name}: {each}" for each in failed])
 
 

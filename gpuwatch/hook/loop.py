@@ -57,15 +57,14 @@ class Loop(Generic[T]):
             self.fetch = self.iterator.__next__
             return
         begin = recorder.clock()
-        is_evaluation = self._is_evaluation()
-        if not is_evaluation:
-            session.guard(session.torch_hooks.optimizer.give_way)
-        if is_evaluation:
+        if self._is_evaluation():
             recorder.enter(EVAL, begin)
             self._nested = True
-        elif recorder.in_step and recorder.step_owner is not LOOSE:
-            recorder.enter(None, begin)
-            self._nested = True
+        else:
+            session.guard(session.torch_hooks.optimizer.give_way)
+            if recorder.in_step and recorder.step_owner is not LOOSE:
+                recorder.enter(None, begin)
+                self._nested = True
         self._level = recorder.level
         self.training = not recorder.in_phase
         recorder.begin_part(DATA_WAIT, begin)

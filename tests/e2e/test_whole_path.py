@@ -76,14 +76,14 @@ def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_
         verdict = page.get_by_text(sentence).first
         verdict.wait_for(timeout=30_000)
         page.wait_for_timeout(10_000)  # it refreshes by itself; by then a finding is active too
-        said, at = sentence.search(verdict.inner_text()), time.time()
+        shown, at = sentence.search(verdict.inner_text()), time.time()
         page.get_by_text("num_workers").first.wait_for(timeout=10_000)
         page.screenshot(path=str(tmp_path / "live.png"), full_page=True)
         end(trainer)
         injected = truth(trainer, end=at)
 
-    assert said is not None
-    assert int(said[1]) / 100 == pytest.approx(injected["input_wait"] / injected["wall"], abs=0.03)
+    assert shown is not None
+    assert int(shown[1]) / 100 == pytest.approx(injected["input_wait"] / injected["wall"], abs=0.03)
     assert (tmp_path / "live.png").stat().st_size > 20_000
 
 

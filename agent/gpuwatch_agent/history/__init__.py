@@ -28,7 +28,6 @@ from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import MINUTE_MS, downsample_steps, downsample_ticks
 from gpuwatch_agent.history.file import connect_readonly, is_damage, lock_history, open_history, set_aside
 from gpuwatch_agent.history.reader import HistoryReader
-from gpuwatch_agent.runs.records import RunRecord
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +70,8 @@ class Tick:
 
     time_s: float
     samples: Sequence[Sample]
-    runs: Sequence[RunRecord]
+    runs: Mapping[tuple[str, int], bytes]
+    """By run and rank: each one's `RunRecord`, as MessagePack."""
     gpus: Sequence[GpuRecord]
     steps: Sequence[StepBatch]
     findings: Sequence[FindingRow]
@@ -143,7 +143,7 @@ class History:
             self._count_bad(bad)
 
     def trim(self, now_s: float) -> None:
-        """Delete what is older than the retention, and the oldest part of a file that is too large; begin anew if it was removed."""
+        """Delete what is older than the retention, and the oldest part of a file that is too large; begin a new one if it was removed."""
         if not self._in_memory and not self._is_there():
             self._begin_anew("it was removed or replaced")
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
@@ -265,7 +265,7 @@ class History:
         layout = self._layout(tuple((sample.metric, sample.labels) for sample in tick.samples))
         run("INSERT OR REPLACE INTO tick VALUES (?, ?, ?)", (now_ms, layout, values.tobytes()))
         encode, run_many = msgspec.msgpack.encode, self._connection.executemany
-        runs = [(record.run, record.rank, now_ms, encode(record)) for record in tick.runs]
+        runs = [(*key, now_ms, record) for key, record in tick.runs.items()]
         run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", runs)
         run_many("INSERT OR REPLACE INTO gpu VALUES (?, ?)", [(gpu.uuid, encode(gpu)) for gpu in tick.gpus])
         steps = [

@@ -138,7 +138,7 @@ class ProcessTable:
         return pid if pid is not None and self._is(pid, hello) else None
 
     def is_peer(self, hello: wire.Hello, pid: int) -> bool:
-        """Return whether a process that the kernel names by `pid` is the one that a message says it is from; True where that cannot be seen."""
+        """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
         if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
             return True
         try:

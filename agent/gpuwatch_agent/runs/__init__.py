@@ -417,7 +417,7 @@ class RunRegistry:
             raise ProtocolError(f"pid {peer.pid} sends as pid {sender.pid}, for run {message.run!r}", "wrong_process")
         if isinstance(message, wire.Hello) and peer.pid and not self._is_peer(message, peer.pid):
             raise ProtocolError(
-                f"pid {peer.pid} says that it is pid {message.pid}, for run {message.run!r}", "wrong_process"
+                f"pid {peer.pid} claims to be pid {message.pid}, for run {message.run!r}", "wrong_process"
             )
 
     def excuse_pause(self, now_ns: int) -> None:

@@ -6,7 +6,7 @@ a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -50,6 +50,8 @@ class Job:
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
     done: int = 0
     """Global number of the step after the last one that was done."""
+    view: api.Job | None = None
+    """What is served of it; None for a run that was not resumed."""
 
 
 class Jobs:
@@ -60,6 +62,7 @@ class Jobs:
 
     def update(self, runs: Iterable[Run | RunRecord]) -> None:
         """Take over what is known of these runs' processes."""
+        changed: dict[str, Job] = {}
         for run in runs:
             name = run.run if run.hello is None else run.hello.job or run.run
             job = self._jobs.get(name)
@@ -67,6 +70,7 @@ class Jobs:
                 if len(self._jobs) >= MAX_JOBS:
                     self._forget_oldest()
                 job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job))
+            changed[name] = job
             senders = list(run.senders.values()) if isinstance(run, Run) else run.senders
             for sender in senders:
                 if sender.sent is None:
@@ -79,13 +83,13 @@ class Jobs:
                     job.done = max(job.done, sender.first_step + sender.sent.steps)
             while len(job.attempts) > MAX_ATTEMPTS:
                 del job.attempts[min(job.attempts, key=lambda key: job.attempts[key].begin_s)]
+        for each in changed.values():
+            attempts = _one_after_another(each)
+            each.view = _view(each, attempts) if attempts and (each.declared or len(attempts) > 1) else None
 
-    def views(self, runs: Collection[str] | None = None) -> Iterator[api.Job]:
-        """Yield the jobs that are declared or were resumed, or those whose last attempt is of one of these runs."""
-        for job in self._jobs.values():
-            attempts = _one_after_another(job)
-            if attempts and (job.declared or len(attempts) > 1) and (runs is None or attempts[-1].run in runs):
-                yield _view(job, attempts)
+    def views(self) -> list[api.Job]:
+        """Return the jobs that are declared or were resumed."""
+        return [job.view for job in self._jobs.values() if job.view is not None]
 
     def _forget_oldest(self) -> None:
         del self._jobs[
@@ -155,5 +159,5 @@ def _view(job: Job, attempts: list[Attempt]) -> api.Job:
         goodput_ratio=states.get("compute", 0.0) / wall_s if wall_s > 0 else None,
         steps=sum(attempt.steps for attempt in attempts),
         redone_steps=None if None in known else sum(steps for steps in known if steps is not None),
-        runs=tuple(dict.fromkeys(attempt.run for attempt in attempts)),
+        runs=tuple(dict.fromkeys(attempt.run for attempt in reversed(attempts)))[::-1],
     )

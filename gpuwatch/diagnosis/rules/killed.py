@@ -21,15 +21,11 @@ _ROOMY = 0.5
 _FULL = 0.1
 """A /dev/shm with less than this share free right after the death was full: what the dead worker held has been freed since."""
 
+killed_rule = rule(explains=(), explained_by=(), stacks=None, alert="RunKilled", runbook="RunKilled", ends_run=True)
+"""Makes a rule about a process that was killed, which has these facts in common with all of them."""
 
-@rule(
-    explains=(),
-    explained_by=(),
-    stacks=None,
-    alert="RunKilled",
-    runbook="RunKilled",
-    ends_run=True,
-)
+
+@killed_rule
 def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a worker has died of a signal: its exit code and the kernel's counts say how."""
     if not window.worker_deaths:
@@ -104,10 +100,11 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
     for each in window.worker_deaths[:4]:
         yield Evidence("exit signal", each.signal, "", f"worker pid {each.pid} ended with {_name(each)}")
     if first.oom_kills:
-        count = f"{first.oom_kills} process{'es' if first.oom_kills > 1 else ''}"
         limit = first.memory_limit_bytes
         limited = "" if limit is None else f"; its control group is limited to {size(limit)}"
-        text = f"the kernel has killed {count} for lack of memory in that time (oom_kill){limited}"
+        text = (
+            f"the kernel has killed {_processes(first.oom_kills)} for lack of memory in that time (oom_kill){limited}"
+        )
         yield Evidence("oom kills", first.oom_kills, "", text)
     room, used, free = _shm(window, first)
     if first.signal == SIGBUS and room:
@@ -117,6 +114,10 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
         elif used is not None:
             text += f", at most {size(used)} of it used"
         yield Evidence("shm size", room, "bytes", text)
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count > 1 else ''}"
 
 
 def _name(death: WorkerDeath) -> str:
@@ -131,14 +132,7 @@ _MOST = 0.5
 """Share of the used memory from which the training process itself is to use less, and share of the limit from which that is known."""
 
 
-@rule(
-    explains=(),
-    explained_by=(),
-    stacks=None,
-    alert="RunKilled",
-    runbook="RunKilled",
-    ends_run=True,
-)
+@killed_rule
 def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when a run is lost and the kernel has killed for lack of memory since its last message. A killed worker has its own cause."""
     oom = window.oom
@@ -158,8 +152,7 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
 
 
 def _kill_evidence(oom: MemoryKills) -> Iterator[Evidence]:
-    count = f"{oom.kills} process{'es' if oom.kills > 1 else ''}"
-    text = f"since its last message the kernel has killed {count} {_WHERE[oom.where]} for lack of memory (oom_kill)"
+    text = f"since its last message the kernel has killed {_processes(oom.kills)} {_WHERE[oom.where]} for lack of memory (oom_kill)"
     yield Evidence("oom kills", oom.kills, "", text)
     if oom.limit_bytes is not None:
         text = f"its control group is limited to {size(oom.limit_bytes)}"

@@ -67,17 +67,18 @@ class OptimizerSteps:
 
     def stepped(self, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""
-        if not self._has_failed:
-            try:
-                self._step()
-            except Exception as error:
-                self._fail(error)
+        self._guarded(self._step)
 
-    def _fail(self, error: BaseException) -> None:
-        """Do nothing from now on: training goes on without."""
-        self._has_failed = True
-        if self._recorder.failed is not None:
-            self._recorder.failed("bounding steps by the optimizer", error)
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Call it. After an error nothing is done any more: training goes on without."""
+        if self._has_failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._has_failed = True
+            if self._recorder.failed is not None:
+                self._recorder.failed("bounding steps by the optimizer", error)
 
     def _step(self) -> None:
         self.count += 1
@@ -103,11 +104,7 @@ class OptimizerSteps:
         return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
 
     def _forward(self, *_: Any) -> None:
-        if not self._has_failed:
-            try:
-                self._begin_forward()
-            except Exception as error:
-                self._fail(error)
+        self._guarded(self._begin_forward)
 
     def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""

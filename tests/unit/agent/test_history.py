@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuwatch import wire
@@ -24,7 +25,8 @@ BEGIN_S = 1_790_000_000.0
 
 
 def tick(time_s: float, value: float = 0.0, *, runs=(), steps=(), run: str = "run-a") -> Tick:
-    return Tick(time_s, [Sample(STATES, value, (run, "0", "compute"))], list(runs), [], list(steps), [])
+    kept = {(record.run, record.rank): msgspec.msgpack.encode(record) for record in runs}
+    return Tick(time_s, [Sample(STATES, value, (run, "0", "compute"))], kept, [], list(steps), [])
 
 
 def batch(hook: FakeHook, time_s: float) -> StepBatch:

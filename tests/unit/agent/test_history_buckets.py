@@ -25,7 +25,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def commit(history: History, time_s: float, samples: list[Sample], steps: list[StepBatch] | None = None) -> None:
-    assert history.commit(Tick(time_s, samples, [], [], steps or [], []))
+    assert history.commit(Tick(time_s, samples, {}, [], steps or [], []))
 
 
 def batch(first: int, count: int, *, wait_ms: list[int] | None = None, **columns: list[int]) -> StepBatch:

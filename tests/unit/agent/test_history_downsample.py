@@ -48,7 +48,7 @@ def write(history: History, seconds: int, ranks: int = 1) -> None:
             Sample(POWER, 900.0 if second == 130 else 300.0 + second % 7, ("0", "GPU-1")),
         ]
         steps = [batch(2 * second, at_s, [second % 50, 20], rank=rank) for rank in range(ranks)]
-        assert history.commit(Tick(at_s, samples, [], [], steps, []))
+        assert history.commit(Tick(at_s, samples, {}, [], steps, []))
 
 
 def condensed(history: History, full_until_s: float, turns: int = 100) -> None:

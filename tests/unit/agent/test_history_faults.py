@@ -20,7 +20,7 @@ STATES = "gpuwatch_run_seconds_total"
 
 def commit(history: History, second: int) -> bool:
     samples = [Sample(STATES, float(second), (f"run-{n}", "0", "compute")) for n in range(50)]
-    return history.commit(Tick(BEGIN_S + second, samples, [], [], [], []))
+    return history.commit(Tick(BEGIN_S + second, samples, {}, [], [], []))
 
 
 def seconds(history: History) -> int:

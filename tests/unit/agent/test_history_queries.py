@@ -30,7 +30,7 @@ def between(history: History, start_s: float, end_s: float) -> Any:
 
 def keep(history: History, second: int, *samples: Sample) -> None:
     tick = Sample("gpuwatch_sample_timestamp_seconds", BEGIN_S + second)
-    assert history.commit(Tick(BEGIN_S + second, [*samples, tick], [], [], [], []))
+    assert history.commit(Tick(BEGIN_S + second, [*samples, tick], {}, [], [], []))
 
 
 def gpu(compute_s: float, idle_s: float) -> list[Sample]:

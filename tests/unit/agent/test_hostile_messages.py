@@ -186,13 +186,13 @@ def test_a_row_that_cannot_be_summed_stops_neither_downsampling_nor_retention(ag
     ]
     rows.append({**columns(4), "samples": b"12345"})
     for number, packed in enumerate(rows):
-        assert history.commit(Tick(NOW_S + number, [], [], [], [StepBatch("bad", 0, 0, NOW_S + number, 0, packed)], []))
+        assert history.commit(Tick(NOW_S + number, [], {}, [], [StepBatch("bad", 0, 0, NOW_S + number, 0, packed)], []))
     with history._transaction():
         history._connection.execute(
             "INSERT INTO steps SELECT id + 10, run, rank, 9, 1, time_ms, 0, x'c1' FROM steps WHERE id = 1"
         )
     good = FakeHook(5 * S, run="good").step()
-    history.commit(Tick(NOW_S + 5, [], [], [], [StepBatch("good", 0, 0, NOW_S + 5, 0, good.message().columns)], []))
+    history.commit(Tick(NOW_S + 5, [], {}, [], [StepBatch("good", 0, 0, NOW_S + 5, 0, good.message().columns)], []))
     for _ in range(5):
         history.downsample(NOW_S + 300)
     assert (history.failures, history.bad_rows) == (0, 3)
@@ -215,7 +215,7 @@ def test_one_failing_job_of_the_history_leaves_the_others(agent: WholeAgent, mon
     assert agent.history.failures == 6, "two jobs a second"
     agent.history.trim(NOW_S + 8 * 86400)
     assert agent.history._connection.execute("SELECT count(*) FROM tick").fetchone() == (0,)
-    assert agent.history.commit(Tick(NOW_S + 1100, [], [], [], [], []))
+    assert agent.history.commit(Tick(NOW_S + 1100, [], {}, [], [], []))
 
 
 # Who sends -------------------------------------------------------------------------------------------------------------

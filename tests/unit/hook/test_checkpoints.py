@@ -12,24 +12,12 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, fake_watch, states_ms
+from tests.unit.hook.fakes import Clock, states_ms
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
 BATCH = torch.zeros(2)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    watch = fake_watch(clock, monkeypatch)
-    yield watch
-    watch.close()
 
 
 class State:

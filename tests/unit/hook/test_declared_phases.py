@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from gpuwatch import wire
@@ -12,19 +10,7 @@ from gpuwatch.diagnosis.rules.device import phase_bound
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import ProtocolError
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    watch = fake_watch(clock, monkeypatch)
-    yield watch
-    watch.close()
+from tests.unit.hook.fakes import Clock, connect, states_ms, told, turn
 
 
 def spend(watch: Watch, clock: Clock, name: str, ms: int) -> None:

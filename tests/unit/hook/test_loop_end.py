@@ -9,19 +9,7 @@ import pytest
 
 from gpuwatch.hook.watch import Watch
 from gpuwatch.testing import FakeDevice, measure_by
-from tests.unit.hook.fakes import MS, Clock, S, fake_watch, states_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    watch = fake_watch(clock, monkeypatch)
-    yield watch
-    watch.close()
+from tests.unit.hook.fakes import MS, Clock, S, states_ms
 
 
 def live_on(watch: Watch, clock: Clock, seconds: int) -> None:

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, fake_watch, states_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    watch = fake_watch(clock, monkeypatch)
-    yield watch
-    watch.close()
+from tests.unit.hook.fakes import Clock, states_ms
 
 
 def test_a_step_lasts_from_one_call_to_the_next_and_what_follows_the_last_is_no_step(

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,18 +18,6 @@ from gpuwatch.hook import watch as hook_watch
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.events import CLOSED
 from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    watch = fake_watch(clock, monkeypatch)
-    yield watch
-    watch.close()
 
 
 def loop(watch: Watch, clock: Clock, steps: int = 3, **options: Any) -> None:
