@@ -36,8 +36,5 @@ def test_the_program_prints_what_the_page_shows(sample: int, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     printed = done.stderr[done.stderr.index("gpuwatch · ") :]
-    if sample and (almost := re.search(r"mostly compute; ([\d.]+)% of the time waits for data", printed)):
-        assert float(almost[1]) < 15  # two workers beside a step that computes, on two cores
-        return
     assert shape(printed) == shape(shown), printed
     assert re.search("DataLoader" if sample == 0 else "stop tuning the loader", printed.partition("  do ")[2])

@@ -64,6 +64,17 @@ def test_a_step_lasts_from_one_optimizer_step_to_the_next(training: Training) ->
     assert training.watch.session.publisher.accounts.bounded_by_optimizer
 
 
+def test_what_follows_a_warm_up_step_is_no_wait_of_the_loop_that_comes(training: Training) -> None:
+    training.step(30, 10)
+    training.clock.sleep_ms(3000)  # imports, a model that is loaded
+    for _ in training.watch.steps(training.batches(4, 6)):
+        training.step(0, 10)
+    states = training.states_ms()
+    assert states == {"startup": 40, "other": 3000, "input_wait": 24, "compute": 40}
+    assert training.watch.report().steps == 4
+    assert not training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
 def test_passes_without_gradients_are_an_evaluation(training: Training) -> None:
     training.step(5, 10, loops=3)
     with torch.no_grad():
