@@ -122,7 +122,7 @@ class Training:
 
     def end(self) -> tuple[float, float]:
         """End it; return (seconds waited, seconds trained) as it measured them itself."""
-        out, errors = self.process.communicate("", timeout=60)
+        out, errors = self.process.communicate("", timeout=180)
         assert self.process.returncode == 0, errors
         injected = json.loads(out.splitlines()[-1])
         return injected["waited_s"], injected["trained_s"]
@@ -175,4 +175,4 @@ def _copy(checkout: Path) -> None:
     config = checkout / "deploy/gpuwatch.toml"
     config.write_text(SOON)
     rules = ("rules", "--config", str(config), "--write", str(checkout / "deploy/prometheus/rules"))
-    subprocess.run([sys.executable, "-m", "gpuwatch", *rules], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "gpuwatch", *rules], check=True, capture_output=True, timeout=180)

@@ -96,7 +96,7 @@ class Agent:
     def refused(self, *options: str) -> str:
         """Return what an agent with these options says before it ends with status 2."""
         done = subprocess.run(
-            self.command(*options), env=self._environment, capture_output=True, text=True, timeout=90, check=False
+            self.command(*options), env=self._environment, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 2, (done.returncode, done.stderr)
         assert "Traceback" not in done.stderr

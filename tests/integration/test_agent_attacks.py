@@ -160,7 +160,7 @@ def test_a_new_run_is_taken_while_512_are_forged(agent: Agent) -> None:
 
 def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
     begin_ns, column = 1_790_000_000 * 10**9, wire.pack(range(1000, 2000))
-    with contextlib.closing(sqlite3.connect(agent.history, timeout=30)) as connection, connection:
+    with contextlib.closing(sqlite3.connect(agent.history, timeout=180)) as connection, connection:
         for first in range(0, 100_000, 1000):
             columns = dict.fromkeys(wire.STEP_COLUMNS, column) | {"start_ns": wire.pack(range(first, first + 1000))}
             row = ("long", 0, first, 1000, int(time.time() * 1000), begin_ns, msgspec.msgpack.encode(columns))
@@ -175,7 +175,7 @@ def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
 
 
 def _get(agent: Agent, path: str) -> bytes:
-    with socket.create_connection(("127.0.0.1", agent.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=180) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(1 << 20), b""))
 

@@ -45,7 +45,7 @@ def test_a_training_process_that_the_kernel_kills_for_lack_of_memory_is_called_s
         (finding,) = run["findings"]
         assert agent.metrics()["gpuwatch_finding_active", "eater", "training_killed"] == 1
         command = [sys.executable, "-m", "gpuwatch", "report", "eater", "--agent", agent.url, "--json"]
-        report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+        report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout)
         agent.stop()
         agent.start()
         assert agent.wait_run("eater")["findings"][0]["evidence"] == finding["evidence"]

@@ -34,7 +34,7 @@ def gpuwatch(*arguments: str, environment: Mapping[str, str] | None = None) -> s
         [sys.executable, "-m", "gpuwatch", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "COLUMNS": "200", **(environment or {})},
     )
 
@@ -42,7 +42,7 @@ def gpuwatch(*arguments: str, environment: Mapping[str, str] | None = None) -> s
 def without(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as it is where these modules are not installed."""
     code = BARE.format(missing=missing, arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
 
 
 def test_an_unknown_option_is_named() -> None:

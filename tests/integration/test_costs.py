@@ -26,7 +26,7 @@ models = {"NVIDIA H200" = 3600.0}
 
 def gpuwatch(*arguments: object) -> str:
     command = [sys.executable, "-m", "gpuwatch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 def test_the_price_of_the_model_times_the_time_of_each_state(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def spawned(agent: Agent, ranks: int, *options: str) -> Any:
 
 def reports(process: subprocess.Popen[str]) -> dict[int, dict[str, Any]]:
     """Return what each rank said at its end."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return {each["rank"]: each for each in told}

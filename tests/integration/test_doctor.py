@@ -49,7 +49,7 @@ main()
 
 def doctor(*arguments: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuwatch", "doctor", "--port", str(free_port()), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=dict(environment))
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=dict(environment))
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
@@ -171,7 +171,7 @@ def test_with_the_base_installation_missing_extras_are_findings() -> None:
     missing = ["pynvml", "uvicorn", "starlette", "prometheus_client", "streamlit", "torch", "yaml"]
     gone = [*missing, "nvidia_ml_py"]
     code = BARE.format(missing=missing, distributions=gone, port=free_port())
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=ENVIRONMENT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=ENVIRONMENT)
     found = checks(done)
     assert found["hook"]["status"] == "ok"
     assert found["agent extra"]["status"] == "warning" and "uvicorn" in found["agent extra"]["found"]

@@ -57,7 +57,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         [sys.executable, "-m", "gpuwatch", "grafana", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "COLUMNS": "200", **environment},
     )
 

@@ -30,7 +30,7 @@ def run(script: str, tmp_path: Path, expect: int = 0, **environ: str) -> subproc
         env={**clean, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == expect, done.stderr
     return done

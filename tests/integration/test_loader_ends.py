@@ -33,7 +33,7 @@ def found(agent: Agent) -> dict[str, Any]:
     run = agent.wait_run("doomed", 20, status="ended")
     (finding,) = run["findings"]
     command = [sys.executable, "-m", "gpuwatch", "report", "doomed", "--agent", agent.url, "--json"]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout)
     assert report["findings"][0]["title"] == finding["title"]
     return dict(finding)
 

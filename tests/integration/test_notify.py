@@ -97,7 +97,7 @@ def test_what_is_wrong_is_said_at_the_start_with_exit_code_2(
     command = [sys.executable, "-m", "gpuwatch", "agent", "--http", f"127.0.0.1:{free_port()}"]
     command += ["--listen", f"ipc://{tmp_path}/hook.sock", "--history", str(tmp_path / "history.db")]
     command += [each.format(dir=tmp_path) for each in arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 2
     assert message in done.stderr
     assert "secret-token" not in done.stderr

@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Path:
 def collected(project: Path, *options: str) -> tuple[set[str], str]:
     """Return the names of the tests that would run, and all that was said."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=180)
     said = done.stdout + done.stderr
     return {line.rpartition("::")[2] for line in said.splitlines() if "::" in line}, said
 
@@ -56,7 +56,7 @@ def test_one_status_of_both_parts(tmp_path: Path, shared: int, alone: int, statu
     python.write_text(f'#!/bin/sh\necho "$@"\ncase "$*" in *"--part shared"*) exit {shared} ;; esac\nexit {alone}\n')
     python.chmod(0o755)
     script = ROOT / "scripts/run-tests.sh"
-    done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=180)
     assert done.returncode == status
     assert done.stdout.count("-k hook or tune") == ran == done.stdout.count("-m pytest --part")
     assert ran == 1 or done.stdout.endswith("-k hook or tune -n 0\n"), "alone, whatever was asked for"

@@ -103,11 +103,14 @@ def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str)
         highest = wait_for("and starvation", lambda: value(starved), 60)
         assert highest <= 1.001, "no share is above all of the time, from a run's first minute on"
         useful = 'kind:gpuwatch_gpu_seconds:share20s{kind="useful"}'
-        share = wait_for("its useful share too", lambda: value(useful), 60)
-        raw = value(
-            'sum(rate(gpuwatch_gpu_seconds_total{state="compute"}[20s])) / sum(rate(gpuwatch_gpu_seconds_total[20s]))'
-        )
-        assert share == pytest.approx(raw, abs=0.05)
+        raw = 'sum(rate(gpuwatch_gpu_seconds_total{state="compute"}[20s])) / sum(rate(gpuwatch_gpu_seconds_total[20s]))'
+
+        def useful_and_raw() -> tuple[float, float] | None:  # two queries see two moments, which are alike once both have settled
+            recorded_share, raw_share = value(useful), value(raw)
+            close = recorded_share and raw_share and recorded_share == pytest.approx(raw_share, abs=0.05)
+            return (recorded_share, raw_share) if close else None
+
+        wait_for("the recorded useful share is that of the counters", useful_and_raw, 60)
         assert value(f"count({useful})") == 1
         groups = get_json(f"http://{rules}/api/v1/rules", 20)["data"]["groups"]
         failed = [rule for group in groups for rule in group["rules"] if rule.get("lastError")]

@@ -50,7 +50,7 @@ def script(tmp_path: Path, source: str, endpoint: str, **environ: str) -> Iterat
 
 def finished(process: subprocess.Popen[str], expect: int = 0) -> tuple[str, str]:
     """Wait for the end; return what was said on stdout and stderr."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == expect, err
     return out, err
 

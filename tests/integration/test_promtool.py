@@ -28,10 +28,10 @@ def test_golden_metrics_page() -> None:
     """Every metric of the catalogue: names, units, kinds and labels as promtool wants them; no label in camelCase, as dcgm-exporter's modelName is."""
     page = (Path(__file__).parents[1] / "golden/metrics.txt").read_text()
     command = [require("promtool"), "check", "metrics"]
-    done = subprocess.run(command, input=page, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=page, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     broken = subprocess.run(
-        command, input=page.replace('model="', 'modelName="'), capture_output=True, text=True, timeout=60
+        command, input=page.replace('model="', 'modelName="'), capture_output=True, text=True, timeout=180
     )
     assert "camelCase" in broken.stdout + broken.stderr and "modelName" not in page
 

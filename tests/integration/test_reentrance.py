@@ -40,7 +40,7 @@ def run(tmp_path: Path, source: str, endpoint: str = "", expect: int = 0, **envi
         env={**clean, **({"GPUWATCH_ENDPOINT": endpoint} if endpoint else {}), **environ},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
     assert done.returncode == expect, done.stderr

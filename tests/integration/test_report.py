@@ -24,7 +24,7 @@ def gpuwatch(*arguments: object, directory: Path | None = None) -> subprocess.Co
         [sys.executable, "-m", "gpuwatch", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
         cwd=directory,
         env={**os.environ, "COLUMNS": "200"},
     )

@@ -99,9 +99,9 @@ def test_a_finding_brings_its_stacks_into_api_and_report(tmp_path: Path) -> None
         assert [str(graph)] == finding["stacks"]["flame_graphs"]
 
         command = [sys.executable, "-m", "gpuwatch", "report", RUN, "--agent", agent.url]
-        text = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout
+        text = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=180, check=True).stdout
         found = next(each for each in json.loads(text)["findings"] if each["stacks"] is not None)
         assert found["evidence"][-1]["text"] == hottest["text"]
-        page = subprocess.run([*command, "-o", "-"], capture_output=True, text=True, timeout=60, check=True).stdout
+        page = subprocess.run([*command, "-o", "-"], capture_output=True, text=True, timeout=180, check=True).stdout
         assert page.count("worker 1") >= 1 and "stacks_program.py:" in page
     assert len(list((tmp_path / "stacks").iterdir())) == 1

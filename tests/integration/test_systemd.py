@@ -43,4 +43,4 @@ def test_its_command_starts_the_agent(tmp_path: Path) -> None:
 
 
 def _analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([require("systemd-analyze"), *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([require("systemd-analyze"), *arguments], capture_output=True, text=True, timeout=180)

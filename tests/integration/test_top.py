@@ -49,7 +49,7 @@ def top(
 
 
 def piped(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TOP, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    return subprocess.run([*TOP, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=180)
 
 
 def test_verdict_ledger_step_and_advice_at_80_by_24(agent: NodeWithGpus) -> None:
@@ -204,7 +204,7 @@ def test_a_pipe_prints_once_in_plain_text(agent: NodeWithGpus) -> None:
 
 
 def test_once_on_a_terminal(agent: NodeWithGpus) -> None:
-    done = subprocess.run([*TOP, "--agent", agent.url, "--once"], capture_output=True, env=ENVIRONMENT, timeout=60)
+    done = subprocess.run([*TOP, "--agent", agent.url, "--once"], capture_output=True, env=ENVIRONMENT, timeout=180)
     assert done.returncode == 0 and b"resnet50-a" in done.stdout
 
 
