@@ -1,12 +1,14 @@
-"""Ranks that train without training: processes with real pids, and one that speaks for all of their hooks at a fixed rate.
+"""Ranks that send what a hook sends at a fixed rate, without training: each a process with worker processes of its own.
 
-python -m benchmarks.agent_load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, then speaks.
+python -m benchmarks.agent_load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prints the ranks' pids, and at the end what was sent.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 
 from gpuwatch import wire
 from gpuwatch.hook.identity import identify
@@ -28,7 +31,7 @@ _SLEEPER = ["sleep", "100000"]
 
 @dataclass
 class Rank:
-    """One hook: what it has done so far, and what it says next."""
+    """One hook: what it has done so far, and the next messages."""
 
     rank: int
     pid: int
@@ -118,33 +121,46 @@ def sleepers(count: int) -> Iterator[list[int]]:
             process.wait()
 
 
-def main() -> None:
-    endpoint, (ranks, rate, workers), seconds = sys.argv[1], map(int, sys.argv[2:5]), float(sys.argv[5])
-    boot_id = identify().boot_id
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the sleepers end with it
-    with sleepers(ranks * (1 + workers)) as pids:
-        hooks = []
-        for rank in range(ranks):
-            own, *rest = pids[rank * (1 + workers) : (rank + 1) * (1 + workers)]
-            hooks.append(Rank(rank, own, start_ticks(own), tuple(rest), boot_id))
-        print(json.dumps([hook.pid for hook in hooks]), flush=True)
-        sender = ZmqSender(endpoint)
-        begin, refused = time.monotonic(), 0
-        for turn in itertools.count(1):
-            if turn * EVERY_S > seconds:
-                break
-            time.sleep(max(0.0, begin + turn * EVERY_S - time.monotonic()))
-            for hook in hooks:
-                for frame in hook.frames(int(rate * EVERY_S), turn % _HELLO_EVERY == 1):
-                    for _ in range(200):
-                        if sender.send(frame):
-                            break
-                        time.sleep(0.002)  # the socket takes 64 at a time
-                    else:
-                        refused += 1
-        print(json.dumps({"steps": sum(hook.steps for hook in hooks), "refused": refused}), flush=True)
+def send(
+    endpoint: str, rank: int, rate: float, workers: int, seconds: float, begin: float, done: Queue[tuple[int, int]]
+) -> None:
+    """Be one rank: send twice a second from this process, which the agent verifies, and put (steps, refused messages) in the end."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the workers end with it
+    with sleepers(workers) as pids:
+        identity = identify()
+        hook = Rank(rank, os.getpid(), start_ticks(os.getpid()), tuple(pids), identity.boot_id)
+        sender, refused = ZmqSender(endpoint), 0
+        for tick in range(1, int(seconds / EVERY_S) + 1):
+            time.sleep(max(0.0, begin + tick * EVERY_S - time.monotonic()))
+            for frame in hook.frames(int(rate * EVERY_S), tick % _HELLO_EVERY == 1):
+                for _ in range(200):
+                    if sender.send(frame):
+                        break
+                    time.sleep(0.002)  # the socket takes 64 at a time
+                else:
+                    refused += 1
+        done.put((hook.steps, refused))
         time.sleep(2)
         sender.close()
+
+
+def main() -> None:
+    endpoint, (ranks, rate, workers), seconds = sys.argv[1], map(int, sys.argv[2:5]), float(sys.argv[5])
+    context = multiprocessing.get_context("fork")
+    done = context.Queue()
+    begin = time.monotonic()
+    processes = [
+        context.Process(target=send, args=(endpoint, each, rate, workers, seconds, begin, done), daemon=True)
+        for each in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # ends the ranks, which are daemons
+    print(json.dumps([process.pid for process in processes]), flush=True)
+    sent = [done.get() for _ in processes]
+    print(json.dumps({"steps": sum(each[0] for each in sent), "refused": sum(each[1] for each in sent)}), flush=True)
+    for process in processes:
+        process.join()
 
 
 if __name__ == "__main__":
