@@ -35,6 +35,10 @@ EVERYTHING: Mapping[str, Any] = {
         "labels": {"release": "kube-prometheus-stack"},
         "rules": {"runbooks": "https://example.com/runbooks/"},
     },
+    "networkPolicy": {
+        "enabled": True,
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    },
     "dashboard": {
         "enabled": True,
         "prometheus": "http://prometheus-operated.monitoring:9090",

@@ -111,6 +111,31 @@ def test_what_the_containers_may_do() -> None:
     assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
 
 
+def test_a_secret_takes_the_place_of_the_configuration() -> None:
+    """Tokens and passwords of [notify] then are in no ConfigMap; the agent finds the file in the same place."""
+    objects = manifests({"agent": {"configSecret": "gpuwatch-notify"}})
+    assert list(one(objects, "ConfigMap", "gpuwatch-agent")["data"]) == ["group"]
+    volumes = one(objects, "DaemonSet", "agent")["spec"]["template"]["spec"]["volumes"]
+    secret, config_map = next(each["projected"]["sources"] for each in volumes if each["name"] == "config")
+    assert secret["secret"] == {
+        "name": "gpuwatch-notify",
+        "items": [{"key": "gpuwatch.toml", "path": "gpuwatch.toml"}],
+    }
+    assert config_map == {"configMap": {"name": "demo-gpuwatch-agent"}}
+
+
+def test_who_may_connect_is_named_by_policies_that_select_the_pods() -> None:
+    assert not [each for each in manifests() if each["kind"] == "NetworkPolicy"]
+    objects = manifests(EVERYTHING)
+    for component, kind, port in (("agent", "DaemonSet", 19478), ("dashboard", "Deployment", 8501)):
+        policy = one(objects, "NetworkPolicy", f"gpuwatch-{component}")["spec"]
+        labels = one(objects, kind, component)["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+        (rule,) = policy["ingress"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": port}]
+        assert rule["from"] == [{"podSelector": {}}, *EVERYTHING["networkPolicy"]["from"]]
+
+
 def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
     """The arguments of the DaemonSet, its file beside them, through the real command: it starts and then stops."""
     from tests.integration.agent_process import Agent
@@ -136,6 +161,8 @@ def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
         ({"agent": {"socket": {"hostPath": "run"}}}, "/agent/socket/hostPath"),
         ({"agent": {"maxUnavailable": "all"}}, "/agent/maxUnavailable"),
         ({"prometheus": {"monitor": "Probe"}}, "/prometheus/monitor"),
+        ({"networkPolicy": {"from": [{}]}}, "/networkPolicy/from/0"),
+        ({"agent": {"config": "[agent]", "configSecret": "mine"}}, "agent.config and agent.configSecret both give"),
         ({"dashboard": {"enabled": True}}, "dashboard.prometheus: the address of your Prometheus"),
         ({"dashboard": {"prometheus": "prometheus:9090"}}, "/dashboard/prometheus"),
     ],

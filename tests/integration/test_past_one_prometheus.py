@@ -105,7 +105,9 @@ def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str)
         useful = 'kind:gpuwatch_gpu_seconds:share20s{kind="useful"}'
         raw = 'sum(rate(gpuwatch_gpu_seconds_total{state="compute"}[20s])) / sum(rate(gpuwatch_gpu_seconds_total[20s]))'
 
-        def useful_and_raw() -> tuple[float, float] | None:  # two queries see two moments, which are alike once both have settled
+        def useful_and_raw() -> (
+            tuple[float, float] | None
+        ):  # two queries see two moments, which are alike once both have settled
             recorded_share, raw_share = value(useful), value(raw)
             close = recorded_share and raw_share and recorded_share == pytest.approx(raw_share, abs=0.05)
             return (recorded_share, raw_share) if close else None

@@ -32,6 +32,26 @@ def test_its_exposure_is_low() -> None:
     assert re.search(r"Overall exposure level for gpuwatch-agent.service: \d\.\d OK", done.stdout)
 
 
+def test_no_system_call_traces_a_process_or_reads_its_memory() -> None:
+    """By systemd's own lists of system calls: the sets that the unit names, applied in their order."""
+    allowed: set[str] = set()
+    for line in re.findall(r"(?m)^SystemCallFilter=(.+)$", UNIT.read_text()):
+        named = set().union(*(_system_calls(name) for name in line.removeprefix("~").split()))
+        allowed = allowed - named if line.startswith("~") else allowed | named
+    assert {"read", "openat", "sendmsg", "ioctl"} <= allowed
+    assert not {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"} & allowed
+    assert "process_vm_readv" in _system_calls("@system-service"), "which is why the unit takes it away"
+
+
+def _system_calls(name: str) -> set[str]:
+    """Return the system calls of a set, and of the sets in it."""
+    if not name.startswith("@"):
+        return {name}
+    lines = _analyze("syscall-filter", "--no-pager", name).stdout.splitlines()
+    members = {line.strip() for line in lines[1:] if line.strip() and not line.strip().startswith("#")}
+    return set().union(*(_system_calls(member) for member in members))
+
+
 def test_its_command_starts_the_agent(tmp_path: Path) -> None:
     command = re.search(r"(?m)^ExecStart=(.+)$", UNIT.read_text())
     assert command is not None

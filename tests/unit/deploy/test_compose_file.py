@@ -16,6 +16,13 @@ def test_every_service_has_a_memory_limit_that_a_site_can_set() -> None:
         assert re.fullmatch(rf"\$\{{GPUWATCH_{name.upper()}_MEMORY:-\d+[mg]\}}", service["mem_limit"]), name
 
 
+def test_no_service_can_be_stopped_over_http_and_grafanas_password_is_the_sites() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert not [part for service in services.values() for part in service.get("command", ()) if "lifecycle" in part]
+    password = services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]
+    assert password == "${GPUWATCH_GRAFANA_PASSWORD:-admin}"
+
+
 def test_the_dashboard_reads_an_agent_that_a_site_can_set() -> None:
     command = yaml.safe_load(COMPOSE.read_text())["services"]["dashboard"]["command"]
     assert command[command.index("--agent") + 1] == "${GPUWATCH_AGENT:-http://agent:9478}"

@@ -53,3 +53,9 @@ def leaves(entry: object) -> list[str]:
         return [entry]
     parts = entry.values() if isinstance(entry, dict) else entry
     return [page for part in parts for page in leaves(part)]  # type: ignore[attr-defined]
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
