@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.agent_ingest import NoSocket
@@ -53,7 +52,7 @@ def steps(hooks: list[Rank], time_s: float) -> list[StepBatch]:
     receiver = Receiver(NoSocket())  # type: ignore[arg-type]
     for hook in hooks * _MESSAGES_A_SECOND:
         receiver.take(hook.steps_message(_STEPS_A_MESSAGE, time.monotonic_ns()))
-    return [replace(batch, time_s=time_s) for batch in step_batches(receiver.drain())]
+    return [batch._replace(time_s=time_s) for batch in step_batches(receiver.drain())]
 
 
 def used_bytes(path: Path) -> int:

@@ -53,7 +53,7 @@ class KeptSteps(MadeUpSteps):
 
     def condensed(self, start_s: float, query: dict[str, str]) -> dict[str, Any] | None:
         assert self.reader is not None
-        return self.reader.downsampled_steps("million", 0, int(query["points"]))
+        return self.reader.steps("million", 0, int(query["points"]))
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def a_million_kept(start_s: float) -> Iterator[HistoryReader]:
         times = []
         for _ in range(3):
             begin = time.process_time()
-            assert history.reader.downsampled_steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
+            assert history.reader.steps("million", 0, 6000)["steps"] == MESSAGES * PER_MESSAGE
             times.append(time.process_time() - begin)
         print(f"the agent condenses 1,000,000 steps in {statistics.median(times):.2f} s of CPU", flush=True)
         yield history.reader

@@ -16,8 +16,8 @@ from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.views import ActiveFinding, Evaluation, finding_view, recent_view, run_view
+from gpuwatch_agent.runs import RUNNING, Run, RunRegistry
+from gpuwatch_agent.runs.views import ActiveFinding, finding_view, recent_view, run_view
 from gpuwatch_agent.runs.window import RecentSamples, host_facts, node_window, ranks_by_run, run_window
 
 BEGIN_AFTER_NS = 3_000_000_000
@@ -36,9 +36,7 @@ class FindingTracker:
         """Update one run's findings with those of now."""
         for finding in findings:
             key = (run, rank, finding.cause, finding.gpu or "")
-            entry = self.entries.get(key)
-            if entry is None:
-                entry = self.entries[key] = ActiveFinding(finding, now_s, now_s, now_ns, now_ns)
+            entry = self.entries.setdefault(key, ActiveFinding(finding, now_s, now_s, now_ns, now_ns))
             entry.finding, entry.seen_s, entry.seen_ns = finding, now_s, now_ns
             if now_ns - entry.since_ns >= BEGIN_AFTER_NS:
                 entry.active = True
@@ -53,31 +51,29 @@ class FindingTracker:
         for key in [key for key in self.entries if key[:2] == (run, rank)]:
             del self.entries[key]
 
-    def end_with(self, run: str, rank: int, finding: Finding | None, now_ns: int, now_s: float) -> list[ActiveFinding]:
+    def end_with(self, run: str, rank: int, finding: Finding | None, now_ns: int, now_s: float) -> None:
         """A run has ended, for this reason if it is known: active at once, until the next `end_run`; earlier findings are over."""
         self.end_run(run, rank)
         if finding is not None:
             entry = ActiveFinding(finding, now_s, now_s, now_ns, now_ns, active=True)
             self.entries[run, rank, finding.cause, finding.gpu or ""] = entry
             self.causes_seen.setdefault((run, rank), set()).add(finding.cause)
-        return self.active(run, rank)
 
     def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
         """Forget every run except these and the node itself."""
-        for run, rank in {key[:2] for key in self.entries} | self.causes_seen.keys():
-            if run and (run, rank) not in runs:
-                self.end_run(run, rank)
-                self.causes_seen.pop((run, rank), None)
+        self.entries = {key: entry for key, entry in self.entries.items() if not key[0] or key[:2] in runs}
+        self.causes_seen = {key: causes for key, causes in self.causes_seen.items() if not key[0] or key in runs}
 
     def active(self, run: str, rank: int) -> list[ActiveFinding]:
         """Return the run's active findings, in the order of a diagnosis."""
         found = [entry for key, entry in self.entries.items() if key[:2] == (run, rank) and entry.active]
         causes = {entry.finding.cause for entry in found}
         # A fallback stays for some seconds after the cause is known.
-        found = [entry for entry in found if not is_explained(entry.finding, causes)]
-        by_key = {(entry.finding.cause, entry.finding.gpu): entry for entry in found}
+        by_key = {(e.finding.cause, e.finding.gpu): e for e in found if not is_explained(e.finding, causes)}
         ordered = []
-        for finding in in_order([entry.finding for entry in found]):  # a root that is not active yet does not count
+        for finding in in_order(
+            [entry.finding for entry in by_key.values()]
+        ):  # a root that is not active yet does not count
             entry = by_key[finding.cause, finding.gpu]
             entry.finding = finding
             ordered.append(entry)
@@ -86,17 +82,6 @@ class FindingTracker:
 
 EVERY_TICKS = 2
 """A running run is diagnosed every second tick, half of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
-
-_Key = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A run at its last evaluation."""
-
-    status: str
-    last_message_s: float
-    evaluation: Evaluation
 
 
 class Evaluator:
@@ -110,72 +95,74 @@ class Evaluator:
         self._workers = workers
         self._table = table
         self._trends = GpuTrends(thresholds.memory_creep_s)
-        self._seen: dict[_Key, _Seen] = {}
         self._ranks: dict[str, tuple[RankFacts, ...]] = {}
         self._tick = 0
         self.findings = FindingTracker()
-        self.views: dict[_Key, api.Run] = {}
-        self.failed: list[tuple[Run, Exception]] = []
-        """Runs that could not be evaluated the last time; they have no view."""
+        self.views: dict[tuple[str, int], api.Run] = {}
 
     def evaluate(
-        self, runs: Sequence[Run], accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
+        self, runs: RunRegistry, accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
     ) -> None:
-        """Evaluate the runs that are due, and all GPUs."""
+        """Evaluate the runs that are due, and all GPUs. A run that cannot be evaluated is dropped."""
         self._tick += 1
-        self.findings.keep_only([(run.run, run.rank) for run in runs])
+        self.findings.keep_only(runs.runs.keys())
+        self.views = {key: view for key, view in self.views.items() if key in runs.runs}
         self._trends.sample(accounts, self._node, now_ns)
-        due = {(run.run, run.rank) for number, run in enumerate(runs) if self._is_due(run, number)}
-        everything = self._tick % EVERY_TICKS == 1
-        if everything:
-            self._ranks = ranks_by_run(runs)
+        if self._tick % EVERY_TICKS == 1:
+            self._ranks = ranks_by_run(list(runs.runs.values()))
         host = host_facts(self._node)
-        gpus = {
-            account.uuid: gpu_facts(account, self._node, now_ns, self._trends)
-            for account in accounts
-            if everything or (account.run is not None and (account.run.run, account.run.rank) in due)
-        }
-        offset_ns = int(now_s * 1e9) - now_ns
-        before, self._seen = self._seen, {}
-        views, self.views = self.views, {}
-        self.failed = []
-        for run in runs:
-            key = (run.run, run.rank)
-            try:
-                if key in due:
-                    held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
-                    evaluation = self._evaluate(run, host, held, now_ns, now_s)
-                    self._seen[key] = _Seen(run.status, run.last_message_s, evaluation)
-                else:
-                    self._seen[key] = before[key]
-                    if run.status != RUNNING:
-                        self.findings.end_run(*key)
-                if run.status != RUNNING and key not in due and key in views:
-                    self.views[key] = views[key]
-                else:
-                    pid = self._table.host_pid(run.live_hello)
-                    self.views[key] = run_view(run, self._seen[key].evaluation, offset_ns, pid, prices)
-            except Exception as error:
-                self.failed.append((run, error))
-        if everything:
+        gpus = {account.uuid: gpu_facts(account, self._node, now_ns, self._trends) for account in accounts}
+        for number, run in enumerate(list(runs.runs.values())):
+            with runs.guard(run, "evaluate", now_s):
+                held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
+                self._evaluate(run, self._is_due(run, number), host, held, now_ns, now_s, prices)
+        if self._tick % EVERY_TICKS == 1:
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
             found = diagnose(node_window(gpus, owners), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
-    def _evaluate(self, run: Run, host: HostFacts, gpus: tuple[GpuFacts, ...], now_ns: int, now_s: float) -> Evaluation:
-        key = (run.run, run.rank)
-        window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
-        if run.status == RUNNING:
-            self.findings.update(*key, diagnose(window, self._thresholds), now_ns, now_s)
-        active = self.findings.active(*key)
-        found = [entry.finding for entry in active]
-        verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
-        if run.status != RUNNING:
-            active = self.findings.end_with(*key, why_it_ended(window, self._thresholds), now_ns, now_s)
-        return Evaluation(recent_view(run, window), verdict, tuple(map(finding_view, active)))
+    def _evaluate(
+        self,
+        run: Run,
+        due: bool,
+        host: HostFacts,
+        gpus: tuple[GpuFacts, ...],
+        now_ns: int,
+        now_s: float,
+        prices: Prices,
+    ) -> None:
+        """Renew a run's view, and if it is due its findings."""
+        before = self.views.pop(run.key, None)
+        if due or before is None:
+            window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
+            if run.status == RUNNING:
+                self.findings.update(*run.key, diagnose(window, self._thresholds), now_ns, now_s)
+            found = [entry.finding for entry in self.findings.active(*run.key)]
+            verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
+            if run.status != RUNNING:
+                self.findings.end_with(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
+            recent = recent_view(run, window)
+            findings = tuple(map(finding_view, self.findings.active(*run.key)))
+        else:
+            recent, verdict, findings = before.recent, before.verdict, before.findings
+            if run.status != RUNNING:
+                self.findings.end_run(*run.key)
+                self.views[run.key] = before
+                return
+        ledger = run.ledger
+        self.views[run.key] = run_view(
+            run,
+            prices,
+            run.started_s if ledger is None else now_s + (ledger.watermark_ns - now_ns) / 1e9,
+            host_pid=self._table.host_pid(run.live_hello),
+            activity=run.activity,
+            recent=recent,
+            verdict=verdict,
+            findings=findings,
+        )
 
     def _is_due(self, run: Run, number: int) -> bool:
-        seen = self._seen.get((run.run, run.rank))
+        seen = self.views.get(run.key)
         if seen is None or seen.status != run.status:
             return True
         if run.status != RUNNING:  # it has ended, and stays as it was

@@ -5,18 +5,12 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import exposition
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 
 from gpuwatch import api, wire
 from gpuwatch.diagnosis.rules.straggler import straggler
@@ -28,84 +22,59 @@ from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
-from gpuwatch_agent.runs.records import PHASES
 
 AnySample = Sample | HistogramSample
 
 
-_OPTIONAL = {
-    "device_steps": {
-        "gpuwatch_hidden_input_wait_seconds_total": "hidden_ns",
-        "gpuwatch_device_steps_total": "device_steps",
-    },
-    "unverified_steps": {"gpuwatch_unverified_steps_total": "unverified_steps"},
-    "fetches_sampled": {"gpuwatch_fetches_sampled_total": "fetches_sampled"},
-    "worker_fetches": {
-        "gpuwatch_loader_fetches_total": "worker_fetches",
-        "gpuwatch_loader_empty_fetches_total": "empty_fetches",
-        "gpuwatch_loader_ready_batches_total": "ready_batches",
-    },
-    "comm_steps": {"gpuwatch_comm_steps_total": "comm_steps"},
+_COUNTERS = {
+    "gpuwatch_steps_total": ("steps", None),
+    "gpuwatch_hook_overhead_seconds_total": ("overhead_ns", None),
+    "gpuwatch_hidden_input_wait_seconds_total": ("hidden_ns", "device_steps"),
+    "gpuwatch_device_steps_total": ("device_steps", "device_steps"),
+    "gpuwatch_unverified_steps_total": ("unverified_steps", "unverified_steps"),
+    "gpuwatch_fetches_sampled_total": ("fetches_sampled", "fetches_sampled"),
+    "gpuwatch_loader_fetches_total": ("worker_fetches", "worker_fetches"),
+    "gpuwatch_loader_empty_fetches_total": ("empty_fetches", "worker_fetches"),
+    "gpuwatch_loader_ready_batches_total": ("ready_batches", "worker_fetches"),
+    "gpuwatch_comm_steps_total": ("comm_steps", "comm_steps"),
 }
-"""By the counter that must be above 0: metrics, and the counter of each."""
+"""By metric: its counter, and the counter that must be above 0 for it to be served."""
 
 
 def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
     """Yield all series of one run. `wall_offset_ns`: Unix time minus the agent's monotonic clock."""
     if run.ledger is None:
         return
-    key = (run.run, str(run.rank))
+    key, counts = (run.run, str(run.rank)), run.counts
     for state in RUN_STATES:
         yield Sample("gpuwatch_run_seconds_total", run.ledger.totals_ns[state] / 1e9, (*key, state))
-    watermark_s = (run.ledger.watermark_ns + wall_offset_ns) / 1e9
-    yield Sample("gpuwatch_ledger_watermark_timestamp_seconds", watermark_s, key)
-    counts = run.counts
-    for phase in PHASES:
+    for phase in ("data_wait", "transfer", "compute"):
         yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
     for name, ns in counts.declared_ns.items():
         yield Sample("gpuwatch_phase_seconds_total", ns / 1e9, (*key, name))
-    yield Sample("gpuwatch_steps_total", counts.steps, key)
-    if counts.samples >= 0:
-        yield Sample("gpuwatch_samples_total", counts.samples, key)
-    if counts.tokens >= 0:
-        yield Sample("gpuwatch_tokens_total", counts.tokens, key)
     total_s = sum(counts.phases_ns.values()) / 1e9
     yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.step_histogram), total_s, key)
-    if run.last_step_s is not None:
-        yield Sample("gpuwatch_last_step_timestamp_seconds", run.last_step_s, key)
-    yield Sample("gpuwatch_run_up", float(run.status == RUNNING and run.activity != "silent"), key)
-    yield Sample("gpuwatch_step_records_lost_total", run.lost, key)
-    yield Sample("gpuwatch_hook_overhead_seconds_total", counts.overhead_ns / 1e9, key)
-    for needed, metrics in _OPTIONAL.items():
-        if getattr(counts, needed):
-            for metric, name in metrics.items():
-                yield Sample(metric, getattr(counts, name) / (1e9 if name.endswith("_ns") else 1), key)
-    if run.worker_cpu_s or workers.count(run):
-        yield Sample("gpuwatch_loader_worker_cpu_seconds_total", run.worker_cpu_s, key)
-        yield Sample("gpuwatch_loader_workers", workers.count(run), key)
-    if run.hello is not None:
-        yield Sample("gpuwatch_run_info", 1, (*key, *_info(run, run.hello)))
-
-
-def _info(run: Run, hello: wire.Hello) -> tuple[str, ...]:
-    """Return the labels of gpuwatch_run_info after run and rank."""
-    owner, workers = run.owner, hello.loader.num_workers if hello.loader is not None else None
-    return (
-        hello.name,
-        owner.job or hello.job,
-        owner.step,
-        run.user,
-        owner.container_id,
-        owner.pod_uid,
-        owner.namespace,
-        owner.pod,
-        owner.container,
-        hello.timeline,
-        hello.device,
-        str(hello.world_size),
-        "" if workers is None else str(workers),
-        hello.versions.get("gpuwatch", ""),
-    )
+    for metric, (counter, needed) in _COUNTERS.items():
+        if needed is None or getattr(counts, needed):
+            yield Sample(metric, getattr(counts, counter) / (1e9 if counter.endswith("_ns") else 1), key)
+    has_workers = run.worker_cpu_s or workers.count(run)
+    values = {
+        "gpuwatch_ledger_watermark_timestamp_seconds": (run.ledger.watermark_ns + wall_offset_ns) / 1e9,
+        "gpuwatch_samples_total": counts.samples if counts.samples >= 0 else None,
+        "gpuwatch_tokens_total": counts.tokens if counts.tokens >= 0 else None,
+        "gpuwatch_last_step_timestamp_seconds": run.last_step_s,
+        "gpuwatch_run_up": float(run.status == RUNNING and run.activity != "silent"),
+        "gpuwatch_step_records_lost_total": run.lost,
+        "gpuwatch_loader_worker_cpu_seconds_total": run.worker_cpu_s if has_workers else None,
+        "gpuwatch_loader_workers": workers.count(run) if has_workers else None,
+    }
+    yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
+    if (hello := run.hello) is not None:
+        owner, loader = run.owner, None if hello.loader is None else hello.loader.num_workers
+        ids = (owner.step, run.user, owner.container_id, owner.pod_uid, owner.namespace, owner.pod, owner.container)
+        settings = (hello.timeline, hello.device, str(hello.world_size), "" if loader is None else str(loader))
+        about = (hello.name, owner.job or hello.job, *ids, *settings, hello.versions.get("gpuwatch", ""))
+        yield Sample("gpuwatch_run_info", 1, (*key, *about))
 
 
 def recent_samples(view: api.Run) -> Iterator[Sample]:
@@ -177,7 +146,7 @@ _FULL = frozenset(name for name, metric in BY_NAME.items() if metric.when == "fu
 _COUNTED = frozenset(name for name, metric in BY_NAME.items() if metric.when == "counted")
 
 
-def standard(samples: Iterable[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
+def standard(samples: Iterable[AnySample]) -> Iterator[AnySample]:
     """Yield the standard set: without what `--series full` adds, and without error counters at 0."""
     for sample in samples:
         name = sample.metric
@@ -188,28 +157,10 @@ def standard(samples: Iterable[Sample | HistogramSample]) -> Iterator[Sample | H
         yield sample
 
 
-class SampleCollector(Collector):
-    """Adapts one moment's samples to prometheus-client, in the catalogue's order."""
-
-    def __init__(self, samples: Sequence[Sample | HistogramSample]) -> None:
-        self._samples = samples
-
-    def collect(self) -> Iterable[Metric]:
-        by_metric: dict[str, list[Sample | HistogramSample]] = {}
-        for sample in self._samples:
-            by_metric.setdefault(sample.metric, []).append(sample)
-        for name in BY_NAME:
-            if name in by_metric:
-                yield _family(name, by_metric[name])
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-
 class Page:
     """One moment's /metrics, rendered at the first request and then served as bytes."""
 
-    def __init__(self, samples: Sequence[Sample | HistogramSample]) -> None:
+    def __init__(self, samples: Sequence[AnySample]) -> None:
         self._samples = samples
         self._bodies: dict[tuple[bool, bool], bytes] = {}
 
@@ -230,11 +181,21 @@ class Page:
         """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
         return {s.labels: s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)}
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples as prometheus-client's families, in the catalogue's order."""
+        by_metric: dict[str, list[AnySample]] = {}
+        for sample in self._samples:
+            by_metric.setdefault(sample.metric, []).append(sample)
+        for name, metric in BY_NAME.items():
+            if name in by_metric:
+                family = Metric(name.removesuffix("_total").removesuffix("_info"), metric.help, metric.kind)
+                for sample in by_metric[name]:
+                    _add(family, sample)
+                yield family
+
     def _render(self, open_metrics: bool) -> bytes:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(SampleCollector(self._samples))
         module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
-        body: bytes = module.generate_latest(registry)
+        body: bytes = module.generate_latest(self)
         return body
 
 
@@ -243,37 +204,16 @@ def content_type(open_metrics: bool) -> str:
     return openmetrics.CONTENT_TYPE_LATEST if open_metrics else exposition.CONTENT_TYPE_LATEST
 
 
-def _family(name: str, samples: list[Sample | HistogramSample]) -> Metric:
-    metric = BY_NAME[name]
-    labels = list(metric.labels)
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(name, metric.help, labels=labels)
-        for sample in samples:
-            if isinstance(sample, HistogramSample):
-                histogram.add_metric(list(sample.labels), _cumulative(sample), sample.sum)
-        return histogram
-    family: CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
-    if metric.kind == "counter":
-        family = CounterMetricFamily(name.removesuffix("_total"), metric.help, labels=labels)
-    elif metric.kind == "info":
-        info = InfoMetricFamily(name.removesuffix("_info"), metric.help, labels=labels)
-        for sample in samples:
-            info.add_metric([], labels_of(sample))
-        return info
-    else:
-        family = GaugeMetricFamily(name, metric.help, labels=labels)
-    for sample in samples:
-        if isinstance(sample, Sample):
-            family.add_metric(list(sample.labels), sample.value)
-    return family
-
-
-def _cumulative(sample: HistogramSample) -> list[tuple[str, float]]:
-    buckets, count = [], 0
-    for bound, number in zip((*sample.bounds, float("inf")), sample.counts, strict=True):
-        count += number
-        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(count)))
-    return buckets
+def _add(family: Metric, sample: AnySample) -> None:
+    name, labels = sample.metric, labels_of(sample)
+    if isinstance(sample, Sample):
+        family.add_sample(name, labels, sample.value)
+        return
+    bounds = [*map(repr, map(float, sample.bounds)), "+Inf"]
+    for bound, count in zip(bounds, accumulate(sample.counts), strict=True):
+        family.add_sample(f"{name}_bucket", {**labels, "le": bound}, float(count))
+    family.add_sample(f"{name}_count", labels, float(sum(sample.counts)))
+    family.add_sample(f"{name}_sum", labels, sample.sum)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
+_REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
+"""Reasons of rejected messages that exist from the start, at 0."""
 _FINDINGS_EVERY = 5
 """Ticks between two updates of an active finding in the history."""
 
@@ -101,7 +103,7 @@ class Sampler:
         """Load the state that a former agent kept, and start."""
         now_ns, now_s = time.monotonic_ns(), time.time()
         try:
-            records = self._history.reader.runs()
+            records = self._history.reader.records()
             self._runs.restore(records, now_ns, now_s)
             self._jobs.update(records)
             self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
@@ -141,39 +143,32 @@ class Sampler:
         except Exception as error:
             self._runs.count_failure(name, error, "its results are missing for this second")
 
-    def _each(self, runs: Iterable[Run], step: str, work: Callable[[Run], object], now_s: float) -> list[Run]:
+    def _each(self, step: str, work: Callable[[Run], object], now_s: float) -> list[Run]:
         """Do it for each run, and return those for which it worked; the others are dropped."""
-        kept = []
-        for run in runs:
-            try:
+        for run in list(self._runs.runs.values()):
+            with self._runs.guard(run, step, now_s):
                 work(run)
-            except Exception as error:
-                self._runs.drop(run, step, error, now_s)
-            else:
-                kept.append(run)
-        return kept
-
-    def _drop(self, failed: Sequence[tuple[Run, Exception]], step: str, runs: list[Run], now_s: float) -> list[Run]:
-        """Drop the runs that failed, and return the others."""
-        for run, error in failed:
-            self._runs.drop(run, step, error, now_s)
-        return [run for run in runs if all(run is not other for other, _ in failed)] if failed else runs
+        return list(self._runs.runs.values())
 
     def _tick(self) -> None:
         self._runs.excuse_pause(time.monotonic_ns())
         self._table.begin_tick()
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
-        with_steps = [
-            replace(arrival, message=self._runs.named(arrival.message)) for arrival in arrivals if self._apply(arrival)
-        ]
+        steps = step_batches(
+            [
+                replace(arrival, message=self._runs.named(arrival.message))
+                for arrival in arrivals
+                if self._apply(arrival)
+            ]
+        )
         self._runs.forget_ended(now_s)
 
         def book(run: Run) -> None:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
             run.remember(now_ns)
 
-        runs = self._each(list(self._runs.runs.values()), "book", book, now_s)
+        runs = self._each("book", book, now_s)
         with self._part("jobs"):
             self._jobs.update(run for run in runs if run.changed)
         node_samples: list[Sample] = []
@@ -192,14 +187,15 @@ class Sampler:
             self._gpus.advance(readings, runs_by_pid, now_ns)
             if (alone := without_hook(readings, runs_by_pid, self._table)) is not None:
                 node_samples.append(Sample("gpuwatch_processes_without_hook", alone))
-        runs = self._drop(self._gpus.failed, "gpus", runs, now_s)
+        for run, error in self._gpus.failed:
+            self._runs.drop(run, "gpus", error, now_s)
         accounts = list(self._gpus.accounts.values())
         with self._part("findings"):
-            note_gpus(runs, accounts, self._gpu_collector)
-            self._evaluator.evaluate(runs, accounts, now_ns, now_s, self.prices)
-        runs = self._drop(self._evaluator.failed, "evaluate", runs, now_s)
+            note_gpus(self._runs.runs.values(), accounts, self._gpu_collector)
+            self._evaluator.evaluate(self._runs, accounts, now_ns, now_s, self.prices)
         if self.stacks is not None:
             with self._part("stacks"):
+                runs = list(self._runs.runs.values())
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
         records: dict[tuple[str, int], bytes] = {}
         samples: list[AnySample] = []
@@ -207,15 +203,15 @@ class Sampler:
 
         def serve(run: Run) -> None:
             found = list(self._run_samples(run, offset_ns))
-            if run.changed and (record := run.record()) is not None:
-                records[run.key] = msgspec.msgpack.encode(record)  # fails here, not in the transaction of all
+            if run.changed and (record := run.record()) is not None:  # fails here, not in the transaction of all
+                records[run.key] = record
             samples.extend(found)
 
-        runs = self._each(runs, "serve", serve, now_s)
+        runs = self._each("serve", serve, now_s)
         samples += [*self._samples(runs, offset_ns, now_s), *node_samples]
         if not self._choice.full:
             samples = list(standard(samples))
-        self._commit(samples, records, with_steps, now_s)
+        self._commit(samples, records, steps, now_s)
         self._publish(samples, now_ns, now_s)
 
     def _apply(self, arrival: Arrival) -> bool:
@@ -251,11 +247,13 @@ class Sampler:
         for account in self._gpus.accounts.values():
             samples += gpu_samples(account, self._table, offset_ns)
         samples += finding_samples(self._evaluator.findings, list(runs))
+        rejected = {**dict.fromkeys(_REJECTED, 0), **self._receiver.rejected}
+        failures = {**self._runs.failures, "given_up": self._runs.given_up}
         samples += [
             Sample("gpuwatch_build_info", 1, (__version__,)),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
-            *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(self._rejected().items())),
-            *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._failures().items())),
+            *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(rejected.items())),
+            *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(failures.items())),
             Sample("gpuwatch_runs_kept_apart_total", self._runs.kept_apart),
             Sample("gpuwatch_history_bytes", self._history.size_bytes),
             Sample("gpuwatch_history_failures_total", self._history.failures),
@@ -266,44 +264,33 @@ class Sampler:
         ]
         return samples
 
-    def _rejected(self) -> dict[str, int]:
-        """Return rejected messages by reason; the expected reasons exist from the start, at 0."""
-        expected = ("malformed", "version", "too_large", "impossible", "too_many_runs")
-        return {**dict.fromkeys(expected, 0), **self._receiver.rejected}
-
-    def _failures(self) -> dict[str, int]:
-        return {**self._runs.failures, "given_up": self._runs.given_up}
-
     def _commit(
         self,
         samples: Sequence[AnySample],
         records: Mapping[tuple[str, int], bytes],
-        arrivals: Sequence[Arrival],
+        steps: Sequence[StepBatch],
         now_s: float,
     ) -> None:
-        active = {key: entry for key, entry in self._evaluator.findings.entries.items() if entry.active}
-        again = self._ticks_done % _FINDINGS_EVERY == 0
-        kept = {
-            (key, entry.stacks is not None) for key, entry in active.items()
-        }  # stacks come seconds after the finding
-        found = {
-            key: entry
-            for key, entry in active.items()
-            if again or (key, entry.stacks is not None) not in self._kept_findings
+        active = {
+            (key, entry.stacks is not None): entry  # stacks come seconds after the finding
+            for key, entry in self._evaluator.findings.entries.items()
+            if entry.active
         }
+        again = self._ticks_done % _FINDINGS_EVERY == 0
         tick = Tick(
             time_s=now_s,
             samples=[sample for sample in samples if isinstance(sample, Sample)],
             runs=records,
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
-            steps=step_batches(arrivals),
+            steps=steps,
             findings=[
                 FindingRow(*key, e.since_s, e.seen_s, msgspec.json.encode(finding_view(e)).decode())
-                for key, e in found.items()
+                for (key, has_stacks), e in active.items()
+                if again or (key, has_stacks) not in self._kept_findings
             ],
         )
         if self._history.commit(tick):
-            self._kept_findings = kept
+            self._kept_findings = active.keys()
             for key in records:
                 self._runs.runs[key].changed = False
 
@@ -332,12 +319,15 @@ class Sampler:
 
 def step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
     """Return the step records in these messages."""
-    batches = []
-    for arrival in arrivals:
-        message = arrival.message
-        if isinstance(message, wire.Steps) and message.columns:
-            offset_ns = message.origin.time_ns - message.origin.monotonic_ns
-            batches.append(
-                StepBatch(message.run, message.rank, message.first_step, arrival.time_s, offset_ns, message.columns)
-            )
-    return batches
+    return [
+        StepBatch(
+            message.run,
+            message.rank,
+            message.first_step,
+            arrival.time_s,
+            message.origin.time_ns - message.origin.monotonic_ns,
+            message.columns,
+        )
+        for arrival in arrivals
+        if isinstance(message := arrival.message, wire.Steps) and message.columns
+    ]

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.finding import Verdict
-from gpuwatch.diagnosis.rates import Cost
+from gpuwatch.diagnosis.rates import Cost, Throughput
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.wire import LoaderSettings
 
@@ -39,7 +39,7 @@ class Finding(finding.Finding, frozen=True):
     """The run's display name."""
 
 
-class Recent(msgspec.Struct, frozen=True):
+class Recent(Throughput, frozen=True):
     """The last minute of a run."""
 
     duration_s: float = 0.0
@@ -49,13 +49,6 @@ class Recent(msgspec.Struct, frozen=True):
     step_s_p95: float | None = None
     data_wait_s_p50: float | None = None
     steps_per_s: float | None = None
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    """None: the training counts no tokens."""
-    flops_per_s: float | None = None
-    """Achieved; None: the training declares no operations for a step, sample or token."""
-    mfu_ratio: float | None = None
-    """Model FLOPs utilisation; None: operations or the device's peak are not declared."""
 
 
 class Owner(msgspec.Struct, frozen=True):

@@ -122,9 +122,9 @@ def _open_source(agent: str, history: Path | None) -> RunSource:
     if history is None:
         return Client(agent, "give --agent URL, or read its file with --history FILE")
     require("prometheus_client", "agent")
-    from gpuwatch_agent.history.reader import HistorySource
+    from gpuwatch_agent.history.reader import HistoryReader
 
-    return HistorySource(history)
+    return HistoryReader.checked(history)
 
 
 def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:

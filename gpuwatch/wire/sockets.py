@@ -141,21 +141,25 @@ def _lock(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
         status = path.parent.lstat()
-        foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
-        if foreign and path.parent.parent == Path("/tmp"):  # a user can create a folder there in another one's name
-            raise ConfigError(
-                f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen"
-            )
-        handle = path.with_name(f"{path.name}.lock").open("a")
     except OSError as error:
         raise ConfigError(f"--listen ipc://{path}: {error.strerror}; choose a folder that you may write in") from error
+    foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
+    if foreign and path.parent.parent == Path("/tmp"):  # a user can create a folder there in another one's name
+        raise ConfigError(f"{path.parent} belongs to another user; remove it, or choose another endpoint with --listen")
+    return lock_beside(path, f"--listen ipc://{path}")
+
+
+def lock_beside(path: Path, option: str) -> IO[str]:
+    """Return the open lock file of what one agent alone may use. Raises: ConfigError, naming the option."""
+    try:
+        handle = path.with_name(f"{path.name}.lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"{option}: {error.strerror}; choose a file that you may write to") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         handle.close()
-        raise ConfigError(
-            f"--listen ipc://{path}: another agent listens there already; stop it, or choose another endpoint"
-        ) from error
+        raise ConfigError(f"{option}: another agent uses it already; stop that one, or choose another") from error
     return handle
 
 

@@ -101,9 +101,9 @@ def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> Non
     assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()
     other = Agent(tmp_path)
     said = other.refused("--listen", agent.endpoint)
-    assert f"--listen {agent.endpoint}: another agent listens there already" in said
+    assert f"--listen {agent.endpoint}: another agent uses it already" in said
     said = other.refused("--history", str(agent.history))
-    assert f"--history {agent.history}: another agent writes it" in said
+    assert f"--history {agent.history}: another agent uses it already" in said
     assert agent.get_text("/healthz") == "ok\n"
 
 
@@ -133,7 +133,7 @@ def test_newer_history_is_refused_and_a_damaged_one_set_aside(tmp_path: Path) ->
     agent.history.write_bytes(b"\x00garbage" * 4096)
     with agent, Trainer(agent, run="after", seconds=30):
         agent.wait_run("after")
-        assert "is damaged" in agent.log.read_text() and "a new one is created" in agent.log.read_text()
+        assert "cannot be used" in agent.log.read_text() and "a new one is created" in agent.log.read_text()
         assert agent.get("/api/v1/status")["history"]["failures"] == 0
 
 

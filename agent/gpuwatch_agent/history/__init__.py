@@ -14,10 +14,9 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,9 +38,8 @@ _FAR_BACK_MS = 60_000
 """While a wall clock is set back by less, timestamps do not advance; a larger step back is followed."""
 
 
-@dataclass(frozen=True)
-class StepBatch:
-    """The step records of one message, with the offset of their clock to Unix time."""
+class StepBatch(NamedTuple):
+    """The step records of one message."""
 
     run: str
     rank: int
@@ -52,8 +50,7 @@ class StepBatch:
     columns: Mapping[str, bytes]
 
 
-@dataclass(frozen=True)
-class FindingRow:
+class FindingRow(NamedTuple):
     run: str
     rank: int
     cause: str
@@ -64,14 +61,13 @@ class FindingRow:
     """The finding as JSON."""
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """One second of the history."""
 
     time_s: float
     samples: Sequence[Sample]
     runs: Mapping[tuple[str, int], bytes]
-    """By run and rank: each one's `RunRecord`, as MessagePack."""
+    """`Run.record` by run and rank."""
     gpus: Sequence[GpuRecord]
     steps: Sequence[StepBatch]
     findings: Sequence[FindingRow]
@@ -97,8 +93,7 @@ class History:
         self._keep_s = keep_s
         self._keep_bytes = keep_bytes
         self._full_s = full_s
-        self._layouts: dict[bytes, int] = {}
-        self._last_layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int] | None = None
+        self._last_layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int] = ((), 0)
         self._last_ms = 0
         self._failing: set[str] = set()
         self._lock = lock_history(path)
@@ -127,8 +122,7 @@ class History:
             self.failures += 1
             return False
         if self._job("written", lambda: self._write(tick)) is None:
-            self._last_layout = None
-            self._layouts.clear()
+            self._last_layout = ((), 0)
             return False
         return True
 
@@ -219,8 +213,7 @@ class History:
         """Rename the file, and create a new one; without one, commits fail and are counted until it can be created."""
         self.damaged += 1
         self._is_damaged.clear()
-        self._layouts.clear()
-        self._last_layout = None
+        self._last_layout = ((), 0)
         with suppress(sqlite3.Error):
             self._connection.close()
         with suppress(OSError):  # it cannot be renamed: opening it gives the error
@@ -265,40 +258,28 @@ class History:
         layout = self._layout(tuple((sample.metric, sample.labels) for sample in tick.samples))
         run("INSERT OR REPLACE INTO tick VALUES (?, ?, ?)", (now_ms, layout, values.tobytes()))
         encode, run_many = msgspec.msgpack.encode, self._connection.executemany
-        runs = [(*key, now_ms, record) for key, record in tick.runs.items()]
-        run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", runs)
+        run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", [(*key, now_ms, r) for key, r in tick.runs.items()])
         run_many("INSERT OR REPLACE INTO gpu VALUES (?, ?)", [(gpu.uuid, encode(gpu)) for gpu in tick.gpus])
-        steps = [
-            (
-                b.run,
-                b.rank,
-                b.first_step,
-                wire.step_count(b.columns),
-                int(b.time_s * 1000),
-                b.offset_ns,
-                encode(b.columns),
-            )
-            for b in tick.steps
-        ]
-        names = "run, rank, first_step, count, time_ms, offset_ns, columns"
-        run_many(f"INSERT INTO steps ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", steps)
-        found = [
-            (f.run, f.rank, f.cause, f.gpu, int(f.since_s * 1000), int(f.seen_s * 1000), f.record)
-            for f in tick.findings
-        ]
-        run_many("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)", found)
+        run_many(
+            "INSERT INTO steps (run, rank, first_step, count, time_ms, offset_ns, columns) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (*b[:3], wire.step_count(b.columns), int(b.time_s * 1000), b.offset_ns, encode(b.columns))
+                for b in tick.steps
+            ],
+        )
+        run_many(
+            "INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*f[:4], int(f.since_s * 1000), int(f.seen_s * 1000), f.record) for f in tick.findings],
+        )
         return now_ms
 
     def _layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
-        if self._last_layout is not None and self._last_layout[0] == series:
-            return self._last_layout[1]
-        packed = zlib.compress(json.dumps(series, separators=(",", ":")).encode(), 1)
-        if packed not in self._layouts:
+        if self._last_layout[0] != series or not self._last_layout[1]:
+            packed = zlib.compress(json.dumps(series, separators=(",", ":")).encode(), 1)
             self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
             row = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
-            self._layouts[packed] = row[0]
-        self._last_layout = (series, self._layouts[packed])
-        return self._layouts[packed]
+            self._last_layout = (series, row[0])
+        return self._last_layout[1]
 
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute
@@ -306,8 +287,7 @@ class History:
             run(f"DELETE FROM {table} WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
-        self._layouts.clear()
-        self._last_layout = None
+        self._last_layout = ((), 0)
 
     def _used_bytes(self) -> int:
         pages, free, size = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import sqlite3
 import time
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from gpuwatch.errors import ConfigError
+from gpuwatch.wire.sockets import lock_beside
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE layout (id INTEGER PRIMARY KEY AUTOINCREMENT, series TEXT NOT NULL UNIQUE);
 CREATE TABLE tick (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL);
@@ -29,8 +29,6 @@ CREATE TABLE gpu (uuid TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE finding (run TEXT NOT NULL, rank INTEGER NOT NULL, cause TEXT NOT NULL, gpu TEXT NOT NULL,
   since_ms INTEGER NOT NULL, seen_ms INTEGER NOT NULL, record TEXT NOT NULL,
   PRIMARY KEY (run, rank, cause, gpu, since_ms));
-"""
-MINUTES = """
 CREATE TABLE tick_minute (time_ms INTEGER PRIMARY KEY, layout INTEGER NOT NULL, row BLOB NOT NULL, low BLOB NOT NULL,
   high BLOB NOT NULL);
 CREATE TABLE step_minute (
@@ -39,11 +37,12 @@ CREATE TABLE step_minute (
 CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
 CREATE INDEX step_minute_by_time ON step_minute (time_ms);
 """
-"""Added by version 2: downsampled samples and steps."""
-_MIGRATIONS = {1: MINUTES, 2: ""}
-"""By version: what migrates a file to the next one. From version 3 on, a layout may be compressed."""
 _DAMAGED = (11, 26)
 """SQLITE_CORRUPT and SQLITE_NOTADB, which sqlite3 names from Python 3.11 on."""
+
+
+class _OldSchema(Exception):
+    """The file was written by an older gpuwatch."""
 
 
 def lock_history(path: Path) -> IO[str]:
@@ -52,32 +51,26 @@ def lock_history(path: Path) -> IO[str]:
         raise ConfigError(f"--history {path} is a folder; name a file in it, e.g. {path / 'history.db'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.with_name(f"{path.name}.lock").open("a")
     except OSError as error:
         raise ConfigError(f"--history {path}: {error.strerror}; choose a file that you may write to") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        handle.close()
-        raise ConfigError(
-            f"--history {path}: another agent writes it; stop that one, or choose another file for this one"
-        ) from error
-    return handle
+    return lock_beside(path, f"--history {path}")
 
 
 def open_history(path: Path) -> sqlite3.Connection:
-    """Open or create the file; a damaged one is renamed with a warning, and a new one created.
+    """Open or create the file; one that is damaged or of an older schema is renamed with a warning, and a new one created.
 
     Raises: ConfigError where it cannot be written, or is no history that this version knows.
     """
     try:
         try:
             return _open(path)
+        except _OldSchema as error:
+            set_aside(path, error)
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             set_aside(path, error)
-            return _open(path)
+        return _open(path)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"--history {path}: {error}; choose a file that you may write to") from error
 
@@ -92,7 +85,7 @@ def check_readable(path: Path) -> None:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
         raise ConfigError(f"--history {path} cannot be read: {error}; name an agent's history.db") from error
-    if not 0 < version <= SCHEMA_VERSION or not {"tick", "run", "steps", "finding"} <= tables:
+    if version != SCHEMA_VERSION or not {"tick", "run", "steps", "finding"} <= tables:
         raise ConfigError(f"--history {path} is no history that this gpuwatch knows; name an agent's history.db")
 
 
@@ -107,9 +100,9 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def set_aside(path: Path, reason: object) -> None:
-    """Rename a damaged file. Raises: OSError."""
+    """Rename a file that cannot be used. Raises: OSError."""
     aside = path.with_name(f"{path.name}.damaged-{time.time():.0f}")
-    logger.warning("history %s is damaged (%s): renamed to %s, a new one is created", path, reason, aside.name)
+    logger.warning("history %s cannot be used (%s): renamed to %s, a new one is created", path, reason, aside.name)
     for suffix in ("", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
         if part.exists():
@@ -139,10 +132,9 @@ def _open(path: Path) -> sqlite3.Connection:
         if version == 0:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise ConfigError(f"--history {path} is another program's database; choose another file")
-            connection.executescript(f"BEGIN; {_SCHEMA} {MINUTES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        for old in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-            logger.info("history %s: migrated from schema %s to %s", path, old, old + 1)
-            connection.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[old]} PRAGMA user_version={old + 1}; COMMIT;")
+            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        elif version < SCHEMA_VERSION:
+            raise _OldSchema(f"schema {version}, this gpuwatch writes {SCHEMA_VERSION}")
         for table in ("layout", "run", "gpu"):  # small, and read in full: damage in them shows here
             connection.execute(f"SELECT * FROM {table}").fetchall()
         connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first commit, where it cannot be written

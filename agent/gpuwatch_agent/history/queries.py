@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from urllib.parse import parse_qsl
 
-import msgspec
-
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.history.reader import HistoryReader
-from gpuwatch_agent.runs.views import record_view
+from gpuwatch_agent.runs.views import run_view
 
 _MAX_POINTS = 2000
 _MAX_STEPS = 100_000
@@ -42,8 +40,8 @@ def runs(reader: HistoryReader, live: Sequence[api.Run], query: Query, prices: P
     if kept not in ("live", "all") or query:
         raise BadRequest(f"kept={kept!r}: give live or all, and nothing else" if not query else _unknown(query))
     known = {(view.run, view.rank) for view in live}
-    records = reader.runs() if kept == "all" else []
-    old = [record_view(record, prices) for record in records if (record.run, record.rank) not in known]
+    records = reader.records() if kept == "all" else []
+    old = [run_view(record, prices) for record in records if record.key not in known]
     return api.Runs([*live, *sorted(old, key=lambda view: -view.last_message_s)])
 
 
@@ -73,16 +71,14 @@ def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.
     """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
     rank = int(number(query, "rank", 0))
     if "points" not in query:
-        last_steps = reader.steps(run, rank, size(query, "last", 600, _MAX_STEPS))
-        if not last_steps.time_s:
-            raise NothingKept(f"no steps of run {run!r} rank {rank} are kept; /api/v1/runs lists the runs")
-        return last_steps
-    points = size(query, "points", 600, _MAX_BUCKETS)
-    start_s, end_s = (number(query, name, 0.0) if name in query else None for name in ("start", "end"))
-    found = reader.downsampled_steps(run, rank, points, start_s, end_s)
-    if not found.steps:
-        raise NothingKept(f"no steps of run {run!r} rank {rank} are kept in this time")
-    return msgspec.structs.replace(found, run=run, rank=rank)
+        found: api.LastSteps | api.Steps | None = reader.last_steps(run, rank, size(query, "last", 600, _MAX_STEPS))
+    else:
+        points = size(query, "points", 600, _MAX_BUCKETS)
+        start_s, end_s = (number(query, name, 0.0) if name in query else None for name in ("start", "end"))
+        found = reader.steps(run, rank, points, start_s, end_s)
+    if found is None:
+        raise NothingKept(f"no steps of run {run!r} rank {rank} are kept; /api/v1/runs lists the runs")
+    return found
 
 
 def series(reader: HistoryReader, query: dict[str, str]) -> api.SeriesOf:
@@ -100,12 +96,7 @@ def series(reader: HistoryReader, query: dict[str, str]) -> api.SeriesOf:
     if unknown := sorted({*query, *(groups or ())} - set(labels)):
         raise BadRequest(f"{metric} has no label {unknown[0]!r}; it has {', '.join(labels) or 'none'}")
     found = reader.series(metric, query, start_s, end_s, points, groups, pick == "extremes")
-    return api.SeriesOf(
-        metric=metric,
-        kind=BY_NAME[metric].kind,
-        unit=BY_NAME[metric].unit,
-        series=[api.Series(labels, tuple(values)) for labels, values in found],
-    )
+    return api.SeriesOf(found, metric, BY_NAME[metric].kind, BY_NAME[metric].unit)
 
 
 def size(query: Query, name: str, default: int, most: int) -> int:
@@ -143,21 +134,17 @@ def _unknown(query: Query) -> str:
     return f"{next(iter(query))!r} is not a parameter here; see docs/reference/api.md"
 
 
-_POINTS = 2000
-"""Points of each series. Between two of them a counter's growth is exact, unless an agent lost its state there."""
-
-
 def ledgers_between(
     reader: HistoryReader, metric: str, labels: tuple[str, str], start_s: float, end_s: float
 ) -> dict[tuple[str, str], dict[str, float]]:
     """Return the seconds by state of each GPU or run, by these labels. Time in which it was absent is in no state."""
-    ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _POINTS)
-    first_s = min((points[0][0] for _, points in ticks), default=start_s)
+    ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _MAX_POINTS)
+    first_s = min((each.points[0][0] for each in ticks), default=start_s)
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for own, points in reader.series(metric, {}, start_s, end_s, _POINTS):
-        grown = growth([value for _, value in points], born=points[0][0] > first_s)
+    for each in reader.series(metric, {}, start_s, end_s, _MAX_POINTS):
+        grown = growth([value or 0.0 for _, value in each.points], born=each.points[0][0] > first_s)
         if grown > 0:
-            found.setdefault((own[labels[0]], own[labels[1]]), {})[own["state"]] = grown
+            found.setdefault((each.labels[labels[0]], each.labels[labels[1]]), {})[each.labels["state"]] = grown
     return found
 
 

@@ -1,4 +1,4 @@
-"""Queries of the node's history, from any thread: each opens its own connection. HistorySource reads a file without an agent, for reports."""
+"""Queries of the node's history, from any thread, with or without an agent: each opens its own connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -16,52 +16,56 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch import api, wire
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample
-from gpuwatch_agent.history.file import MINUTES, check_readable, connect_readonly
-from gpuwatch_agent.runs.records import RunRecord
-from gpuwatch_agent.runs.views import record_view
+from gpuwatch_agent.history.file import check_readable, connect_readonly
+from gpuwatch_agent.runs import Run, read_record
+from gpuwatch_agent.runs.views import run_view
 
 logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000
 """Over a longer time than so many seconds, extremes are those of every second, third … sample."""
-Series = list[tuple[dict[str, str], list[tuple[float, float]]]]
 _STEP_COLUMNS = api.LastSteps.__struct_fields__[:10]
 
 
 class HistoryReader:
-    """Reads one history file."""
+    """Reads one history file: an `api.client.RunSource`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.where = f"the history {path}"
 
-    def runs(self) -> list[RunRecord]:
-        """Return the runs that are kept; an unreadable record is skipped."""
-        return list(self._records("SELECT record FROM run", RunRecord))
+    @classmethod
+    def checked(cls, path: Path) -> HistoryReader:
+        """Return the reader of a file that a user names. Raises: ConfigError for one that is no history."""
+        check_readable(path)
+        return cls(path)
+
+    def records(self) -> list[Run]:
+        """Return the runs that are kept, for `Run.restore`."""
+        return [run for (run,) in self._rows("SELECT record FROM run", (), read_record)]
+
+    def runs(self, kept: bool = True) -> list[api.Run]:
+        try:
+            return [run_view(run, Prices()) for run in self.records()]
+        except sqlite3.Error as error:
+            raise ConfigError(f"{self.where} cannot be read: {error}") from error
 
     def findings(self, run: str) -> list[api.Finding]:
-        """Return all findings of a run's ranks, oldest first; an unreadable record is skipped."""
-        with self._reader() as reader:
-            rows = reader.execute(
-                "SELECT rank, seen_ms, record FROM finding WHERE run = ? ORDER BY since_ms, rank, cause", (run,)
-            ).fetchall()
-        found = []
-        for rank, seen_ms, record in rows:
-            try:
-                finding = msgspec.json.decode(record, type=api.Finding)
-            except msgspec.MsgspecError as error:
-                logger.warning("history %s: a finding is skipped: %s", self.path, error)
-                continue
-            found.append(msgspec.structs.replace(finding, rank=rank, seen_s=seen_ms / 1000))
-        return found
+        """Return all findings of a run's ranks, oldest first."""
+        query = "SELECT record, rank, seen_ms FROM finding WHERE run = ? ORDER BY since_ms, rank, cause"
+        rows = self._rows(query, (run,), msgspec.json.Decoder(api.Finding).decode)
+        return [replace(finding, rank=rank, seen_s=seen_ms / 1000) for finding, rank, seen_ms in rows]
 
     def gpus(self) -> list[GpuRecord]:
-        return list(self._records("SELECT record FROM gpu", GpuRecord))
+        return [gpu for (gpu,) in self._rows("SELECT record FROM gpu", (), msgspec.msgpack.Decoder(GpuRecord).decode)]
 
     def series(
         self,
@@ -72,8 +76,8 @@ class HistoryReader:
         points: int,
         by: Sequence[str] | None = None,
         extremes: bool = False,
-    ) -> Series:
-        """Return (labels, [(Unix time, value)]) of each matching series, at most `points` of them: each interval's last.
+    ) -> list[api.Series]:
+        """Return each matching series, at most `points` of them: each interval's last.
 
         With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their min and max instead, in
         their order in time: a spike is not lost. (Over more than `MOST_TICKS` seconds only every second, third … sample is read.)
@@ -94,15 +98,15 @@ class HistoryReader:
                     value = values[indexes[0]] if len(indexes) == 1 else sum(values[index] for index in indexes)
                     found.setdefault(group, []).append((time_ms, value))
         return [
-            (
+            api.Series(
                 dict(zip(shown, group, strict=True)),
-                [(ms / 1000, value) for ms, value in (_extremes(series, 2 * step_ms) if extremes else series)],
+                tuple((ms / 1000, value) for ms, value in (_extremes(series, 2 * step_ms) if extremes else series)),
             )
             for group, series in found.items()
         ]
 
-    def steps(self, run: str, rank: int, last: int) -> api.LastSteps:
-        """Return the last steps, oldest first; empty columns where none are kept."""
+    def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
+        """Return the last steps, oldest first; None where none are kept."""
         with self._reader() as reader:
             rows = reader.execute(
                 "SELECT first_step, count, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC",
@@ -124,50 +128,46 @@ class HistoryReader:
                 out[f"{name}_s"] += [ns / 1e9 if ns >= 0 else None for ns in columns.get(f"{name}_ns", missing)]
             out["samples"] += [value if value >= 0 else None for value in columns.get("samples", missing)]
             out["epoch_start"] += columns.get("epoch_start", [0] * len(missing))
+        if not out["time_s"]:
+            return None
         surplus = max(0, taken - last)
-        first_step = (kept[0][0] if kept else 0) + surplus
         kept_columns = {name: column[surplus:] for name, column in out.items()}
-        return api.LastSteps(run=run, rank=rank, first_step=first_step, **kept_columns)
+        return api.LastSteps(run=run, rank=rank, first_step=kept[0][0] + surplus, **kept_columns)
 
-    def downsampled_steps(
+    def steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
-    ) -> api.Steps:
-        """Return the steps that began between `start_s` and `end_s` (None: all), as `downsample` does."""
+    ) -> api.Steps | None:
+        """Return the steps that began between `start_s` and `end_s` (None: all), as `downsample` does; None without any."""
         where, values = "run = ? AND rank = ?", [run, rank]
         if start_s is not None:  # a message is sent after its steps
             where, values = f"{where} AND time_ms >= ?", [*values, int(start_s * 1000)]
+        # the ids first: sorted together with their blobs, all of them would be read twice
+        ids = f"SELECT id FROM steps WHERE {where}"
+        query = f"SELECT first_step, offset_ns, columns FROM steps WHERE id IN ({ids}) ORDER BY id"
         with self._reader() as reader:
             old = list(_minutes(reader, run, rank, start_s, end_s))
-            query = f"FROM steps WHERE {where}"
+            batches: Iterable[Batch] = (Batch.of_row(*row) for row in reader.execute(query, values))
             if start_s is None and end_s is None:
-                total = reader.execute(f"SELECT sum(count) {query}", values).fetchone()[0] or 0
-                total += sum(minute.count for minute in old)
-                return downsample(self._batches(reader, query, values), total, points, old)
-            kept = list(_between(self._batches(reader, query, values), start_s, end_s))
-        return downsample(kept, sum(map(len, kept)) + sum(minute.count for minute in old), points, old)
-
-    def _batches(self, reader: sqlite3.Connection, query: str, values: Sequence[object]) -> Iterator[Batch]:
-        # the ids first: sorted together with their blobs, all of them would be read twice
-        batches = f"SELECT first_step, offset_ns, columns FROM steps WHERE id IN (SELECT id {query}) ORDER BY id"
-        for row in reader.execute(batches, values):
-            yield Batch.of_row(*row)
+                total = reader.execute(f"SELECT sum(count) FROM steps WHERE {where}", values).fetchone()[0] or 0
+            else:
+                batches = list(_between(batches, start_s, end_s))
+                total = sum(map(len, batches))
+            found = downsample(batches, total + sum(minute.count for minute in old), points, old)
+        return replace(found, run=run, rank=rank) if found.steps else None
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         with closing(connect_readonly(self.path, 1.0)) as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 1:  # nothing of it is by the minute yet
-                connection.executescript(
-                    MINUTES.replace("CREATE TABLE", "CREATE TEMP TABLE").partition("CREATE INDEX")[0]
-                )
             yield connection
 
-    def _records(self, query: str, kind: type[msgspec.Struct]) -> Iterable:  # type: ignore[type-arg]
+    def _rows(self, query: str, values: Sequence[object], decode: Callable[[Any], Any]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows with their first column decoded; one that cannot be is skipped."""
         with self._reader() as reader:
-            for (blob,) in reader.execute(query).fetchall():
+            for record, *rest in reader.execute(query, values).fetchall():
                 try:
-                    yield msgspec.msgpack.decode(blob, type=kind)
+                    yield decode(record), *rest
                 except msgspec.MsgspecError as error:
-                    logger.warning("history %s: a record is skipped: %s", self.path, error)
+                    logger.warning("%s: a record is skipped: %s", self.where, error)
 
 
 def _minutes(
@@ -238,39 +238,9 @@ def _columns_of(
     """Return the indexes of a metric's matching series in a row, by the values of the labels in `shown`."""
     (text,) = reader.execute("SELECT series FROM layout WHERE id = ?", (layout,)).fetchone()
     matching: dict[tuple[str, ...], list[int]] = {}
-    for index, (name, values) in enumerate(json.loads(zlib.decompress(text) if isinstance(text, bytes) else text)):
+    for index, (name, values) in enumerate(json.loads(zlib.decompress(text))):
         if name == metric:
             own = dict(zip(BY_NAME[metric].labels, values, strict=False))
             if labels.items() <= own.items():
                 matching.setdefault(tuple(own[label] for label in shown), []).append(index)
     return matching
-
-
-class HistorySource:
-    """An `api.client.RunSource` that reads a history file. Raises: ConfigError for another file."""
-
-    def __init__(self, path: Path) -> None:
-        check_readable(path)
-        self.where = f"the history {path}"
-        self._reader = HistoryReader(path)
-        self.findings = self._reader.findings
-
-    def runs(self, kept: bool = True) -> Sequence[api.Run]:
-        try:
-            return [record_view(record) for record in self._reader.runs()]
-        except sqlite3.Error as error:
-            raise ConfigError(f"{self.where} cannot be read: {error}") from error
-
-    def series(
-        self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[api.Series]:
-        found = self._reader.series(metric, labels, start_s, end_s, points)
-        return [api.Series(names, tuple(values)) for names, values in found]
-
-    def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
-        found = self._reader.steps(run, rank, last)
-        return found if found.time_s else None
-
-    def steps(self, run: str, rank: int, points: int) -> api.Steps | None:
-        found = self._reader.downsampled_steps(run, rank, points)
-        return found if found.steps else None

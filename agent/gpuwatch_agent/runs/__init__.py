@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import msgspec
@@ -18,18 +19,9 @@ from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger.states import UNKNOWN, Ledger
 from gpuwatch.wire.sockets import Peer
-from gpuwatch_agent.processes.owners import NO_OWNER
-from gpuwatch_agent.runs.records import (
-    MINUTE_NS,
-    LastMinute,
-    RunRecord,
-    Sender,
-    WorkerIo,
-    add_counters,
-    clock_offset_ns,
-    went_back,
-)
-from gpuwatch_agent.runs.timeline import RecentSteps, Stretch, Trace
+from gpuwatch_agent.processes.owners import NO_OWNER, Owner
+from gpuwatch_agent.runs.records import Sender, WorkerIo, add_counters, clock_offset_ns, went_back
+from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
 
 SILENCE_NS = 10_000_000_000
 """A hook sends twice a second; after so long without a message the time is `unknown`."""
@@ -37,60 +29,69 @@ GONE_NS = 2_000_000_000
 """Grace for the last message of a process that has ended."""
 ABANDONED_NS = 60_000_000_000
 """A silent run whose process is not visible counts as gone after this time."""
+MINUTE_NS = 60_000_000_000
 _SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LATE_TICK_NS = 3_000_000_000
 _OLDEST_START_NS = 400 * 86_400_000_000_000
-"""No run is older than this on its arrival: no clock is trusted to tell of more."""
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 
 logger = logging.getLogger(__name__)
 
 
-class Run:
+class Run(msgspec.Struct, eq=False):
     """One rank of a run, whose messages one process sends, or several one after another (an elastic restart).
 
-    What it has in common with RunRecord is described there.
+    The fields before `trace` are kept in the history, in one transaction with what is served of them.
     """
 
-    def __init__(self, run: str, rank: int, boot_id: str) -> None:
-        self.run = run
-        self.rank = rank
-        self.boot_id = boot_id
-        self.ledger: Ledger | None = None
-        self.trace = Trace()
-        """Where in time the ledger's states lay, since this agent started."""
-        self.process_start_ns = 0
-        """Start of the process that sent last."""
-        self.hello: wire.Hello | None = None
-        self.status = RUNNING
-        self.senders: dict[str, Sender] = {}
-        """The last processes, in the order of their first message."""
-        self.before = wire.Counters()
-        self.lost = 0
-        self.activity = "startup"
-        self.fetch_cpu_ratio: float | None = None
-        self.heard_ns = 0
-        """When the last message arrived."""
-        self.last_message_s = 0.0
-        self.started_s = 0.0
-        self.ended_s: float | None = None
-        self.last_step_s: float | None = None
-        self.worker_cpu_s = 0.0
-        self.worker_seen_s: dict[int, float] = {}
-        self.user = ""
-        self.owner = NO_OWNER
-        self.worker_io = WorkerIo()
-        self.worker_io_seen: dict[int, WorkerIo] = {}
-        self.oom: MemoryKills | None = None
-        self.gpus: dict[str, str] = {}
-        self.uid: int | None = None
-        self.restored = False
-        """Nothing was heard of it since this agent started."""
-        self.steps = RecentSteps()
-        self.minute = LastMinute()
-        self.changed = True
+    run: str
+    rank: int
+    boot_id: str
+    ledger: Ledger | None = None
+    status: str = RUNNING
+    started_s: float = 0.0
+    last_message_s: float = 0.0
+    ended_s: float | None = None
+    last_step_s: float | None = None
+    hello: wire.Hello | None = None
+    senders: dict[str, Sender] = {}
+    """The last processes, in the order of their first message."""
+    before: wire.Counters = msgspec.field(default_factory=wire.Counters)
+    """Counters of processes that are no longer among the senders."""
+    lost: int = 0
+    """Step records that never arrived."""
+    worker_cpu_s: float = 0.0
+    worker_seen_s: dict[int, float] = {}
+    """CPU time of each worker that is in `worker_cpu_s` already."""
+    worker_io: WorkerIo = WorkerIo()
+    worker_io_seen: dict[int, WorkerIo] = {}
+    """What each worker had done that is in `worker_io` already."""
+    user: str = ""
+    owner: Owner = NO_OWNER
+    uid: int | None = None
+    """The user whose processes alone send for it; None: not known."""
+    gpus: dict[str, str] = {}
+    """Models of the GPUs that it held last, by UUID: its time is charged for them."""
+    oom: MemoryKills | None = None
+    """What the kernel's OOM killer did as the run was lost."""
+
+    trace: Trace = msgspec.field(default_factory=Trace)
+    """Where in time the ledger's states lay, since this agent started."""
+    process_start_ns: int = 0
+    """Start of the process that sent last."""
+    activity: str = "startup"
+    fetch_cpu_ratio: float | None = None
+    heard_ns: int = 0
+    """When the last message arrived."""
+    restored: bool = False
+    """Nothing was heard of it since this agent started."""
+    steps: RecentColumns = RecentColumns()
+    """Those of the last minute."""
+    seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
+    """(when, time by state, counters) of every second of the last minute."""
+    changed: bool = True
 
     @property
     def key(self) -> tuple[str, int]:
@@ -117,8 +118,7 @@ class Run:
         sender.pid = sender.pid or peer_pid
         if sender.said_bye:
             return False
-        self.heard_ns, self.last_message_s, self.restored = now_ns, now_s, False
-        self.changed = True
+        self.heard_ns, self.last_message_s, self.restored, self.changed = now_ns, now_s, False, True
         if isinstance(message, wire.Hello):
             self.hello = message
             if sender.first_step is None:
@@ -138,8 +138,7 @@ class Run:
             return self._take_steps(sender, message, now_ns, now_s)
         if isinstance(message, wire.Bye):
             sender.said_bye = True
-            self.status, self.ended_s, self.activity = ENDED, now_s, ENDED
-            self._give_up_steps(sender)
+            self._end(ENDED, now_s, [sender])
         return False
 
     def pass_time(self, now_ns: int, now_s: float, alive: bool | None) -> None:
@@ -148,66 +147,68 @@ class Run:
             return
         silent_ns = now_ns - self.heard_ns
         gone = (alive is False and silent_ns > GONE_NS) or (alive is None and silent_ns > ABANDONED_NS)
-        if (
-            self.restored and alive is not True
-        ):  # it may have ended with its last message: no time after that is known to be its own
-            self.activity = "silent"
+        if self.restored and alive is not True:
+            self.activity = "silent"  # it may have ended with its last message: no later time is known to be its own
         elif self.ledger is not None and (gone or silent_ns > SILENCE_NS):
             self._book_unknown(self.ledger, now_ns)
-            self.activity = "silent"
-            self.changed = True
+            self.activity, self.changed = "silent", True
         if gone:
-            ended_s = self.last_message_s if self.restored else now_s
-            self.status, self.ended_s, self.activity, self.changed = LOST, ended_s, LOST, True
-            for sender in self.senders.values():
-                self._give_up_steps(sender)
+            self._end(LOST, self.last_message_s if self.restored else now_s, self.senders.values())
 
     def remember(self, now_ns: int) -> None:
         """Record the totals of this moment, for the shares of the last minute; an ended run keeps its last minute."""
         if self.ledger is None or self.status != RUNNING:
             return
-        self.minute.keep(now_ns, self.ledger, self.counts)
-        self.steps.drop_before(now_ns - MINUTE_NS)
+        self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
+        while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
+            del self.seconds[0]
+        self.steps = self.steps.since(now_ns - MINUTE_NS)
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
-        return (0, {}) if self.ledger is None else self.minute.states_ns(self.ledger)
+        if self.ledger is None:
+            return 0, {}
+        then = self.seconds[0][1] if self.seconds and self.ledger.sum_ns > MINUTE_NS else {}
+        states = {s: ns - then.get(s, 0) for s, ns in self.ledger.totals_ns.items() if ns > then.get(s, 0)}
+        return sum(states.values()), states
 
-    def record(self) -> RunRecord | None:
+    def recent_counts(self) -> tuple[wire.Counters, wire.Counters]:
+        """Return the counters at the beginning of `recent_ns` and now."""
+        if self.ledger is None or not self.seconds:
+            return wire.Counters(), wire.Counters()
+        young = self.ledger.sum_ns <= MINUTE_NS
+        return wire.Counters() if young else self.seconds[0][2], self.seconds[-1][2]
+
+    def record(self) -> bytes | None:
         """Return what must survive a restart of the agent; None before the first totals."""
         if self.ledger is None:
             return None
-        return RunRecord(
-            boot_id=self.boot_id,
-            start_ns=self.ledger.start_ns,
-            watermark_ns=self.ledger.watermark_ns,
-            states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
-            senders=list(self.senders.values()),
-            **{name: getattr(self, name) for name in _IN_COMMON},
-        )
+        return msgspec.msgpack.encode({name: getattr(self, name) for name in _KEPT}, enc_hook=Ledger.kept)
 
-    @classmethod
-    def restore(cls, record: RunRecord, boot_id: str, now_ns: int, now_s: float) -> Run:
-        """Return the run as a former agent left it. Its silence counts from now; a former boot's run is gone."""
-        run = cls(record.run, record.rank, boot_id)
-        for name in _IN_COMMON:
-            setattr(run, name, getattr(record, name))
-        run.ledger = Ledger(record.start_ns)
-        run.ledger.watermark_ns = record.watermark_ns
-        run.ledger.totals_ns.update(record.states_ns)
-        run.senders = {sender.sender: sender for sender in record.senders}
-        run.heard_ns = now_ns
-        run.process_start_ns = run.ledger.start_ns
-        if record.boot_id != boot_id:  # that boot's clock is gone: its times are mapped by the wall clock
-            run.ledger.shift(now_ns - int((now_s - record.last_message_s) * 1e9) - record.watermark_ns)
-            if run.status == RUNNING:
-                run.status, run.ended_s = LOST, record.last_message_s
-        run.activity = run.status if run.status != RUNNING else "silent"
-        run.restored = True
-        return run
+    def restore(self, boot_id: str, now_ns: int, now_s: float) -> Run:
+        """Continue a run that a former agent recorded. Its silence counts from now; a former boot's run is gone."""
+        assert self.ledger is not None
+        self.heard_ns = now_ns
+        self.process_start_ns = self.ledger.start_ns
+        if self.boot_id != boot_id:  # that boot's clock is gone: its times are mapped by the wall clock
+            self.boot_id = boot_id
+            self.ledger.shift(now_ns - int((now_s - self.last_message_s) * 1e9) - self.ledger.watermark_ns)
+            if self.status == RUNNING:
+                self.status, self.ended_s = LOST, self.last_message_s
+        self.activity = self.status if self.status != RUNNING else "silent"
+        self.restored = True
+        return self
 
     def _resume(self) -> None:
         self.status, self.ended_s, self.oom = RUNNING, None, None
+
+    def _end(self, status: str, ended_s: float, senders: Iterable[Sender]) -> None:
+        """End the run; the step records that will not arrive any more are lost."""
+        self.status, self.ended_s, self.activity, self.changed = status, ended_s, status, True
+        for sender in senders:
+            if sender.sent is not None and sender.sent.steps > sender.next_step:
+                self.lost += sender.sent.steps - sender.next_step
+                sender.next_step = sender.sent.steps
 
     def _check_times(self, message: wire.Message, now_ns: int, now_s: float) -> int:
         """Return the sender's clock offset, under which the message was sent before it arrived. Raises: ProtocolError."""
@@ -217,9 +218,8 @@ class Run:
         if origin.monotonic_ns + offset_ns > now_ns + wire.CLOCK_SLACK_NS:
             if offset_ns == 0:
                 raise ProtocolError("a message from the future of this machine's own clock", "impossible")
-            offset_ns = (
-                now_ns - origin.monotonic_ns
-            )  # another clock, whose first message had waited, or that runs faster
+            # another clock, whose first message had waited, or that runs faster
+            offset_ns = now_ns - origin.monotonic_ns
         if not isinstance(message, wire.Hello) and message.totals.start_ns + offset_ns < now_ns - _OLDEST_START_NS:
             raise ProtocolError("a run that began more than 400 days ago", "impossible")
         return offset_ns
@@ -229,29 +229,23 @@ class Run:
         sender = self.senders.get(origin.sender)
         if sender is not None:
             sender.offset_ns = offset_ns
-        else:
-            sender = self.senders[origin.sender] = Sender(origin.sender, offset_ns)
-            self.steps.clear()
-            if len(self.senders) > _SENDERS_KEPT:
-                oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
-                self.before = add_counters(self.before, self.senders.pop(oldest).sent)
+            return sender
+        sender = self.senders[origin.sender] = Sender(offset_ns)
+        self.steps = RecentColumns()
+        if len(self.senders) > _SENDERS_KEPT:
+            oldest = next((key for key, one in self.senders.items() if one.said_bye), next(iter(self.senders)))
+            self.before = add_counters(self.before, self.senders.pop(oldest).sent)
         return sender
 
     def _book(
-        self,
-        sender: Sender,
-        totals: wire.Totals,
-        columns: Mapping[str, bytes] | None,
-        now_ns: int,
-        now_s: float,
+        self, sender: Sender, totals: wire.Totals, columns: Mapping[str, bytes] | None, now_ns: int, now_s: float
     ) -> None:
         start_ns, watermark_ns = totals.start_ns + sender.offset_ns, totals.watermark_ns + sender.offset_ns
+        started_s = now_s - (now_ns - start_ns) / 1e9
         if sender.sent is None:
-            self.process_start_ns = start_ns
-            sender.started_s = now_s - (now_ns - start_ns) / 1e9
+            self.process_start_ns, sender.started_s = start_ns, started_s
         if self.ledger is None:
-            self.ledger = Ledger(start_ns)
-            self.started_s = now_s - (now_ns - start_ns) / 1e9
+            self.ledger, self.started_s = Ledger(start_ns), started_s
         elif sender.sent is None and start_ns > self.ledger.watermark_ns:
             # Between two processes of one run: after a Bye not the run's time, else unknown.
             if self.status == ENDED:
@@ -281,23 +275,17 @@ class Run:
             return False
         self.lost += message.first_step - sender.next_step
         sender.next_step = message.first_step + count
-        end_ns = self.steps.take(message.columns, sender.offset_ns)
-        if end_ns is None:
-            return "start_ns" in message.columns
-        self.last_step_s = now_s - (now_ns - end_ns) / 1e9
-        return True
-
-    def _give_up_steps(self, sender: Sender) -> None:
-        """Count the records that will not arrive any more as lost."""
-        if sender.sent is not None and sender.sent.steps > sender.next_step:
-            self.lost += sender.sent.steps - sender.next_step
-            sender.next_step = sender.sent.steps
+        steps = read_columns(message.columns, sender.offset_ns)
+        if steps:
+            self.steps = self.steps.followed_by(steps)
+            self.last_step_s = now_s - (now_ns - steps.end_ns[-1]) / 1e9
+        return "start_ns" in message.columns
 
 
-_IN_COMMON = tuple(
-    name for name in RunRecord.__struct_fields__ if name in vars(Run("", 0, "")) and name not in ("boot_id", "senders")
-)
-"""Attributes that a Run and its record share."""
+_KEPT = Run.__struct_fields__[: Run.__struct_fields__.index("trace")]
+_decoder = msgspec.msgpack.Decoder(Run, dec_hook=lambda kind, kept: Ledger.restored(*kept))
+read_record = _decoder.decode
+"""Returns the run in a record, for `Run.restore` or to be shown. Raises: msgspec.MsgspecError."""
 
 
 class RunRegistry:
@@ -349,22 +337,28 @@ class RunRegistry:
             if len(self.runs) >= self.MAX_RUNS:
                 self._make_room(peer)
             run = Run(*key, self.boot_id)
-        try:
+        new_steps = False
+        with self.guard(run, "apply", now_s):
             new_steps = run.apply(message, now_ns, now_s, peer.pid)
-        except ProtocolError:
-            raise
-        except Exception as error:
-            self.drop(run, "apply", error, now_s)
-            return False
-        self.runs[key] = run
-        if run.uid is None:
-            run.uid = peer.uid
+            self.runs[key] = run
+            if run.uid is None:
+                run.uid = peer.uid
         return new_steps
 
     def named(self, message: wire.Message) -> wire.Message:
         """Return the message with the name of its run: another one than it gives where that is kept apart."""
         key = self._apart.get(message.origin.sender)
         return message if key is None else msgspec.structs.replace(message, run=key[0])
+
+    @contextmanager
+    def guard(self, run: Run, step: str, now_s: float) -> Iterator[None]:
+        """Drop the run if an error occurs: all others go on."""
+        try:
+            yield
+        except ProtocolError:
+            raise
+        except Exception as error:
+            self.drop(run, step, error, now_s)
 
     def drop(self, run: Run, step: str, error: Exception, now_s: float) -> None:
         """Drop a run because of an error. Its messages are refused for a minute."""
@@ -428,10 +422,10 @@ class RunRegistry:
             for run in self.runs.values():
                 run.heard_ns = min(now_ns, run.heard_ns + pause_ns)
 
-    def restore(self, records: Sequence[RunRecord], now_ns: int, now_s: float) -> None:
-        """Load the runs that a former agent kept, but those that ended long ago."""
-        for record in sorted(records, key=lambda record: record.last_message_s)[-self.MAX_RUNS :]:
-            run = Run.restore(record, self.boot_id, now_ns, now_s)
+    def restore(self, kept: Sequence[Run], now_ns: int, now_s: float) -> None:
+        """Continue the runs that a former agent kept, but those that ended long ago."""
+        for run in sorted(kept, key=lambda run: run.last_message_s)[-self.MAX_RUNS :]:
+            run.restore(self.boot_id, now_ns, now_s)
             if run.ended_s is None or now_s - run.ended_s < self.KEEP_ENDED_S:
                 run.changed = False
                 self.runs[run.key] = run

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
-from gpuwatch import api
-from gpuwatch_agent.runs import ENDED, RUNNING, Run
-from gpuwatch_agent.runs.records import RunRecord, Sender
+from gpuwatch import api, wire
+from gpuwatch_agent.runs import ENDED, LOST, RUNNING, Run
+from gpuwatch_agent.runs.records import Sender
 
 MAX_JOBS = 256
 MAX_ATTEMPTS = 256
 """Of a job; of one with more, only the last ones are in its ledger."""
 
 
-@dataclass
-class Attempt:
+class Attempt(NamedTuple):
     """One process, up to its last message."""
 
     run: str
     rank: int
-    process_began_s: float
-    begin_s: float
-    """When its ledger begins; before that it imported."""
-    states_s: dict[str, float]
-    redone_s: dict[str, float]
-    """Of them, the time of steps that an earlier attempt had done."""
-    steps: int
-    redone_steps: int | None
-    """None: not known, as no global step number was given."""
-    first_step: int | None
+    sender: Sender
     status: str
 
     @property
+    def begin_s(self) -> float:
+        """When its ledger begins; before that it imported."""
+        return self.sender.started_s
+
+    @property
+    def sent(self) -> wire.Totals:
+        assert self.sender.sent is not None
+        return self.sender.sent
+
+    @property
     def end_s(self) -> float:
-        return self.begin_s + sum(self.states_s.values())
+        return self.begin_s + sum(self.sent.states_ns.values()) / 1e9
 
 
 @dataclass
@@ -53,6 +53,10 @@ class Job:
     view: api.Job | None = None
     """What is served of it; None for a run that was not resumed."""
 
+    @property
+    def end_s(self) -> float:
+        return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
+
 
 class Jobs:
     """The jobs of this node."""
@@ -60,7 +64,7 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
 
-    def update(self, runs: Iterable[Run | RunRecord]) -> None:
+    def update(self, runs: Iterable[Run]) -> None:
         """Take over what is known of these runs' processes."""
         changed: dict[str, Job] = {}
         for run in runs:
@@ -68,17 +72,17 @@ class Jobs:
             job = self._jobs.get(name)
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
-                    self._forget_oldest()
+                    del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].end_s)]
                 job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job))
             changed[name] = job
-            senders = list(run.senders.values()) if isinstance(run, Run) else run.senders
-            for sender in senders:
+            last = next(reversed(run.senders.values()), None)
+            for key, sender in run.senders.items():
                 if sender.sent is None:
                     continue
                 if sender.done_before is None and sender.first_step is not None:
                     sender.follow(job.done)
-                last = sender is senders[-1]
-                job.attempts[run.run, run.rank, sender.sender] = _attempt(run, sender, run.status if last else "")
+                status = run.status if sender is last else ENDED if sender.said_bye else LOST
+                job.attempts[run.run, run.rank, key] = Attempt(run.run, run.rank, sender, status)
                 if sender.first_step is not None:
                     job.done = max(job.done, sender.first_step + sender.sent.steps)
             while len(job.attempts) > MAX_ATTEMPTS:
@@ -90,28 +94,6 @@ class Jobs:
     def views(self) -> list[api.Job]:
         """Return the jobs that are declared or were resumed."""
         return [job.view for job in self._jobs.values() if job.view is not None]
-
-    def _forget_oldest(self) -> None:
-        del self._jobs[
-            min(self._jobs, key=lambda name: max((a.end_s for a in self._jobs[name].attempts.values()), default=0.0))
-        ]
-
-
-def _attempt(run: Run | RunRecord, sender: Sender, status: str) -> Attempt:
-    assert sender.sent is not None
-    known = sender.first_step is not None
-    return Attempt(
-        run=run.run,
-        rank=run.rank,
-        process_began_s=min(sender.process_began_s or sender.started_s, sender.started_s),
-        begin_s=sender.started_s,
-        states_s={state: ns / 1e9 for state, ns in sender.sent.states_ns.items() if ns},
-        redone_s={state: ns / 1e9 for state, ns in sender.redone_ns.items() if ns},
-        steps=sender.sent.steps,
-        redone_steps=sender.redone_steps if known else None,
-        first_step=sender.first_step,
-        status=status or (ENDED if sender.said_bye else "lost"),
-    )
 
 
 def _one_after_another(job: Job) -> list[Attempt]:
@@ -125,7 +107,7 @@ def _one_after_another(job: Job) -> list[Attempt]:
         return chosen
     first = 0  # a run's name that was used again after a good end, from its beginning, names another job
     for number in range(1, len(chosen)):
-        if chosen[number - 1].status == ENDED and not chosen[number].first_step:
+        if chosen[number - 1].status == ENDED and not chosen[number].sender.first_step:
             first = number
     return chosen[first:]
 
@@ -138,16 +120,16 @@ def _view(job: Job, attempts: list[Attempt]) -> api.Job:
             states[state] = states.get(state, 0.0) + seconds
 
     for number, attempt in enumerate(attempts):
-        for state, seconds in attempt.states_s.items():
-            add("restart" if number and state == "startup" else state, seconds - attempt.redone_s.get(state, 0.0))
-        add("redone", sum(attempt.redone_s.values()))
+        redone_ns = attempt.sender.redone_ns
+        for state, ns in attempt.sent.states_ns.items():
+            add("restart" if number and state == "startup" else state, (ns - redone_ns.get(state, 0)) / 1e9)
+        add("redone", sum(redone_ns.values()) / 1e9)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
-            imports_s = min(gap_s, attempt.begin_s - attempt.process_began_s)
+            imports_s = min(gap_s, max(0.0, attempt.begin_s - (attempt.sender.process_began_s or attempt.begin_s)))
             add("down", gap_s - imports_s)
             add("restart", imports_s)
-    wall_s, last = sum(states.values()), attempts[-1]
-    known = [attempt.redone_steps for attempt in attempts[1:]]
+    wall_s, last, later = sum(states.values()), attempts[-1], [attempt.sender for attempt in attempts[1:]]
     return api.Job(
         job=job.job,
         status=cast(api.RunStatus, last.status),
@@ -157,7 +139,9 @@ def _view(job: Job, attempts: list[Attempt]) -> api.Job:
         interruptions=sum(attempt.status != ENDED for attempt in attempts[:-1]) + (last.status not in (ENDED, RUNNING)),
         states=states,
         goodput_ratio=states.get("compute", 0.0) / wall_s if wall_s > 0 else None,
-        steps=sum(attempt.steps for attempt in attempts),
-        redone_steps=None if None in known else sum(steps for steps in known if steps is not None),
+        steps=sum(attempt.sent.steps for attempt in attempts),
+        redone_steps=(
+            None if any(each.first_step is None for each in later) else sum(each.redone_steps for each in later)
+        ),
         runs=tuple(dict.fromkeys(attempt.run for attempt in reversed(attempts)))[::-1],
     )

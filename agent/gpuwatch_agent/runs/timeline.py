@@ -9,10 +9,10 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 
 from gpuwatch import wire
+from gpuwatch.diagnosis.window import StepColumns
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
 
 KEPT = 1200
@@ -21,111 +21,35 @@ _NEEDED = wire.HOST_COLUMNS[:4]
 _NEEDED_SET = frozenset(_NEEDED)
 
 
-@dataclass(frozen=True, slots=True)
-class RecentColumns:
-    """Steps, oldest first, on the device's timeline where it measured them; columns of equal length. See `diagnosis.window.StepColumns`."""
+class RecentColumns(StepColumns, frozen=True):
+    """Steps with when they ended, what they had and how long they waited for other ranks; columns of equal length, oldest first."""
 
     end_ns: tuple[int, ...] = ()
     """On the agent's clock."""
-    data_wait_s: tuple[float, ...] = ()
-    transfer_s: tuple[float, ...] = ()
-    compute_s: tuple[float, ...] = ()
-    hidden_s: tuple[float, ...] = ()
-    epoch_start: tuple[bool, ...] = ()
     samples: tuple[int, ...] = ()
     """-1: not known."""
     comm_wait_ns: tuple[int, ...] = ()
     """Part of the compute time spent waiting for other ranks; -1: not measured."""
 
-    def __len__(self) -> int:
-        return len(self.end_ns)
-
-    def last(self, count: int) -> RecentColumns:
-        """Return the last steps alone."""
-        if count >= len(self):
-            return self
-        return RecentColumns(*(getattr(self, name)[len(self) - count :] for name in _NAMES))
-
-
-_NAMES = tuple(field.name for field in fields(RecentColumns))
-
-
-class _Chunk:
-    """The records of one message."""
-
-    __slots__ = ("_offset_ns", "_packed", "count", "end_ns")
-
-    def __init__(self, packed: Mapping[str, bytes], offset_ns: int, count: int) -> None:
-        self._packed = packed if count <= KEPT else {name: column[-8 * KEPT :] for name, column in packed.items()}
-        self._offset_ns = offset_ns
-        self.count = min(count, KEPT)
-        last = b"".join(packed[name][-8:] for name in _NEEDED)
-        self.end_ns = sum(wire.unpack(last)) + offset_ns
-
-    def columns(self) -> RecentColumns:
-        return read_columns(self._packed, self._offset_ns)
-
-
-class RecentSteps:
-    """A run's last steps, oldest first: those of the last minute, `KEPT` at most."""
-
-    def __init__(self) -> None:
-        self._columns = RecentColumns()
-        self._unread: deque[_Chunk] = deque()
-        """What came after `_columns`."""
-        self._unread_count = 0
-        self._from_ns = 0
-        self._kept_from_ns: int | None = None
-
-    def take(self, packed: Mapping[str, bytes], offset_ns: int) -> int | None:
-        """Append a message's records; return when the last one ended on the agent's clock, None without complete steps."""
-        count = wire.step_count(packed)
-        if not count or not packed.keys() >= _NEEDED_SET:
-            return None
-        chunk = _Chunk(packed, offset_ns, count)
-        self._unread.append(chunk)
-        self._unread_count += chunk.count
-        while len(self._unread) > 1 and self._unread_count - self._unread[0].count >= KEPT:
-            self._unread_count -= self._unread.popleft().count
-        return chunk.end_ns
-
-    def clear(self) -> None:
-        """Drop all steps: another process's follow."""
-        self._columns = RecentColumns()
-        self._unread.clear()
-        self._unread_count = 0
-
-    def drop_before(self, moment_ns: int) -> None:
-        """Drop the steps that ended before a moment."""
-        self._from_ns = moment_ns
-
     @property
     def last_end_ns(self) -> int | None:
-        """When the last step ended on the agent's clock; None without any."""
-        last_ns = self._unread[-1].end_ns if self._unread else (self._columns.end_ns or (None,))[-1]
-        return last_ns if last_ns is not None and last_ns >= self._from_ns else None
+        return self.end_ns[-1] if self.end_ns else None
 
-    def columns(self) -> RecentColumns:
-        """Return the steps, the last `KEPT` at most."""
-        if self._unread:
-            parts = [self._columns, *(chunk.columns() for chunk in self._unread)]
-            joined = (tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in _NAMES)
-            self._columns = RecentColumns(*joined).last(KEPT)
-            self._unread.clear()
-            self._unread_count = 0
-            self._kept_from_ns = None
-        if (
-            self._kept_from_ns != self._from_ns
-        ):  # once: a search among false times, which are in no order, finds more each time
-            self._kept_from_ns = self._from_ns
-            old = bisect_left(self._columns.end_ns, self._from_ns)
-            if old:
-                self._columns = self._columns.last(len(self._columns) - old)
-        return self._columns
+    def followed_by(self, later: RecentColumns) -> RecentColumns:
+        """Return both, the last `KEPT` steps at most."""
+        names = self.__struct_fields__
+        return RecentColumns(*((getattr(self, name) + getattr(later, name))[-KEPT:] for name in names))
+
+    def since(self, moment_ns: int) -> RecentColumns:
+        """Return the steps that ended at a moment or later."""
+        old = bisect_left(self.end_ns, moment_ns)
+        return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old else self
 
 
 def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
-    """Return the steps in a message's columns, the last `KEPT` at most."""
+    """Return the steps in a message's columns, the last `KEPT` at most; none of incomplete ones."""
+    if not packed.keys() >= _NEEDED_SET:
+        return RecentColumns()
     found = {name: wire.unpack(column[-8 * KEPT :]) for name, column in packed.items()}
     host = [found[name] for name in _NEEDED]
     count = len(host[0])
@@ -142,7 +66,7 @@ def read_columns(packed: Mapping[str, bytes], offset_ns: int) -> RecentColumns:
         data_wait_s=_seconds(waits),
         transfer_s=_seconds(copies),
         compute_s=_seconds(computes),
-        hidden_s=_seconds(hidden),
+        hidden_wait_s=_seconds(hidden),
         epoch_start=tuple(first == 1 for first in found.get("epoch_start", missing)),
         samples=tuple(found.get("samples", missing)),
         comm_wait_ns=tuple(found.get("comm_wait_ns", missing)),

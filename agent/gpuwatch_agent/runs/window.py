@@ -9,7 +9,7 @@ from itertools import compress
 
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, StepColumns, Window, make_window
+from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, Window, make_window
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import HistogramSample, Sample
@@ -20,24 +20,6 @@ from gpuwatch_agent.runs.timeline import RecentColumns
 
 KEPT = 16
 """Samples, one a second."""
-_WATCHED = frozenset(
-    {
-        "gpuwatch_cpu_seconds_total",
-        "gpuwatch_cpu_cores",
-        "gpuwatch_pressure_cpu_waiting_seconds_total",
-        "gpuwatch_pressure_io_waiting_seconds_total",
-        "gpuwatch_memory_available_bytes",
-        "gpuwatch_shm_size_bytes",
-        "gpuwatch_shm_used_bytes",
-        "gpuwatch_gpu_utilization_ratio",
-        "gpuwatch_gpu_memory_used_bytes",
-        "gpuwatch_gpu_memory_total_bytes",
-        "gpuwatch_gpu_power_watts",
-        "gpuwatch_gpu_throttled",
-        "gpuwatch_disk_io_time_seconds_total",
-        "gpuwatch_disk_read_bytes_total",
-    }
-)
 _IDLE_MODES = {"idle", "iowait"}
 _Labels = tuple[str, ...]
 
@@ -52,7 +34,7 @@ class RecentSamples:
         """Keep this second's samples."""
         kept: dict[str, dict[_Labels, float]] = {}
         for sample in samples:
-            if sample.metric in _WATCHED and isinstance(sample, Sample):
+            if isinstance(sample, Sample):
                 kept.setdefault(sample.metric, {})[sample.labels] = sample.value
         self._seen.append((now_ns, kept))
 
@@ -110,32 +92,31 @@ def run_window(
     ranks: Sequence[RankFacts] = (),
 ) -> Window:
     """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
-    hello, steps, (then, now) = run.hello, run.steps.columns(), run.minute.counts()
-    pid = table.host_pid(hello) if hello is not None else None
+    hello, (then, now) = run.hello, run.recent_counts()
+    about = {} if hello is None else {name: getattr(hello, name) for name in _OF_HELLO}
     return make_window(
         *run.recent_ns(),
         now,
         then,
-        timeline=hello.timeline if hello is not None else "host",
-        device=hello.device if hello is not None else "cpu",
-        steps=StepColumns(steps.data_wait_s, steps.transfer_s, steps.compute_s, steps.epoch_start, steps.hidden_s),
+        steps=run.steps,
         fetch_cpu_ratio=run.fetch_cpu_ratio,
-        loader=hello.loader if hello is not None else None,
         worker_cpu_ratios=workers.ratios(run),
         worker_busy_ratios=workers.busy_ratios(run),
         worker_waits=workers.waits(run),
         worker_private_bytes=workers.private_bytes(run),
-        host=_as_seen_by(host, pid, table, workers.receive_rate(run), workers.quota(run)),
+        host=_as_seen_by(run, host, workers, table),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),
         rank=run.rank,
-        world_size=hello.world_size if hello is not None else 1,
         ranks=tuple(ranks),
-        worker_deaths=hello.worker_deaths if hello is not None else (),
         oom=run.oom,
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
+        **about,
     )
+
+
+_OF_HELLO = ("timeline", "device", "loader", "world_size", "worker_deaths")
 
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:
@@ -177,31 +158,25 @@ def host_facts(node: RecentSamples) -> HostFacts:
     )
 
 
-def _as_seen_by(
-    host: HostFacts,
-    pid: int | None,
-    table: ProcessTable,
-    receive_bytes_per_s: float | None,
-    quota: tuple[float | None, float | None],
-) -> HostFacts:
+def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch, table: ProcessTable) -> HostFacts:
     """Return the node as one process sees it: its own /dev/shm, its cores and memory, its network namespace."""
-    size, used = host.shm_size_bytes, host.shm_used_bytes
-    cores, memory = host.cpu_cores, host.memory_available_bytes
-    if pid is not None:
-        shm = table.shm(pid)
-        size, used = (shm.size_bytes, shm.used_bytes) if shm is not None else (size, used)
-        allowed = table.allowed_cores(pid)
-        cores = cores if allowed is None else allowed
-        memory = table.memory_available_bytes(pid, memory)
+    quota_cores, throttled_ratio = workers.quota(run)
+    host = replace(
+        host,
+        cpu_quota_cores=quota_cores,
+        cpu_throttled_ratio=throttled_ratio,
+        network_receive_bytes_per_s=workers.receive_rate(run),
+    )
+    pid = table.host_pid(run.hello)
+    if pid is None:
+        return host
+    shm, cores = table.shm(pid), table.allowed_cores(pid)
     return replace(
         host,
-        cpu_cores=cores,
-        cpu_quota_cores=quota[0],
-        cpu_throttled_ratio=quota[1],
-        memory_available_bytes=memory,
-        shm_size_bytes=size,
-        shm_used_bytes=used,
-        network_receive_bytes_per_s=receive_bytes_per_s,
+        cpu_cores=host.cpu_cores if cores is None else cores,
+        memory_available_bytes=table.memory_available_bytes(pid, host.memory_available_bytes),
+        shm_size_bytes=host.shm_size_bytes if shm is None else shm.size_bytes,
+        shm_used_bytes=host.shm_used_bytes if shm is None else shm.used_bytes,
     )
 
 
@@ -216,7 +191,7 @@ def ranks_by_run(runs: Sequence[Run]) -> dict[str, tuple[RankFacts, ...]]:
 
 def _compared(runs: Sequence[Run]) -> tuple[RankFacts, ...]:
     """Return the ranks' mean steps, first batches left out, over the time in which the steps of all of them are known."""
-    known = [(run.rank, run.steps.columns()) for run in sorted(runs, key=lambda run: run.rank)]
+    known = [(run.rank, run.steps) for run in sorted(runs, key=lambda run: run.rank)]
     begin_ns = max((steps.end_ns[0] for _, steps in known if steps), default=0)
     end_ns = min((steps.end_ns[-1] for _, steps in known if steps), default=0)
     return tuple(_mean(rank, steps, begin_ns, end_ns) for rank, steps in known)

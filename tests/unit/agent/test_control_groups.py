@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import OomWatch
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 
 MIB = 1 << 20
@@ -166,7 +164,7 @@ def test_it_outlives_the_agent_and_ends_when_the_run_speaks_again(tmp_path: Path
     node = Node(tmp_path)
     node.counts(own=4)
     assert node.die() is not None
-    record = msgspec.msgpack.decode(msgspec.msgpack.encode(node.run.record()), type=RunRecord)
-    assert Run.restore(record, BOOT, node.hook.at_ns, 0.0).oom == node.run.oom
+    record = read_record(node.run.record())
+    assert record.restore(BOOT, node.hook.at_ns, 0.0).oom == node.run.oom
     node.run.apply(node.hook.message(), node.hook.at_ns, 0.0)
     assert node.run.status == "running" and node.run.oom is None

@@ -13,8 +13,7 @@ from gpuwatch import wire
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
 from gpuwatch_agent.gpus.following import PRIORITY, fuse
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.timeline import Stretch, Trace, arrange, parts_of
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
@@ -148,8 +147,8 @@ class Site:
         records = [account.record(BOOT) for account in self.book.accounts.values()]
         kept = [msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=GpuRecord) for record in records]
         for pid, run in self.runs.items():
-            record = msgspec.msgpack.decode(msgspec.msgpack.encode(run.record()), type=RunRecord)
-            self.runs[pid] = Run.restore(record, BOOT, self.now_ns, wall_s(self.now_ns))
+            record = read_record(run.record())
+            self.runs[pid] = record.restore(BOOT, self.now_ns, wall_s(self.now_ns))
             self.runs[pid].status = "running"
         self.book = GpuLedgers()
         self.book.restore(kept, BOOT, self.now_ns)

@@ -7,6 +7,7 @@ from gpuwatch.diagnosis.window import MemoryTrend
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends
 from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs.timeline import read_columns
 
 S = 1_000_000_000
 
@@ -19,7 +20,7 @@ def held(run: Run | None) -> GpuAccount:
 
 def step(run: Run, end_ns: int) -> None:
     columns = {"start_ns": end_ns, "data_wait_ns": 0, "transfer_ns": 0, "compute_ns": 0}
-    run.steps.take({name: wire.pack([value]) for name, value in columns.items()}, 0)
+    run.steps = run.steps.followed_by(read_columns({name: wire.pack([v]) for name, v in columns.items()}, 0))
 
 
 def test_usual_power_is_that_of_seconds_with_steps() -> None:

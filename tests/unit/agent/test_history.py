@@ -9,7 +9,6 @@ import sqlite3
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuwatch import wire
@@ -25,7 +24,7 @@ BEGIN_S = 1_790_000_000.0
 
 
 def tick(time_s: float, value: float = 0.0, *, runs=(), steps=(), run: str = "run-a") -> Tick:
-    kept = {(record.run, record.rank): msgspec.msgpack.encode(record) for record in runs}
+    kept = {run.key: run.record() for run in runs}
     return Tick(time_s, [Sample(STATES, value, (run, "0", "compute"))], kept, [], list(steps), [])
 
 
@@ -45,7 +44,7 @@ def history(tmp_path: Path):
 def points(history: History, begin: float, end: float, number: int) -> list[tuple[float, float]]:
     found = history.reader.series(STATES, {"state": "compute"}, begin, end, number)
     assert len(found) <= 1
-    return found[0][1] if found else []
+    return list(found[0].points) if found else []
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 300, 899, 900, 2000])
@@ -76,8 +75,8 @@ def test_layout_id_is_never_given_again(history: History) -> None:
     history.commit(tick(BEGIN_S + 8 * 86400, 2.0, run="new"))
     with sqlite3.connect(history.path) as connection:
         assert connection.execute("SELECT id FROM layout").fetchall() == [(2,)]
-    labels, values = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 9 * 86400, 10)[0]
-    assert labels["run"] == "new" and [value for _, value in values] == [2.0]
+    found = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 9 * 86400, 10)[0]
+    assert found.labels["run"] == "new" and [value for _, value in found.points] == [2.0]
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(tmp_path: Path) -> None:
         history.commit(tick(BEGIN_S + second, second, steps=[batch(hook.step(), BEGIN_S + second)]))
     history.trim(BEGIN_S + 200)
     assert points(history, BEGIN_S, BEGIN_S + 200, 300)[0] == (BEGIN_S + 100, 100.0)
-    kept = history.reader.steps("run-a", 0, 1000)
+    kept = history.reader.last_steps("run-a", 0, 1000)
     assert (kept.first_step, len(kept.time_s)) == (100, 100)
     history.close()
 
@@ -143,7 +142,7 @@ def test_readers_see_whole_seconds_while_one_writes_and_trims(tmp_path: Path) ->
         try:
             while not stop.is_set():
                 for series in history.reader.series(STATES, {}, BEGIN_S - 1, BEGIN_S + 10_000, 2000):
-                    assert all(value == float(time_s - BEGIN_S) for time_s, value in series[1])
+                    assert all(value == float(time_s - BEGIN_S) for time_s, value in series.points)
                 reads[0] += 1
         except BaseException as error:
             failures.append(error)
@@ -191,16 +190,15 @@ def test_run_is_found_again_as_it_was_kept(history: History) -> None:
     run = Run("run-a", 0, BOOT)
     for message in (hook.hello(), hook.message()):
         run.apply(message, hook.at_ns, BEGIN_S)
-    record = run.record()
-    assert record is not None
-    history.commit(tick(BEGIN_S, runs=[record]))
-    assert history.reader.runs() == [record]
+    history.commit(tick(BEGIN_S, runs=[run]))
+    [kept] = history.reader.records()
+    assert kept.key == ("run-a", 0) and kept.record() == run.record()
 
 
 def test_steps_come_back_with_unmeasured_values_as_none(history: History) -> None:
     columns = {"start_ns": wire.pack([5, 6]), "compute_ns": wire.pack([7, wire.MISSING])}
     history.commit(tick(BEGIN_S, steps=[StepBatch("run-a", 0, 40, BEGIN_S, 0, columns)]))
-    assert history.reader.steps("run-a", 0, 1) == LastSteps(
+    assert history.reader.last_steps("run-a", 0, 1) == LastSteps(
         run="run-a",
         rank=0,
         first_step=41,
@@ -235,7 +233,7 @@ def test_file_damaged_inside_is_set_aside_too(tmp_path: Path) -> None:
         hook = FakeHook(run=f"run-{number}")
         run = Run(hook.run, 0, BOOT)
         run.apply(hook.message(), hook.at_ns, BEGIN_S)
-        history.commit(tick(BEGIN_S + number, runs=[run.record()], run=f"run-{number}"))
+        history.commit(tick(BEGIN_S + number, runs=[run], run=f"run-{number}"))
     history.close()
     content = bytearray(path.read_bytes())
     for page in range(4096, len(content), 4096):
@@ -295,5 +293,5 @@ def test_directory_and_unwritable_place_are_refused_by_name(tmp_path: Path) -> N
 
 
 def test_second_agent_is_kept_from_the_same_file(history: History) -> None:
-    with pytest.raises(ConfigError, match="another agent writes it"):
+    with pytest.raises(ConfigError, match="another agent uses it already"):
         History(history.path)

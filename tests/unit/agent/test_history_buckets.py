@@ -46,13 +46,14 @@ def test_extremes_keep_a_spike_and_a_hole_of_one_second(history: History) -> Non
     for second in range(600):
         value = {250: 0.99, 400: 0.01}.get(second, 0.5)
         commit(history, BEGIN_S + second, [Sample(UTILIZATION, value, ("0", "GPU-0"))])
-    [(labels, points)] = history.reader.series(UTILIZATION, {}, BEGIN_S, BEGIN_S + 599, 30, extremes=True)
-    assert labels == {"gpu": "0", "UUID": "GPU-0"}
+    [found] = history.reader.series(UTILIZATION, {}, BEGIN_S, BEGIN_S + 599, 30, extremes=True)
+    assert found.labels == {"gpu": "0", "UUID": "GPU-0"}
+    points = list(found.points)
     assert len(points) <= 30
     assert (BEGIN_S + 250, 0.99) in points and (BEGIN_S + 400, 0.01) in points
     assert points == sorted(points)
-    [(_, last)] = history.reader.series(UTILIZATION, {}, BEGIN_S, BEGIN_S + 599, 30)
-    assert {value for _, value in last} == {0.5}
+    [last] = history.reader.series(UTILIZATION, {}, BEGIN_S, BEGIN_S + 599, 30)
+    assert {value for _, value in last.points} == {0.5}
 
 
 def test_sum_by_label_keeps_the_others_apart(history: History) -> None:
@@ -61,14 +62,14 @@ def test_sum_by_label_keeps_the_others_apart(history: History) -> None:
         samples = [Sample(GPU_SECONDS, second * (2.0 if s == "compute" else 1.0), (g, f"GPU-{g}", s)) for g, s in rows]
         commit(history, BEGIN_S + second, samples)
     found = history.reader.series(GPU_SECONDS, {}, BEGIN_S, BEGIN_S + 9, 100, by=["state"])
-    assert {labels["state"]: points[-1] for labels, points in found} == {
+    assert {each.labels["state"]: each.points[-1] for each in found} == {
         "compute": (BEGIN_S + 9, 36.0),
         "input_wait": (BEGIN_S + 9, 18.0),
     }
     of_one = history.reader.series(GPU_SECONDS, {"gpu": "1"}, BEGIN_S, BEGIN_S + 9, 100, by=["state"])
-    assert {labels["state"]: points[-1][1] for labels, points in of_one} == {"compute": 18.0, "input_wait": 9.0}
-    [(labels, points)] = history.reader.series(GPU_SECONDS, {}, BEGIN_S, BEGIN_S + 9, 100, by=[])
-    assert labels == {} and points[-1][1] == 54.0
+    assert {each.labels["state"]: each.last for each in of_one} == {"compute": 18.0, "input_wait": 9.0}
+    [whole] = history.reader.series(GPU_SECONDS, {}, BEGIN_S, BEGIN_S + 9, 100, by=[])
+    assert whole.labels == {} and whole.last == 54.0
 
 
 def test_buckets_have_mean_least_and_most_of_their_steps_whatever_the_messages(history: History) -> None:
@@ -76,7 +77,7 @@ def test_buckets_have_mean_least_and_most_of_their_steps_whatever_the_messages(h
     waits[42] = 250
     for first, count in ((0, 33), (33, 1), (34, 66)):
         commit(history, BEGIN_S + first, [], [batch(first, count, wait_ms=waits[first : first + count])])
-    found = history.reader.downsampled_steps("r", 0, 10)
+    found = history.reader.steps("r", 0, 10)
     assert (found.steps, found.bucket_steps) == (100, 10)
     assert found.step == list(range(0, 100, 10))
     assert found.count == [10] * 10
@@ -93,16 +94,16 @@ def test_buckets_have_mean_least_and_most_of_their_steps_whatever_the_messages(h
 
 def test_steps_that_the_device_did_not_measure_are_left_out_of_its_mean(history: History) -> None:
     commit(history, BEGIN_S, [], [batch(0, 4, input_wait_ns=[2 * MS, -1, 4 * MS, -1])])
-    found = history.reader.downsampled_steps("r", 0, 1)
+    found = history.reader.steps("r", 0, 1)
     assert found.columns["input_wait_s"] == Spread([0.003], [0.002], [0.004])
-    later = history.reader.downsampled_steps("r", 0, 4)
+    later = history.reader.steps("r", 0, 4)
     assert later.columns["input_wait_s"].mean == [0.002, None, 0.004, None]
 
 
 def test_epochs_and_samples(history: History) -> None:
     begins = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0]
     commit(history, BEGIN_S, [], [batch(0, 10, epoch_start=begins, samples=[64] * 9 + [-1])])
-    found = history.reader.downsampled_steps("r", 0, 5)
+    found = history.reader.steps("r", 0, 5)
     assert [epoch.step for epoch in found.epochs] == [0, 5]
     assert found.epochs[1].time_s == pytest.approx(BEGIN_S + 0.05)
     assert found.samples == [128, 128, 128, 128, 64]
@@ -111,8 +112,8 @@ def test_epochs_and_samples(history: History) -> None:
 def test_a_stretch_of_time_has_exactly_the_steps_that_began_in_it(history: History) -> None:
     for n in range(10):
         commit(history, BEGIN_S + n, [], [batch(10 * n, 10)])
-    found = history.reader.downsampled_steps("r", 0, 100, BEGIN_S + 0.245, BEGIN_S + 0.3801)
+    found = history.reader.steps("r", 0, 100, BEGIN_S + 0.245, BEGIN_S + 0.3801)
     assert found.bucket_steps == 1
     assert found.step == list(range(25, 39))
-    assert history.reader.downsampled_steps("r", 0, 100, BEGIN_S + 50, None).steps == 0
-    assert history.reader.downsampled_steps("nobody", 0, 100).steps == 0
+    assert history.reader.steps("r", 0, 100, BEGIN_S + 50, None) is None
+    assert history.reader.steps("nobody", 0, 100) is None

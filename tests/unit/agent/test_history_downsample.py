@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from gpuwatch import wire
 from gpuwatch.api import Epoch
+from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.history.downsample import Spread
 from gpuwatch_agent.history.reader import HistoryReader
-from gpuwatch_agent.runs import Run
 
 VERSION_1 = Path(__file__).parents[2] / "fixtures/history/version-1.db"
-"""Written by the agent of 0.1.0's first schema: 30 s of one run (90 steps), a GPU, one series."""
 BEGIN_S = 1_790_000_000.0 - 1_790_000_000.0 % 60  # a whole minute
 STATES, POWER = "gpuwatch_run_seconds_total", "gpuwatch_gpu_power_watts"
 MS = 1_000_000
@@ -88,8 +87,9 @@ def test_a_turn_does_a_little_at_a_time(history: History) -> None:
 def test_counters_keep_their_differences_over_both(history: History, points: int) -> None:
     write(history, 600)
     condensed(history, BEGIN_S + 300)
-    ((labels, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, points)
-    assert labels["run"] == "run-a"
+    (series,) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, points)
+    found = series.points
+    assert series.labels["run"] == "run-a"
     assert all(value == 0.5 * (time_s - BEGIN_S) for time_s, value in found)
     assert found[-1] == (BEGIN_S + 599, 299.5)
     if points == 2000:
@@ -102,16 +102,16 @@ def test_spike_is_in_the_extremes_of_its_minute(history: History) -> None:
     before = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
     condensed(history, BEGIN_S + 300)
     after = history.reader.series(POWER, {}, BEGIN_S, BEGIN_S + 300, 20, None, True)
-    for ((_, found),) in (before, after):
-        assert max(value for _, value in found) == 900.0
-        assert min(value for _, value in found) == 300.0
+    for (found,) in (before, after):
+        assert max(value for _, value in found.points) == 900.0
+        assert min(value for _, value in found.points) == 300.0
 
 
 def test_condensed_steps_over_both_have_every_step(history: History) -> None:
     write(history, 600)
-    whole = history.reader.downsampled_steps("run-a", 0, 10)
+    whole = history.reader.steps("run-a", 0, 10)
     condensed(history, BEGIN_S + 300)
-    both = history.reader.downsampled_steps("run-a", 0, 10)
+    both = history.reader.steps("run-a", 0, 10)
     assert None not in whole.bucket_s["p50"]
     assert [mark is None for mark in both.bucket_s["p95"]] == [True] * 5 + [False] * 5
     for found in (whole, both):
@@ -125,9 +125,9 @@ def test_condensed_steps_over_both_have_every_step(history: History) -> None:
         assert found.columns["input_wait_s"] is None  # never measured, and not 0
         assert found.step[0] == 0 and found.time_s == sorted(found.time_s)
     assert len(both.count) <= 11
-    recent = history.reader.downsampled_steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
+    recent = history.reader.steps("run-a", 0, 10, BEGIN_S + 240, BEGIN_S + 400)
     assert recent.steps == 120 + 201  # the minute that began there, and the full records up to the end
-    assert history.reader.steps("run-a", 0, 5000).first_step == 600  # each for itself, those that still are
+    assert history.reader.last_steps("run-a", 0, 5000).first_step == 600  # each for itself, those that still are
 
 
 def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_history_of_old_minutes_is_deleted_by_age(tmp_path: Path) -> None:
     write(history, 600)
     condensed(history, BEGIN_S + 540)
     history.trim(BEGIN_S + 600)
-    ((_, found),) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
-    assert found[0][0] == BEGIN_S + 239
-    assert history.reader.downsampled_steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
+    (found,) = history.reader.series(STATES, {}, BEGIN_S, BEGIN_S + 600, 2000)
+    assert found.points[0][0] == BEGIN_S + 239
+    assert history.reader.steps("run-a", 0, 10).steps == 2 * 420  # a minute goes when its end is too old
     history.close()
 
 
@@ -165,37 +165,17 @@ def test_spread_is_that_of_what_was_measured(messages: list[list[int]]) -> None:
         assert (spread.least_ns, spread.most_ns) == (min(known), max(known))
 
 
-def test_version_1_file_is_brought_up_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "history.db"
     shutil.copy(VERSION_1, path)
-    history = History(path, full_s=60)
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-    look(history.reader)
-    (record,) = history.reader.runs()
-    run = Run.restore(record, record.boot_id, 0, 0.0)
-    assert run.ledger is not None
-    assert {s: ns for s, ns in run.ledger.totals_ns.items() if ns} == {"input_wait": 5_400 * MS, "compute": 3_600 * MS}
-    (gpu,) = history.reader.gpus()
-    assert [(owner.run, owner.rank) for owner in gpu.owners] == [("run-a", 0)]
-    condensed(history, 1_790_000_000 + 120)
-    look(history.reader)
-    assert (rows(history, "steps"), rows(history, "tick")) == (0, 0)
+    with pytest.raises(ConfigError, match="no history that this gpuwatch knows"):
+        HistoryReader.checked(path)
+    history = History(path)
+    (renamed,) = (each for each in tmp_path.iterdir() if "damaged" in each.name)
+    assert f"(schema 1, this gpuwatch writes 4): renamed to {renamed.name}" in caplog.text
+    with sqlite3.connect(renamed) as connection:
+        assert connection.execute("SELECT sum(count) FROM steps").fetchone() == (90,)
+    assert history.reader.records() == [] and history.damaged == 0
     history.close()
-
-
-def test_version_1_file_is_read_as_it_is(tmp_path: Path) -> None:
-    """By a report, say, which must not write to it."""
-    path = tmp_path / "history.db"
-    shutil.copy(VERSION_1, path)
-    look(HistoryReader(path))
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-
-
-def look(reader: HistoryReader) -> None:
-    begin_s = 1_790_000_000.0
-    assert reader.downsampled_steps("run-a", 0, 10).steps == 90
-    ((_, found),) = reader.series(STATES, {"state": "compute"}, begin_s, begin_s + 60, 300)
-    assert found[-1] == (begin_s + 29, 7.25)

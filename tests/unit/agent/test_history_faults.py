@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, Tick
-from gpuwatch_agent.history.reader import HistorySource
+from gpuwatch_agent.history.reader import HistoryReader
 
 BEGIN_S = 1_790_000_000.0
 STATES = "gpuwatch_run_seconds_total"
@@ -25,7 +25,7 @@ def commit(history: History, second: int) -> bool:
 
 def seconds(history: History) -> int:
     found = history.reader.series(STATES, {"run": "run-0"}, BEGIN_S, BEGIN_S + 400, 1000)
-    return len(found[0][1]) if found else 0
+    return len(found[0].points) if found else 0
 
 
 def unlink(path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_path_may_have_any_characters(tmp_path: Path, name: str) -> None:
     history = History(tmp_path / name)
     commit(history, 0)
     assert seconds(history) == 1
-    assert HistorySource(tmp_path / name).runs() == []
+    assert HistoryReader.checked(tmp_path / name).runs() == []
     history.close()
     assert (tmp_path / name).is_file()
 

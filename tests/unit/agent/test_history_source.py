@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.rates import Cost
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.views import record_view
+from gpuwatch_agent.runs import Run, read_record
+from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 
@@ -17,6 +17,7 @@ def test_it_costs_what_it_cost_while_it_was_there() -> None:
     run.gpus = {"GPU-0": "NVIDIA H200"}
     record = run.record()
     assert record is not None
-    cost = record_view(record, Prices(gpu_hour=2.0, currency="EUR", models={"NVIDIA H200": 4.0})).cost
+    kept = read_record(record)
+    cost = run_view(kept, Prices(gpu_hour=2.0, currency="EUR", models={"NVIDIA H200": 4.0})).cost
     assert cost == Cost("EUR", 1, 4.0, 6.0, {"input_wait": 2.0, "compute": 4.0})
-    assert record_view(record, Prices()).cost is record_view(record).cost is None
+    assert run_view(kept, Prices()).cost is None

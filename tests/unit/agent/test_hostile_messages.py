@@ -54,7 +54,7 @@ def check_honest(agent: WholeAgent, hook: FakeHook) -> None:
         told = agent.value(f'gpuwatch_run_seconds_total{{rank="0",run="honest",state="{state}"}}')
         assert told == pytest.approx(hook.ledger.totals_ns[state] / 1e9)
     assert agent.sampler.snapshot is not None and agent.sampler.snapshot.monotonic_s == hook.at_ns / 1e9
-    found = agent.history.reader.downsampled_steps("honest", 0, 20)
+    found = agent.history.reader.steps("honest", 0, 20)
     assert (found.steps, sum(found.samples)) == (hook.steps, hook.samples)
 
 
@@ -198,8 +198,8 @@ def test_a_row_that_cannot_be_summed_stops_neither_downsampling_nor_retention(ag
     assert (history.failures, history.bad_rows) == (0, 3)
     left = history._connection.execute("SELECT (SELECT count(*) FROM steps), (SELECT count(*) FROM step_minute)")
     assert left.fetchone() == (0, 2)
-    assert history.reader.downsampled_steps("good", 0, 5).steps == 1
-    assert history.reader.downsampled_steps("bad", 0, 5).steps == 4
+    assert history.reader.steps("good", 0, 5).steps == 1
+    assert history.reader.steps("bad", 0, 5).steps == 4
     history.trim(NOW_S + 8 * 86400)
     assert history._connection.execute("SELECT count(*) FROM step_minute").fetchone() == (0,)
 

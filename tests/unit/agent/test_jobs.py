@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuwatch import api
 from gpuwatch.commands.report import job_text
-from gpuwatch_agent.runs import Run
+from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs
-from gpuwatch_agent.runs.records import RunRecord
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 ENDS = pytest.mark.parametrize("each", [1, 7], ids=["a message a step", "a message for several steps"])
@@ -136,7 +134,7 @@ def test_it_survives_the_agent(boot: str) -> None:
     attempt(node, 100, 60, first_step=0)
     record = node.runs["run-a", 0].record()
     assert record is not None
-    record = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
+    record = read_record(record)
     later = Node()
     later.jobs.update([record])
     attempt(later, 114, 30, first_step=40, run="run-b")

@@ -10,8 +10,7 @@ import pytest
 from gpuwatch.host.proc import TICKS_PER_S, process_cpu_s
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
 
@@ -100,8 +99,8 @@ def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: Pro
     assert run.worker_cpu_s == 15.0
     record = run.record()
     assert record is not None
-    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
-    run = Run.restore(kept, BOOT, 2 * S, 0.0)
+    kept = read_record(record)
+    run = kept.restore(BOOT, 2 * S, 0.0)
     put(tmp_path, 21, cpu_s=13.0)
     WorkerWatch(table).update([run], 3 * S)
     assert run.worker_cpu_s == 18.0

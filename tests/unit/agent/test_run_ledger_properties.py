@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
-from gpuwatch_agent.runs import Run, RunRegistry
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, RunRegistry, read_record
 from tests.unit.agent.hooks import BOOT, MS, NOW_S, FakeHook, S, wall_s
 
 KEY = ("run-a", 0)
@@ -116,7 +114,7 @@ class World:
 
     def restart(self) -> None:
         records = [record for run in self.book.runs.values() if (record := run.record()) is not None]
-        kept = [msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord) for record in records]
+        kept = [read_record(record) for record in records]
         self.book = RunRegistry(BOOT)
         self.book.restore(kept, self.now_ns, wall_s(self.now_ns) + self.wall_jump_s)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.window import make_window
 from gpuwatch_agent.exporter import run_samples
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.views import Evaluation, record_view, run_view
+from gpuwatch_agent.runs import Run, read_record
+from gpuwatch_agent.runs.views import run_view
 from tests.unit.agent.hooks import BOOT, FakeHook, S, wall_s
 
 
@@ -38,9 +39,9 @@ def test_phases_of_all_processes_are_summed_and_served() -> None:
     hear(run, declare(second, rollout=2, **{str(number): 1 for number in range(7)}))
     expected = {"rollout": 8.0, "sync": 1.0, **dict.fromkeys("012345", 1.0), "rest": 1.0}
     assert series(run) == expected
-    assert run_view(run, Evaluation(None, None, ()), 0).phases == expected
+    assert run_view(run, Prices()).phases == expected
     record = run.record()
-    assert record is not None and record_view(record).phases == expected
+    assert record is not None and run_view(read_record(record), Prices()).phases == expected
 
 
 def test_totals_whose_phases_went_back_are_ignored() -> None:
@@ -59,6 +60,6 @@ def test_the_last_minute_has_its_own_phases() -> None:
     for _ in range(70):
         hear(run, declare(hook, sync=1))
         run.remember(hook.at_ns)
-    then, now = run.minute.counts()
+    then, now = run.recent_counts()
     window = make_window(*run.recent_ns(), now, then)
     assert dict(window.declared) == {"sync": 1.0}

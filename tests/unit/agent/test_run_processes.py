@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuwatch.errors import NoData
@@ -12,8 +11,7 @@ from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, 
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import group_samples
 from gpuwatch_agent.processes.workers import RunProcesses
-from gpuwatch_agent.runs import Run
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, read_record
 from tests.catalogue import check
 from tests.unit.agent.hooks import BOOT, FakeHook, S
 
@@ -120,8 +118,8 @@ def test_workers_bytes_are_counted_once_over_a_restart_of_the_agent(node: Node) 
     run = a_run(21)
     node.put(21, read=1000)
     node.update(run)
-    record = msgspec.msgpack.decode(msgspec.msgpack.encode(run.record()), type=RunRecord)
-    again = Run.restore(record, BOOT, 0, 0.0)
+    record = read_record(run.record())
+    again = record.restore(BOOT, 0, 0.0)
     again.status = "running"
     node.put(21, read=1600)
     fresh = RunProcesses(node.procfs, node.table)

@@ -7,8 +7,7 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
-from gpuwatch_agent.runs import Run, RunRegistry
-from gpuwatch_agent.runs.records import RunRecord
+from gpuwatch_agent.runs import Run, RunRegistry, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 
@@ -22,8 +21,8 @@ def heard(*messages: wire.Message, at_ns: int) -> Run:
 def restarted(run: Run, now_ns: int, boot_id: str = BOOT) -> Run:
     record = run.record()
     assert record is not None
-    record = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=RunRecord)
-    return Run.restore(record, boot_id, now_ns, wall_s(now_ns))
+    record = read_record(record)
+    return record.restore(boot_id, now_ns, wall_s(now_ns))
 
 
 def test_killed_process_is_lost_after_two_seconds_and_its_tail_unknown() -> None:
@@ -76,7 +75,7 @@ def test_lost_run_that_speaks_again_is_running_and_is_kept_by_the_next_agent() -
     record = run.record()
     assert record is not None
     book = RunRegistry(BOOT)
-    book.restore([record], hook.at_ns, wall_s(hook.at_ns) + 5000)
+    book.restore([read_record(record)], hook.at_ns, wall_s(hook.at_ns) + 5000)
     assert list(book.runs) == [("run-a", 0)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch import wire
-from gpuwatch_agent.runs.timeline import KEPT, RecentColumns, RecentSteps, read_columns
+from gpuwatch_agent.runs.timeline import KEPT, RecentColumns, read_columns
 
 MS = 1_000_000
 
@@ -21,45 +21,36 @@ def packed(first: int, count: int, **more: list[int]) -> dict[str, bytes]:
 
 
 def test_messages_are_joined_in_their_order_on_the_agents_clock() -> None:
-    steps = RecentSteps()
-    assert (steps.columns(), steps.last_end_ns) == (RecentColumns(), None)
-    assert steps.take(packed(0, 2, samples=[8, -1], epoch_start=[1, 0]), 1000 * MS) == 1020 * MS
-    assert steps.take(packed(2, 1), 1000 * MS) == 1030 * MS
-    found = steps.columns()
+    assert RecentColumns().last_end_ns is None
+    first, later = (
+        read_columns(packed(0, 2, samples=[8, -1], epoch_start=[1, 0]), 1000 * MS),
+        read_columns(packed(2, 1), 1000 * MS),
+    )
+    assert (first.last_end_ns, later.last_end_ns) == (1020 * MS, 1030 * MS)
+    found = RecentColumns().followed_by(first).followed_by(later)
     assert found.end_ns == (1010 * MS, 1020 * MS, 1030 * MS)
     assert (found.data_wait_s[0], found.transfer_s[1], found.compute_s[2]) == (0.003, 0.001, 0.006)
     assert found.epoch_start == (True, False, False) and found.samples == (8, -1, -1)
-    assert found.comm_wait_ns == (-1, -1, -1) and found.hidden_s == (0.0, 0.0, 0.0)
-    steps.take(packed(3, 1), 1000 * MS)
-    assert steps.columns().end_ns == (*found.end_ns, 1040 * MS)
+    assert found.comm_wait_ns == (-1, -1, -1) and found.hidden_wait_s == (0.0, 0.0, 0.0)
 
 
 def test_a_minute_and_no_more_than_so_many_are_kept() -> None:
-    steps = RecentSteps()
+    steps = RecentColumns()
     for message in range(200):
-        steps.take(packed(10 * message, 10), 0)
-        if message == 100:
-            steps.columns()  # looked at once on the way
-    assert len(steps.columns()) == KEPT
-    assert steps.columns().end_ns[0] == 10 * MS * (2000 - KEPT + 1)
-    steps.drop_before(10 * MS * 1995)
-    assert steps.columns().end_ns == tuple(10 * MS * n for n in range(1995, 2001))
-    steps.drop_before(10 * MS * 2001)
-    assert len(steps.columns()) == 0 and steps.last_end_ns is None
+        steps = steps.followed_by(read_columns(packed(10 * message, 10), 0))
+    assert len(steps) == KEPT
+    assert steps.end_ns[0] == 10 * MS * (2000 - KEPT + 1)
+    assert steps.since(10 * MS * 1995).end_ns == tuple(10 * MS * n for n in range(1995, 2001))
+    assert len(steps.since(10 * MS * 2001)) == 0
 
 
 def test_one_message_of_more_steps_than_are_kept() -> None:
-    steps = RecentSteps()
-    steps.take(packed(0, KEPT + 50), 0)
-    assert len(steps.columns()) == KEPT and steps.columns().end_ns[-1] == steps.last_end_ns == 10 * MS * (KEPT + 50)
+    steps = RecentColumns().followed_by(read_columns(packed(0, KEPT + 50), 0))
+    assert len(steps) == KEPT and steps.last_end_ns == 10 * MS * (KEPT + 50)
 
 
 def test_columns_that_are_no_steps_are_not_taken() -> None:
-    steps = RecentSteps()
-    assert steps.take({"start_ns": wire.pack([1])}, 0) is None and steps.take({}, 0) is None
-    steps.take(packed(0, 3), 0)
-    steps.clear()
-    assert len(steps.columns()) == 0
+    assert read_columns({"start_ns": wire.pack([1])}, 0) == RecentColumns() == read_columns({}, 0)
 
 
 def test_the_devices_timeline_counts_where_it_measured_the_step() -> None:
@@ -70,6 +61,6 @@ def test_the_devices_timeline_counts_where_it_measured_the_step() -> None:
         "device_compute_ns": [5 * MS, -1],
     }
     found = read_columns(packed(0, 2, **device), 0)
-    assert found.data_wait_s == (0.001, 0.003) and found.hidden_s == (0.002, 0.0)
+    assert found.data_wait_s == (0.001, 0.003) and found.hidden_wait_s == (0.002, 0.0)
     assert found.transfer_s == (0.004, 0.001) and found.compute_s == (0.007, 0.006)
     assert found.end_ns == (10 * MS, 20 * MS)  # the step ends when the host says so

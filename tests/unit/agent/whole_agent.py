@@ -51,7 +51,7 @@ class WholeAgent:
         self.history = History(directory / "history.db", full_s=60.0)
         self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
         self.sampler = Sampler(self.receiver, self.history, Roots(procfs, procfs, procfs), BOOT)
-        self.sampler._runs.restore(self.history.reader.runs(), now_ns, self.clock.time())
+        self.sampler._runs.restore(self.history.reader.records(), now_ns, self.clock.time())
 
     def hear(self, *messages: wire.Message | bytes, peer: Peer | None = None) -> None:
         for message in messages:

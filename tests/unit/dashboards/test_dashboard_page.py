@@ -26,7 +26,7 @@ from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of
 RUN = Run(
     run="r1", rank=0, name="resnet50-a", status="running", started_s=1000.0, watermark_s=1100.0, last_message_s=1100.2,
     host="node-17", user="alice", steps=812, world_size=2,
-    recent=Recent(60.0, {"input_wait": 37.2}, 0.1, 0.13, 0.06, 9.7, 622.0),
+    recent=Recent(duration_s=60.0, states={"input_wait": 37.2}, step_s_p50=0.1, step_s_p95=0.13, data_wait_s_p50=0.06, steps_per_s=9.7, samples_per_s=622.0),
     verdict=Verdict("input", 0.62, "input-bound: 62% of the time training waited for data"),
 )  # fmt: skip
 FINDING = Finding(
@@ -273,7 +273,9 @@ def test_link_names_a_rank() -> None:
 
 
 def losing(rank: int, lost_s: float, **more: object) -> Run:
-    return replace(RUN, rank=rank, recent=Recent(60.0, {"compute": 60.0 - lost_s, "input_wait": lost_s}), **more)
+    return replace(
+        RUN, rank=rank, recent=Recent(duration_s=60.0, states={"compute": 60.0 - lost_s, "input_wait": lost_s}), **more
+    )
 
 
 def test_the_worst_rank_loses_clearly_more_or_is_named_by_a_finding() -> None:
@@ -284,7 +286,7 @@ def test_the_worst_rank_loses_clearly_more_or_is_named_by_a_finding() -> None:
     assert worst_of([*alike, losing(4, 20.0), late]) == late
     gone = losing(6, 0.0, status="lost")
     assert worst_of([*alike, late, gone]) == gone
-    waits = replace(RUN, rank=7, recent=Recent(60.0, {"compute": 20.0, "comm_wait": 40.0}))
+    waits = replace(RUN, rank=7, recent=Recent(duration_s=60.0, states={"compute": 20.0, "comm_wait": 40.0}))
     assert worst_of([*alike, waits]) is None  # its wait is another rank's fault
     assert find([*alike, late], "r1") == late and find([*alike, late], "r1", "0") == alike[0]
 

@@ -25,7 +25,7 @@ def run(key: str = "r1", **more: Any) -> Run:
         "run": key, "rank": 0, "name": f"name-{key}", "status": "running", "started_s": NOW - 400, "watermark_s": NOW,
         "last_message_s": NOW, "host": "node-17", "user": "alice", "steps": 3883,
         "states": {"startup": 20.0, "input_wait": 240.0, "compute": 140.0},
-        "recent": Recent(60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4),
+        "recent": Recent(duration_s=60.0, states={"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, step_s_p50=0.103, step_s_p95=0.131, data_wait_s_p50=0.064, steps_per_s=9.7, samples_per_s=621.4),
         "verdict": Verdict("input", 0.62, "input-bound: 62% of the time training waited for data"),
         "findings": (FINDING,),
     }  # fmt: skip

@@ -83,7 +83,17 @@ def test_what_a_run_costs_is_shown_where_there_is_a_price() -> None:
 
 
 def test_mfu_and_tokens_are_shown_where_they_are_known() -> None:
-    recent = Recent(60.0, {"compute": 60.0}, 0.1, 0.1, 0.0, 10.0, 320.0, 163840.0, mfu_ratio=0.412)
+    recent = Recent(
+        duration_s=60.0,
+        states={"compute": 60.0},
+        step_s_p50=0.1,
+        step_s_p95=0.1,
+        data_wait_s_p50=0.0,
+        steps_per_s=10.0,
+        samples_per_s=320.0,
+        tokens_per_s=163840.0,
+        mfu_ratio=0.412,
+    )
     text = "\n".join(screen(facts(run("r1", recent=recent)), 100))
     assert "10.0 steps/s · 320 samples/s · 163,840 tokens/s · MFU 41%" in text
     assert "MFU" not in "\n".join(screen(facts(run("r1"))))
@@ -194,7 +204,7 @@ def test_agent_away_names_url_remedy_and_that_it_goes_on() -> None:
 
 
 def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
-    text = "\n".join(screen(facts(run("r1", recent=Recent(60.0, {"compute": 60.0}), findings=()))))
+    text = "\n".join(screen(facts(run("r1", recent=Recent(duration_s=60.0, states={"compute": 60.0}), findings=()))))
     line = next(line for line in text.splitlines() if line.startswith("▸"))
     assert line.split()[4:7] == ["–", "–", "██████████████"]
     assert "No bottleneck found in the last minute." in text
@@ -266,7 +276,14 @@ def example() -> Facts:
         FINDING, advice="DataLoader(num_workers=2, persistent_workers=True)", predicted_range=(1.91, 2.58)
     )
     recent = Recent(
-        60.0, {"input_wait": 37.2, "compute": 21.0, "transfer": 1.8}, 0.103, 0.131, 0.064, 9.7, 621.4, mfu_ratio=0.412
+        duration_s=60.0,
+        states={"input_wait": 37.2, "compute": 21.0, "transfer": 1.8},
+        step_s_p50=0.103,
+        step_s_p95=0.131,
+        data_wait_s_p50=0.064,
+        steps_per_s=9.7,
+        samples_per_s=621.4,
+        mfu_ratio=0.412,
     )
     training = run("resnet50-a", name="resnet50-a", recent=recent, findings=(finding, BURST))
     cards = tuple(
