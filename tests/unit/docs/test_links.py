@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuwatch.metrics import BY_NAME
+
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -55,7 +57,11 @@ def leaves(entry: object) -> list[str]:
     return [page for part in parts for page in leaves(part)]  # type: ignore[attr-defined]
 
 
-def test_every_test_that_the_threat_model_names_is_there() -> None:
-    named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)`", (ROOT / "SECURITY.md").read_text())
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+@pytest.mark.parametrize(("page", "least"), [("SECURITY.md", 10), ("docs/evidence/faults.md", 20)])
+def test_every_test_and_metric_that_a_line_of_evidence_names_is_there(page: str, least: int) -> None:
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`((?:[\w]+/)*test_\w+\.py)`", text))
+    assert len(named) >= least
+    folders = (ROOT / "tests", ROOT / "tests/unit/agent")
+    assert [name for name in named if not any((folder / name).is_file() for folder in folders)] == []
+    assert {name for name in re.findall(r"`(gpuwatch_[a-z_]+)", text)} <= BY_NAME.keys()
