@@ -96,7 +96,7 @@ def agent(
     Examples: `gpuwatch agent --http 0.0.0.0:9478 --history /var/lib/gpuwatch/history.db`;
     `gpuwatch agent --config /etc/gpuwatch/gpuwatch.toml`
     """
-    for module in ("prometheus_client", "psutil", "starlette", "uvicorn", "pynvml"):
+    for module in ("prometheus_client", "starlette", "uvicorn", "pynvml"):
         require(module, "agent")
     from msgspec.structs import replace
 

@@ -40,7 +40,7 @@ class HostSample(msgspec.Struct, frozen=True):
     worker_waits: tuple[str, ...]
     """What each worker was blocked on."""
     quota: cgroup.Quota | None
-    disks: dict[str, tuple[int, float]] | None
+    disks: dict[str, proc.Disk] | None
     """(bytes read, seconds with work) since boot by disk."""
 
 

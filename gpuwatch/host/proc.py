@@ -1,14 +1,17 @@
-"""Readers of /proc for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData."""
+"""Readers of /proc for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData.
+
+`parse_…` take a file's text, and raise ValueError or IndexError for one that is not as its documentation says.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import thread_time_ns
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,32 +24,36 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """The columns of a cpu line whose sum is all of the time: `guest` and `guest_nice` after them are part of `user` and `nice` (proc_stat(5))."""
-_NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d"
-"""Memory, files and removable media; and devices made of other disks, whose bytes are counted there already."""
+_NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
+"""Memory, files and removable media; devices made of other disks, whose bytes are counted there already; partitions."""
 _MOST_THREADS = 512
-_PARTITION = r".*\dp\d+$|([shv]|xv)d[a-z]+\d+$"
+
+
+def _read(path: Path, parse: Callable[[str], T]) -> T:
+    """Return a file, parsed. Raises: NoData for one that is absent, or not as its documentation says."""
+    try:
+        return parse(path.read_text())
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError) as error:
+        raise NoData(f"{path}: {error!r}") from error
 
 
 # The node -------------------------------------------------------------------------------------------------------------
 
 
-class CpuTimes(msgspec.Struct, frozen=True):
-    """All cores together since boot."""
+class CpuTimes(NamedTuple):
+    """All cores together since boot, in seconds."""
 
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
     """By mode; absent if the kernel does not count it."""
-    cores: int
-    """Online."""
-    busy_seconds: Mapping[str, float]
+    busy_seconds: dict[str, float]
     """Of each online core by its number: all but idle and iowait."""
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
-    """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line.
-
-    Raises: NoData if there is no `cpu` line, ValueError for odd text.
-    """
-    seconds: dict[str, float] | None = None
+    """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line. Raises: NoData without a `cpu` line."""
+    seconds: dict[str, float] = {}
     busy: dict[str, float] = {}
     for line in text.splitlines():
         if not line.startswith("cpu"):
@@ -57,28 +64,30 @@ def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
             seconds = {mode: value / ticks_per_s for mode, value in zip(CPU_MODES, times, strict=False)}
         else:
             busy[label.removeprefix("cpu")] = (sum(times) - sum(times[3:5])) / ticks_per_s
-    if seconds is None:
+    if not seconds:
         raise NoData("stat has no line of all CPUs")
-    return CpuTimes(seconds, len(busy), busy)
+    return CpuTimes(seconds, busy)
 
 
 def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
     """Return the node's (busy, total) CPU time since boot over all cores, in seconds; iowait counts as idle."""
-    modes = parse_cpu_times(_read(procfs / "stat").partition("\n")[0]).seconds
-    if "idle" not in modes:
-        raise NoData(f"{procfs}/stat has no idle time")
-    total = sum(modes.values())
-    return total - modes["idle"] - modes.get("iowait", 0.0), total
+
+    def busy_and_total(text: str) -> tuple[float, float]:
+        modes = parse_cpu_times(text.partition("\n")[0]).seconds
+        total = sum(modes.values())
+        return total - modes["idle"] - modes.get("iowait", 0.0), total
+
+    return _read(procfs / "stat", busy_and_total)
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
     """Return the node's memory by the kernel's names, e.g. MemTotal and MemAvailable. Source: /proc/meminfo, proc(5)."""
-    return _kib_by_name(_read(procfs / "meminfo"))
+    return _read(procfs / "meminfo", parse_kib)
 
 
 def memory_available_bytes(procfs: Path = PROC) -> int:
     """Return the memory that can be had without swapping."""
-    return _entry(memory_bytes(procfs), "MemAvailable", procfs / "meminfo")
+    return _read(procfs / "meminfo", lambda text: parse_kib(text)["MemAvailable"])
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:
@@ -86,25 +95,22 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
     Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
-    try:
-        lines = _read(procfs / "vmstat").splitlines()
-    except NoData:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    with contextlib.suppress(NoData):
+        return _read(procfs / "vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
+    return None
 
 
 def boot_id(procfs: Path = PROC) -> str:
     """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
-    try:
-        return _read(procfs / "sys/kernel/random/boot_id").strip()
-    except NoData:
-        return ""
+    with contextlib.suppress(NoData):
+        return _read(procfs / "sys/kernel/random/boot_id", str.strip)
+    return ""
 
 
 def parse_pressure(text: str) -> dict[str, float]:
     """Return the total of each line in seconds since boot, e.g. "some avg10=0.00 avg60=0.00 avg300=0.00 total=12" (in µs).
 
-    Source: Documentation/accounting/psi.rst. Raises: ValueError for odd text.
+    Source: Documentation/accounting/psi.rst.
     """
     totals = {}
     for line in text.splitlines():
@@ -118,32 +124,40 @@ def parse_pressure(text: str) -> dict[str, float]:
 
 def pressure_s(resource: str, procfs: Path = PROC) -> float:
     """Return the time in which some task waited for "cpu", "io" or "memory" since boot, in seconds."""
-    path = procfs / "pressure" / resource
-    with _as_no_data(path):
-        return _entry(parse_pressure(_read(path)), "some", path)
+    return _read(procfs / "pressure" / resource, lambda text: parse_pressure(text)["some"])
+
+
+class Disk(NamedTuple):
+    """A disk's counters since boot."""
+
+    read_bytes: int
+    busy_s: float
+    """Time with at least one request in flight; the kernel's counter wraps after 49.7 days."""
+    written_bytes: int
 
 
 def is_disk(name: str) -> bool:
-    """Return whether a block device that is no partition is a disk: True for "sda", False for "dm-0"."""
+    """Return whether a block device is a disk: True for "sda", False for "sda1" and "dm-0"."""
     return re.match(_NO_DISK, name) is None
 
 
-def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
-    """Return (bytes read, seconds with at least one request in flight) since boot by disk, without partitions.
-
-    The kernel's counter of seconds wraps after 49.7 days. Source: /proc/diskstats, the kernel's iostats documentation. Raises: NoData if
-    there is none.
-    """
-    with _as_no_data(procfs / "diskstats"):
-        rows = [line.split() for line in _read(procfs / "diskstats").splitlines()]
-        found = {
-            row[2]: (int(row[5]) * 512, int(row[12]) / 1000)
-            for row in rows
-            if is_disk(row[2]) and not re.match(_PARTITION, row[2])
-        }
-    if not found:
+def parse_disks(text: str) -> dict[str, Disk]:
+    """Return each disk's counters in /proc/diskstats. Source: the kernel's iostats documentation. Raises: NoData without a disk."""
+    rows = [row for row in map(str.split, text.splitlines()) if is_disk(row[2])]
+    if not rows:
         raise NoData("this node shows no disk")
-    return found
+    return {row[2]: Disk(int(row[5]) * 512, int(row[12]) / 1000, int(row[9]) * 512) for row in rows}
+
+
+def disks(procfs: Path = PROC) -> dict[str, Disk]:
+    """Return the counters of the node's disks."""
+    return _read(procfs / "diskstats", parse_disks)
+
+
+def parse_network(text: str) -> dict[str, tuple[int, int]]:
+    """Return (bytes received, bytes sent) by interface, the loopback included. Source: net/dev, proc_pid_net(5)."""
+    rows = [line.rpartition(":") for line in text.splitlines()[2:]]
+    return {name.strip(): (int(counts.split()[0]), int(counts.split()[8])) for name, _, counts in rows}
 
 
 # One process ----------------------------------------------------------------------------------------------------------
@@ -151,36 +165,36 @@ def disks(procfs: Path = PROC) -> dict[str, tuple[int, float]]:
 
 def stat_fields(process: Path) -> list[str]:
     """Return the fields of /proc/PID/stat from the state (field 3) on: the command's name before them may hold anything."""
-    return _read(process / "stat").rpartition(")")[2].split()
+    return _read(process / "stat", lambda text: text.rpartition(")")[2].split())
 
 
 def process_cpu_s(pid: int, procfs: Path = PROC) -> float:
     """Return user and system CPU time of a process, in seconds. Source: /proc/PID/stat, fields 14 and 15."""
-    with _as_no_data(procfs / str(pid) / "stat"):
-        fields = stat_fields(procfs / str(pid))
+
+    def seconds(text: str) -> float:
+        fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    return _read(procfs / str(pid) / "stat", seconds)
 
 
 def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
     """Return when a process started, in clock ticks since boot. Source: /proc/PID/stat, field 22."""
-    with _as_no_data(procfs / str(pid) / "stat"):
-        return int(stat_fields(procfs / str(pid))[19])
+    return _read(procfs / str(pid) / "stat", lambda text: int(text.rpartition(")")[2].split()[19]))
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
     """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
-    with _as_no_data(procfs / str(pid) / "schedstat"):
-        return int(_read(procfs / str(pid) / "schedstat").split()[1]) / 1e9
+    return _read(procfs / str(pid) / "schedstat", lambda text: int(text.split()[1]) / 1e9)
 
 
 def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
     """Return each of this process's threads' time on a CPU and in the run queue, in seconds. Source: /proc/self/task/TID/schedstat."""
     busy = {}
-    with _as_no_data(procfs / "self/task"):
+    with contextlib.suppress(OSError):
         for thread in list((procfs / "self/task").iterdir())[:_MOST_THREADS]:
             with contextlib.suppress(NoData):  # it has ended meanwhile
-                on_cpu, queued = _read(thread / "schedstat").split()[:2]
-                busy[int(thread.name)] = (int(on_cpu) + int(queued)) / 1e9
+                busy[int(thread.name)] = _read(thread / "schedstat", lambda text: sum(map(int, text.split()[:2])) / 1e9)
     if not any(busy.values()):
         raise NoData(f"{procfs}/self/task has no times of threads")
     return busy
@@ -188,24 +202,28 @@ def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
 
 def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
     """Return (bytes read from disks, bytes written to them less cancelled ones), without page cache hits. Source: /proc/PID/io, proc(5)."""
-    path = procfs / str(pid) / "io"
-    with _as_no_data(path):
-        values = {name: int(value) for name, value in (line.split(": ", 1) for line in _read(path).splitlines())}
+
+    def read_and_written(text: str) -> tuple[int, int]:
+        values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
         return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
+
+    return _read(procfs / str(pid) / "io", read_and_written)
 
 
 def allowed_cores(pid: int, procfs: Path = PROC) -> int:
     """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5)."""
-    for line in _read(procfs / str(pid) / "status").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            spans = [span.partition("-") for span in line.split()[1].split(",")]
-            return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
-    raise NoData(f"process {pid} has no list of allowed cores")
+
+    def count(text: str) -> int:
+        listed = text.partition("\nCpus_allowed_list:")[2].split()[0]
+        spans = [span.partition("-") for span in listed.split(",")]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+
+    return _read(procfs / str(pid) / "status", count)
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
     """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
-    return _kib_by_name(_read(procfs / str(pid) / "smaps_rollup"))
+    return _read(procfs / str(pid) / "smaps_rollup", parse_kib)
 
 
 def private_bytes(pid: int, procfs: Path = PROC) -> int:
@@ -219,15 +237,13 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
 
 def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
     """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    with _as_no_data(procfs / str(pid) / "statm"):
-        return int(_read(procfs / str(pid) / "statm").split()[1]) * page_bytes
+    return _read(procfs / str(pid) / "statm", lambda text: int(text.split()[1]) * page_bytes)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
-    """Return the bytes received on all interfaces of a process's network namespace, the loopback included. Source: net/dev, proc_pid_net(5)."""
-    path = procfs / str(pid) / "net/dev"
-    with _as_no_data(path):
-        return sum(int(line.rpartition(":")[2].split()[0]) for line in _read(path).splitlines()[2:])
+    """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
+    by_interface = _read(procfs / str(pid) / "net/dev", parse_network)
+    return sum(received for received, _ in by_interface.values())
 
 
 class ProcessUsage(msgspec.Struct, frozen=True):
@@ -296,29 +312,7 @@ class ThreadTime:
     __del__ = close
 
 
-def _kib_by_name(text: str) -> dict[str, int]:
+def parse_kib(text: str) -> dict[str, int]:
     """Return "Name:   12 kB" lines as bytes by name."""
     lines = (line.split() for line in text.splitlines())
     return {fields[0][:-1]: int(fields[1]) << 10 for fields in lines if len(fields) == 3 and fields[2] == "kB"}
-
-
-def _entry(values: Mapping[str, T], name: str, path: Path) -> T:
-    if name not in values:
-        raise NoData(f"{path} has no entry {name}")
-    return values[name]
-
-
-@contextlib.contextmanager
-def _as_no_data(path: Path) -> Iterator[None]:
-    """Raise NoData for a file that is absent, or not as its documentation says."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise NoData(f"{path}: {error}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise NoData(f"{path}: {error.strerror}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.nvml.fake import Clock, FakeNvml, shut_down
 
 
@@ -29,4 +29,4 @@ def collector(nvml: FakeNvml, clock: Clock) -> Iterator[GpuCollector]:
     collector = GpuCollector(clock=clock, wall_clock=lambda: 1_790_000_000 + clock(), deadline_s=60, slow_wait_s=60)
     yield collector
     nvml.write([])
-    collector._thread.call(shut_down)
+    collector.fast.thread.call(shut_down)

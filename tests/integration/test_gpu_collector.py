@@ -15,7 +15,7 @@ import pytest
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
-from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from gpuwatch_agent.exporter import standard
 from tests.catalogue import check
 from tests.nvml.fake import MIB, FakeGpu, FakeNvml, patch_library, recorded
@@ -274,7 +274,7 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
     assert collector.processes() == {"GPU-aaaa": (GpuProcess(4711, 2 << 30), GpuProcess(4712, None))}
 
     nvml.write([replace(FIRST, hangs_s={"nvmlDeviceGetUtilizationRates": 300})])
-    collector._thread._deadline_s = 0.2
+    collector.fast.thread._deadline_s = 0.2
     for _ in range(3):
         clock.now_s += 1
         with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.2 s \(utilization of GPU 0\)$"):
@@ -283,10 +283,10 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
     assert collector.processes() == {}
 
     nvml.write([replace(FIRST, power_mw=1000, processes=((1, 1),))])
-    overdue = collector._thread._overdue
+    overdue = collector.fast.thread._pending
     assert overdue is not None
-    assert overdue.done.wait(60)
-    collector._thread._deadline_s = 60
+    overdue.exception(60)
+    collector.fast.thread._deadline_s = 60
     clock.now_s += 1
     found = values(collector)
     assert found["gpu_power_watts", "0", "GPU-aaaa"] == 1
@@ -332,7 +332,7 @@ def test_a_subprocess_sees_the_gpus_and_exits_while_nvml_hangs(tmp_path):
     nvml.write([FIRST, replace(SECOND, hangs_s={"nvmlDeviceGetTotalEnergyConsumption": 300})])
     program = """
 import json, sys
-from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 collector = GpuCollector(deadline_s=float(sys.argv[1]))
 try:
     print(json.dumps([sample.value for sample in collector.collect() if sample.metric == sys.argv[2]]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.catalogue import check
 from tests.integration.test_gpu_collector import count_calls
 from tests.nvml.fake import FakeGpu, recorded, shut_down
@@ -222,7 +222,7 @@ def test_dear_call_is_made_as_seldom_as_its_budget_wants(nvml, collector, clock,
 
 def test_call_of_the_slow_tier_that_hangs_holds_up_nothing(nvml, clock, caplog):
     collector = GpuCollector(clock=clock, deadline_s=60, slow_wait_s=0.05)
-    collector._slow._thread._deadline_s = 0.1
+    collector.slow.thread._deadline_s = 0.1
     nvml.write([HOPPER, replace(OLDER, hangs_s={"nvmlDeviceGetTotalEccErrors": 600})])
     for _ in range(30):
         clock.now_s += 1
@@ -244,4 +244,4 @@ def test_call_of_the_slow_tier_that_hangs_holds_up_nothing(nvml, clock, caplog):
 
     wait_for("the slow tier answers again", recovered, 30, 0.05)
     nvml.write([])
-    collector._thread.call(shut_down)
+    collector.fast.thread.call(shut_down)

@@ -12,7 +12,7 @@ import pytest
 from gpuwatch.metrics import Sample
 from gpuwatch.tools.doctor.machine import read_nvml
 from gpuwatch_agent.collectors.drivers import GpuProcess
-from gpuwatch_agent.collectors.gpu import GpuCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from gpuwatch_agent.exporter import standard
 from tests.catalogue import check
 from tests.integration.agent_process import Agent

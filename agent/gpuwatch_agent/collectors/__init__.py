@@ -10,21 +10,11 @@ from typing import Protocol
 from gpuwatch import api
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.collectors import node
 from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
-from gpuwatch_agent.collectors.driver_collector import DriverCollector
-from gpuwatch_agent.collectors.gpu import GpuCollector
-from gpuwatch_agent.collectors.infiniband import InfinibandCollector
-from gpuwatch_agent.collectors.node import (
-    AgentProcessCollector,
-    CpuCollector,
-    DiskCollector,
-    LoadCollector,
-    MemoryCollector,
-    NetworkCollector,
-    PressureCollector,
-    ShmCollector,
-)
+from gpuwatch_agent.collectors.drivers import DriverCollector
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 
 logger = logging.getLogger(__name__)
@@ -49,15 +39,15 @@ class Collector(Protocol):
 def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
     return [
-        CpuCollector(roots, cores=choice.full),
-        LoadCollector(roots),
-        PressureCollector(roots),
-        MemoryCollector(roots),
-        ShmCollector(roots),
-        DiskCollector(roots),
-        NetworkCollector(roots),
-        InfinibandCollector(roots),
-        AgentProcessCollector(roots),
+        node.CpuCollector(roots, cores=choice.full),
+        node.LoadCollector(roots),
+        node.PressureCollector(roots),
+        node.MemoryCollector(roots),
+        node.ShmCollector(roots),
+        node.DiskCollector(roots),
+        node.NetworkCollector(roots),
+        node.InfinibandCollector(roots),
+        node.AgentProcessCollector(roots),
         _gpus(roots, choice),
     ]
 

@@ -15,112 +15,78 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.driver_collector import DriverCollector, Fate
-from gpuwatch_agent.collectors.drivers import Gpu, GpuDevice, GpuProcess, Reading, Value
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, GpuProcess, Reading, Value, values
 
 _MIB = float(1 << 20)
+_MHZ = 1e6
 Smi = Any
 Handle = Any
 
 
-def describe(smi: Smi, handle: Handle, index: int) -> GpuDevice:
-    """Return what a GPU is."""
-    bdf = str(smi.amdsmi_get_gpu_device_bdf(handle))
-    domain, _, rest = bdf.partition(":")
-    return GpuDevice(
-        index=index,
-        uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
-        name=str(_known(smi.amdsmi_get_gpu_asic_info(handle).get("market_name")) or ""),
-        pci_bus_id=f"{domain:0>8}:{rest}".upper(),
-        minor=None,
-    )
+def _known(value: Any) -> Any:
+    return None if value == "N/A" else value
 
 
-def driver_version(smi: Smi, handle: Handle) -> str:
-    """Return the kernel driver's version, empty where it is not known."""
-    return str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or "")
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if _known(value) is None else float(value) * factor
 
 
 def activity(smi: Smi, handle: Handle) -> list[Value]:
-    """Return the share of time in which the graphics engine, which runs kernels, was busy. amdsmi's unit is percent."""
-    return _scaled("gpuwatch_gpu_utilization_ratio", smi.amdsmi_get_gpu_activity(handle).get("gfx_activity"), 0.01)
+    """Return the share of time in which the graphics engine, which runs kernels, was busy."""
+    return values(utilization_ratio=_scaled(smi.amdsmi_get_gpu_activity(handle).get("gfx_activity"), 0.01))
 
 
 def memory(smi: Smi, handle: Handle) -> list[Value]:
-    """Return memory in use and in all. amdsmi's unit is MiB."""
-    usage = smi.amdsmi_get_gpu_vram_usage(handle)
-    used = _scaled("gpuwatch_gpu_memory_used_bytes", usage.get("vram_used"), _MIB)
-    return used + _scaled("gpuwatch_gpu_memory_total_bytes", usage.get("vram_total"), _MIB)
+    info = smi.amdsmi_get_gpu_vram_usage(handle)
+    used, total = _scaled(info.get("vram_used"), _MIB), _scaled(info.get("vram_total"), _MIB)
+    return values(memory_used_bytes=used, memory_total_bytes=total)
 
 
 def power(smi: Smi, handle: Handle) -> list[Value]:
     """Return the power draw of the socket: MI300 and later give the current one, earlier ones an average."""
     info = smi.amdsmi_get_power_info(handle)
     names = ("current_socket_power", "average_socket_power", "socket_power")
-    watts = next((value for name in names if (value := _known(info.get(name)))), None)
-    return _scaled("gpuwatch_gpu_power_watts", watts, 1.0)
+    return values(power_watts=next((float(watts) for name in names if (watts := _known(info.get(name)))), None))
 
 
 def energy(smi: Smi, handle: Handle) -> list[Value]:
     """Return the energy since the driver was loaded: a counter, and what one of it is, in µJ."""
     info = smi.amdsmi_get_energy_count(handle)
-    return _scaled("gpuwatch_gpu_energy_joules_total", info["energy_accumulator"] * info["counter_resolution"], 1e-6)
+    return values(energy_joules_total=info["energy_accumulator"] * info["counter_resolution"] * 1e-6)
 
 
 def temperature(smi: Smi, handle: Handle) -> list[Value]:
     """Return the temperature of the hottest spot, else of the edge (not on every GPU)."""
-    for sensor in (smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureType.EDGE):
-        try:
-            celsius = smi.amdsmi_get_temp_metric(handle, sensor, smi.AmdSmiTemperatureMetric.CURRENT)
-        except smi.AmdSmiLibraryException:
-            if sensor == smi.AmdSmiTemperatureType.EDGE:
-                raise
-        else:
-            return _scaled("gpuwatch_gpu_temperature_celsius", celsius, 1.0)
-    return []
+    sensors, now = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
+    try:
+        celsius = smi.amdsmi_get_temp_metric(handle, sensors.HOTSPOT, now)
+    except smi.AmdSmiLibraryException:
+        celsius = smi.amdsmi_get_temp_metric(handle, sensors.EDGE, now)
+    return values(temperature_celsius=_scaled(celsius, 1.0))
 
 
 def clocks(smi: Smi, handle: Handle) -> list[Value]:
-    """Return the clocks of compute units and memory. amdsmi's unit is MHz."""
-    graphics = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX).get("clk")
-    memory_clock = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.MEM).get("clk")
-    found = _scaled("gpuwatch_gpu_sm_clock_hertz", graphics, 1e6)
-    return found + _scaled("gpuwatch_gpu_memory_clock_hertz", memory_clock, 1e6)
+    kinds = smi.AmdSmiClkType
+    graphics, mem = (smi.amdsmi_get_clock_info(handle, kind).get("clk") for kind in (kinds.GFX, kinds.MEM))
+    return values(sm_clock_hertz=_scaled(graphics, _MHZ), memory_clock_hertz=_scaled(mem, _MHZ))
 
 
 def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
     """Return memory errors since the driver was loaded."""
     info = smi.amdsmi_get_gpu_total_ecc_count(handle)
-    kinds = {"corrected": "correctable_count", "uncorrected": "uncorrectable_count"}
-    return [
-        v for kind, name in kinds.items() for v in _scaled("gpuwatch_gpu_ecc_errors_total", info.get(name), 1, kind)
-    ]
+    corrected, uncorrected = _scaled(info.get("correctable_count"), 1), _scaled(info.get("uncorrectable_count"), 1)
+    return values("corrected", ecc_errors_total=corrected) + values("uncorrected", ecc_errors_total=uncorrected)
 
 
 def pcie(smi: Smi, handle: Handle) -> list[Value]:
     """Return lanes of the link now, its generation, and how many packets were sent again."""
     info = smi.amdsmi_get_pcie_info(handle)
-    lanes = _scaled("gpuwatch_gpu_pcie_lanes", info["pcie_metric"].get("pcie_width"), 1)
-    generation = _scaled("gpuwatch_gpu_pcie_generation", info["pcie_static"].get("pcie_interface_version"), 1)
-    replays = _scaled("gpuwatch_gpu_pcie_replays_total", info["pcie_metric"].get("pcie_replay_count"), 1)
-    return lanes + generation + replays
-
-
-def processes(smi: Smi, handle: Handle) -> tuple[GpuProcess, ...]:
-    """Return the processes that the driver lists for a GPU, by pid."""
-    listed = smi.amdsmi_get_gpu_process_list(handle)
-    used = {int(each["pid"]): _known(each.get("memory_usage", {}).get("vram_mem")) for each in listed}
-    return tuple(GpuProcess(pid, None if bytes_ is None else int(bytes_)) for pid, bytes_ in sorted(used.items()))
-
-
-def _known(value: Any) -> Any:
-    """Return a value, None for "N/A"."""
-    return None if value is None or value == "N/A" else value
-
-
-def _scaled(metric: str, value: Any, factor: float, *labels: str) -> list[Value]:
-    known = _known(value)
-    return [] if known is None else [(metric, float(known) * factor, labels)]
+    now = info["pcie_metric"]
+    return values(
+        pcie_lanes=_scaled(now.get("pcie_width"), 1),
+        pcie_generation=_scaled(info["pcie_static"].get("pcie_interface_version"), 1),
+        pcie_replays_total=_scaled(now.get("pcie_replay_count"), 1),
+    )
 
 
 FAST = (activity, memory, power, energy, temperature, clocks)
@@ -137,15 +103,13 @@ def load_amdsmi() -> Any:
         with contextlib.redirect_stdout(io.StringIO()):  # without its library it prints, and fails with a KeyError
             return importlib.import_module("amdsmi")
     except (ImportError, OSError, KeyError, AttributeError) as error:
-        raise NoData(
-            f"amdsmi cannot be used ({error}); it comes with ROCm: pip install /opt/rocm/share/amd_smi"
-        ) from None
+        why = f"amdsmi cannot be used ({error})"
+        raise NoData(f"{why}; it comes with ROCm: pip install /opt/rocm/share/amd_smi") from None
 
 
 class AmdCollector(DriverCollector):
     """AMD's GPUs."""
 
-    name = "gpu"
     library = "amdsmi"
     error: type[Exception] = NoData
     """amdsmi's own once it is imported."""
@@ -156,11 +120,9 @@ class AmdCollector(DriverCollector):
         load: Callable[[], Any] = load_amdsmi,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
-        slow_wait_s: float = 0.25,
-        process_interval_s: float = 10.0,
     ) -> None:
         fast, slow = [self._reading(each, 1.0) for each in FAST], [self._reading(each, 10.0) for each in SLOW]
-        super().__init__(clock, deadline_s, slow_wait_s, process_interval_s, fast, slow)
+        super().__init__(clock, deadline_s, 0.25, 10.0, fast, slow)
         self._load = load
         self._smi: Any = None
 
@@ -168,18 +130,26 @@ class AmdCollector(DriverCollector):
         if self._smi is None:
             self._smi = self._load()
             self.error = self._smi.AmdSmiException
-        smi = self._smi
         with contextlib.suppress(self.error):
-            smi.amdsmi_shut_down()
-        smi.amdsmi_init(smi.AmdSmiInitFlags.INIT_AMD_GPUS)
-        for index, handle in enumerate(smi.amdsmi_get_processor_handles()):
+            self._smi.amdsmi_shut_down()
+        self._smi.amdsmi_init(self._smi.AmdSmiInitFlags.INIT_AMD_GPUS)
+        for index, handle in enumerate(self._smi.amdsmi_get_processor_handles()):
             try:
-                yield Gpu(describe(smi, handle, index), handle, driver_version(smi, handle))
+                yield self._describe(index, handle)
             except self.error as error:
                 yield f"GPU {index} is listed but does not answer: {error}"
 
+    def _describe(self, index: int, handle: Handle) -> Gpu:
+        smi = self._smi
+        domain, _, rest = str(smi.amdsmi_get_gpu_device_bdf(handle)).partition(":")
+        uuid, name = smi.amdsmi_get_gpu_device_uuid(handle), smi.amdsmi_get_gpu_asic_info(handle).get("market_name")
+        device = GpuDevice(index, str(uuid), str(_known(name) or ""), f"{domain:0>8}:{rest}".upper(), minor=None)
+        return Gpu(device, handle, str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or ""))
+
     def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
-        return processes(self._smi, gpu.handle)
+        listed = self._smi.amdsmi_get_gpu_process_list(gpu.handle)
+        used = {int(each["pid"]): _known(each.get("memory_usage", {}).get("vram_mem")) for each in listed}
+        return tuple(GpuProcess(pid, None if bytes_ is None else int(bytes_)) for pid, bytes_ in sorted(used.items()))
 
     def fate(self, error: Exception) -> Fate:
         return "lost" if getattr(error, "err_code", None) in _LOST else "absent"

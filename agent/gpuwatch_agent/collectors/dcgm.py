@@ -12,45 +12,45 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, GpuProcess, Value, gpu_samples
-from gpuwatch_agent.collectors.gpu import GpuCollector
-from gpuwatch_agent.collectors.nvml import throttle_values
+from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, GpuProcess, Value, values
+from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 
 _MIB = float(1 << 20)
-FIELDS: Mapping[str, tuple[str, float, tuple[str, ...]]] = {
-    "DCGM_FI_DEV_GPU_UTIL": ("gpuwatch_gpu_utilization_ratio", 0.01, ()),
-    "DCGM_FI_DEV_FB_USED": ("gpuwatch_gpu_memory_used_bytes", _MIB, ()),
-    "DCGM_FI_DEV_FB_TOTAL": ("gpuwatch_gpu_memory_total_bytes", _MIB, ()),
-    "DCGM_FI_DEV_POWER_USAGE": ("gpuwatch_gpu_power_watts", 1.0, ()),
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("gpuwatch_gpu_energy_joules_total", 1e-3, ()),
-    "DCGM_FI_DEV_GPU_TEMP": ("gpuwatch_gpu_temperature_celsius", 1.0, ()),
-    "DCGM_FI_DEV_SM_CLOCK": ("gpuwatch_gpu_sm_clock_hertz", 1e6, ()),
-    "DCGM_FI_DEV_MEM_CLOCK": ("gpuwatch_gpu_memory_clock_hertz", 1e6, ()),
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("gpuwatch_gpu_pcie_replays_total", 1.0, ()),
-    "DCGM_FI_DEV_PCIE_LINK_GEN": ("gpuwatch_gpu_pcie_generation", 1.0, ()),
-    "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("gpuwatch_gpu_pcie_lanes", 1.0, ()),
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("gpuwatch_gpu_ecc_errors_total", 1.0, ("corrected",)),
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("gpuwatch_gpu_ecc_errors_total", 1.0, ("uncorrected",)),
-    "DCGM_FI_PROF_SM_ACTIVE": ("gpuwatch_gpu_sm_active_ratio", 1.0, ()),
-    "DCGM_FI_PROF_SM_OCCUPANCY": ("gpuwatch_gpu_sm_occupancy_ratio", 1.0, ()),
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gpuwatch_gpu_tensor_active_ratio", 1.0, ()),
-    "DCGM_FI_PROF_DRAM_ACTIVE": ("gpuwatch_gpu_dram_bandwidth_ratio", 1.0, ()),
-    "DCGM_FI_PROF_PCIE_TX_BYTES": ("gpuwatch_gpu_pcie_transmit_bytes_per_second", 1.0, ()),
-    "DCGM_FI_PROF_PCIE_RX_BYTES": ("gpuwatch_gpu_pcie_receive_bytes_per_second", 1.0, ()),
-    "DCGM_FI_PROF_NVLINK_TX_BYTES": ("gpuwatch_gpu_nvlink_transmit_bytes_per_second", 1.0, ()),
-    "DCGM_FI_PROF_NVLINK_RX_BYTES": ("gpuwatch_gpu_nvlink_receive_bytes_per_second", 1.0, ()),
+FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "DCGM_FI_DEV_GPU_UTIL": ("utilization_ratio", 0.01),
+    "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ("memory_total_bytes", _MIB),
+    "DCGM_FI_DEV_POWER_USAGE": ("power_watts", 1.0),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("energy_joules_total", 1e-3),
+    "DCGM_FI_DEV_GPU_TEMP": ("temperature_celsius", 1.0),
+    "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_hertz", 1e6),
+    "DCGM_FI_DEV_MEM_CLOCK": ("memory_clock_hertz", 1e6),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("pcie_replays_total", 1.0),
+    "DCGM_FI_DEV_PCIE_LINK_GEN": ("pcie_generation", 1.0),
+    "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("pcie_lanes", 1.0),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "corrected"),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "uncorrected"),
+    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_ratio", 1.0),
+    "DCGM_FI_PROF_SM_OCCUPANCY": ("sm_occupancy_ratio", 1.0),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_active_ratio", 1.0),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("dram_bandwidth_ratio", 1.0),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": ("pcie_transmit_bytes_per_second", 1.0),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": ("pcie_receive_bytes_per_second", 1.0),
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": ("nvlink_transmit_bytes_per_second", 1.0),
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": ("nvlink_receive_bytes_per_second", 1.0),
 }
-"""Our metric, what turns DCGM's unit into ours (percent, MiB, MHz, mJ), and its further labels."""
-_MIG_FIELDS: Mapping[str, tuple[str, float]] = {
-    "DCGM_FI_DEV_FB_USED": ("gpuwatch_gpu_mig_memory_used_bytes", _MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ("gpuwatch_gpu_mig_memory_total_bytes", _MIB),
-    "DCGM_FI_PROF_SM_ACTIVE": ("gpuwatch_gpu_mig_sm_active_ratio", 1.0),
+"""Our metric without its prefix, what turns DCGM's unit into ours (percent, MiB, MHz, mJ), and its further labels."""
+_MIG_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "DCGM_FI_DEV_FB_USED": ("mig_memory_used_bytes", _MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ("mig_memory_total_bytes", _MIB),
+    "DCGM_FI_PROF_SM_ACTIVE": ("mig_sm_active_ratio", 1.0),
 }
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _MEMORY_PARTS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED")
@@ -70,25 +70,26 @@ class DcgmGpu:
     def values(self) -> list[Value]:
         """Return the values under our names; what the exporter does not have is absent."""
         have = self.fields
-        found: list[Value] = [
-            (metric, have[name] * factor, labels) for name, (metric, factor, labels) in FIELDS.items() if name in have
-        ]
+        found = _in_our_units(have, FIELDS)
         if "DCGM_FI_DEV_FB_TOTAL" not in have and {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"} <= have.keys():
-            total = sum(have.get(name, 0.0) for name in _MEMORY_PARTS)
-            found.append(("gpuwatch_gpu_memory_total_bytes", total * _MIB, ()))
+            found += values(memory_total_bytes=sum(have.get(name, 0.0) for name in _MEMORY_PARTS) * _MIB)
         reasons = next((have[name] for name in _REASONS if name in have), None)
         if reasons is not None:
             found += throttle_values(int(reasons))
-        if have.get("DCGM_FI_DEV_XID_ERRORS"):  # the number of the last one, 0 before the first
-            found.append(("gpuwatch_gpu_last_xid", have["DCGM_FI_DEV_XID_ERRORS"], ()))
+        found += values(
+            last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None
+        )  # the number of the last one, 0 before the first
         for (number, profile), fields in self.instances.items():
-            found.append(("gpuwatch_gpu_mig_info", 1, (number, profile)))
-            found += [
-                (metric, fields[name] * factor, (number,))
-                for name, (metric, factor) in _MIG_FIELDS.items()
-                if name in fields
-            ]
+            found += values(number, profile, mig_info=1) + _in_our_units(fields, _MIG_FIELDS, number)
         return found
+
+
+def _in_our_units(have: Mapping[str, float], fields: Mapping[str, tuple[Any, ...]], *labels: str) -> list[Value]:
+    found: list[Value] = []
+    for name, (metric, factor, *more) in fields.items():
+        if name in have:
+            found += values(*labels, *more, **{metric: have[name] * factor})
+    return found
 
 
 def parse_page(text: str) -> dict[str, DcgmGpu]:
@@ -100,29 +101,22 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             uuid = labels.get("UUID", "")
             if not sample.name.startswith("DCGM_FI_") or not uuid or not labels.get("gpu", "").isdigit():
                 continue
-            gpu = gpus.get(uuid)
-            if gpu is None:
-                gpu = gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
+            if uuid not in gpus:
+                gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
+            gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
             if _is_blank(sample.value):
                 continue
-            number = labels.get("GPU_I_ID", "")
-            name, fields = sample.name.removesuffix("_total"), gpu.fields
             if number:
                 instance = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {})
-                fields = instance if name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_") else fields
-            fields[name] = sample.value
+            of_instance = number and (name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_"))
+            (instance if of_instance else gpu.fields)[name] = sample.value
     return gpus
 
 
 def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
     minor = labels.get("device", "").removeprefix("nvidia")
-    return GpuDevice(
-        index=int(labels["gpu"]),
-        uuid=uuid,
-        name=labels.get("modelName", ""),
-        pci_bus_id=labels.get("pci_bus_id", ""),
-        minor=int(minor) if minor.isdigit() else None,
-    )
+    name, pci_bus_id = labels.get("modelName", ""), labels.get("pci_bus_id", "")
+    return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, int(minor) if minor.isdigit() else None)
 
 
 def _is_blank(value: float) -> bool:
@@ -160,7 +154,6 @@ class DcgmCollector:
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
-        interval_s: float = 1.0,
         nvml: GpuCollector | None = None,
         fetch: Callable[[str, float], str] = read_text,
     ) -> None:
@@ -168,9 +161,8 @@ class DcgmCollector:
         self._clock = clock
         self._fetch = fetch
         self._deadline_s = deadline_s
-        self._interval_s = interval_s
         self._thread = DeadlineThread(f"dcgm-exporter at {self.url}", deadline_s + 0.5)
-        self._nvml = nvml or GpuCollector(clock=clock, readings=(), links=())
+        self._nvml = nvml or GpuCollector(clock=clock, only_processes=True)
         self._read_s = float("-inf")
         self._gpus: dict[str, DcgmGpu] = {}
         self._expected = 0
@@ -184,23 +176,15 @@ class DcgmCollector:
             processes = [sample for sample in self._nvml.collect() if sample.metric not in _OWN]
         except (GpuwatchError, TimeoutError):
             processes = []  # no driver here, as in a container without the GPU runtime: processes are not known
-        if self._clock() - self._read_s >= self._interval_s:
+        if self._clock() - self._read_s >= 1.0:
             self._gpus = {}
             self._gpus = self._thread.call(self._read)
             self._read_s = self._clock()
         self._expected = max(self._expected, len(self._gpus))
         if not self._expected:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
-        return [
-            *processes,
-            *(
-                sample
-                for gpu in self._gpus.values()
-                for sample in gpu_samples(gpu.gpu.device, [gpu.gpu.info, *gpu.values()])
-            ),
-            Sample("gpuwatch_gpus_seen", len(self._gpus)),
-            Sample("gpuwatch_gpus_expected", self._expected),
-        ]
+        seen = Sample("gpuwatch_gpus_seen", len(self._gpus)), Sample("gpuwatch_gpus_expected", self._expected)
+        return [*processes, *(s for each in self._gpus.values() for s in each.gpu.samples(each.values())), *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index."""

@@ -1,18 +1,24 @@
-"""Shared by the GPU collectors: what a GPU is, and driver calls in a thread with a deadline, as rarely as their cost demands."""
+"""Shared by the GPU collectors: what a GPU is, and a collector of GPUs through a driver's library.
+
+The library is called in two threads with a deadline, as a driver may hang: one for what is read in every tick, one for the slow tier.
+GPUs are known by UUID, and enumerated again when one is lost or missing.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 
 T = TypeVar("T")
@@ -20,6 +26,11 @@ log = logging.getLogger(__name__)
 
 Value = tuple[str, float, tuple[str, ...]]
 """A metric, its value, and the labels it has beyond gpu and UUID."""
+
+
+def values(*labels: str, **by_name: float | None) -> list[Value]:
+    """Return values by metric, without the prefix "gpuwatch_gpu_" and without those that are None."""
+    return [(f"gpuwatch_gpu_{name}", value, labels) for name, value in by_name.items() if value is not None]
 
 
 @dataclass(frozen=True)
@@ -55,25 +66,16 @@ class Gpu:
     driver: str = ""
     """The driver's version."""
 
-    @property
-    def info(self) -> Value:
-        return ("gpuwatch_gpu_info", 1, (self.device.name, self.device.pci_bus_id, self.driver))
-
     def __str__(self) -> str:
         return f"GPU {self.device.index} ({self.device.uuid})"
 
-
-@dataclass(frozen=True)
-class Reading:
-    """Something that is read of every GPU, and how often."""
-
-    name: str
-    read: Callable[[Gpu], list[Value]]
-    interval_s: float
-
-
-def gpu_samples(device: GpuDevice, values: Iterable[Value]) -> list[Sample]:
-    return [Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in values]
+    def samples(self, values: Iterable[Value]) -> list[Sample]:
+        """Return these values, and what the GPU is, with its labels."""
+        device = self.device
+        info = ("gpuwatch_gpu_info", 1, (device.name, device.pci_bus_id, self.driver))
+        return [
+            Sample(metric, value, (str(device.index), device.uuid, *more)) for metric, value, more in (info, *values)
+        ]
 
 
 class WarnOnce:
@@ -91,29 +93,6 @@ class WarnOnce:
         self._messages.clear()
 
 
-class _Call:
-    """One function on its way through the thread."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.done = threading.Event()
-        self.begin_s = time.monotonic()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self.function()
-        except BaseException as error:  # raised again in the calling thread
-            self.error = error
-        self.done.set()
-
-    def take(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
 class DeadlineThread:
     """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
 
@@ -124,22 +103,22 @@ class DeadlineThread:
     def __init__(self, what: str, deadline_s: float) -> None:
         self._what = what
         self._deadline_s = deadline_s
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._overdue: _Call | None = None
+        self._pending: Future[Any] | None = None
+        self._begin_s = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, or raise what it raises.
 
         Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
         """
-        if self._overdue is not None and self._overdue.done.is_set():
-            self._overdue = None  # its late result is dropped
-        call = self._overdue or self._begin(function)
-        if self._overdue is not None or not call.done.wait(self._deadline_s):
-            self._overdue = call
+        overdue = self._pending is not None and not self._pending.done()
+        if not overdue:
+            self._pending = self._begin(function)
+        if overdue or not self._is_done(self._deadline_s):
             raise self._late()
-        result: T = call.take()
+        result: T = self._take()
         return result
 
     def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
@@ -147,29 +126,40 @@ class DeadlineThread:
 
         A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
         """
-        call, self._overdue = self._overdue or self._begin(function), None
-        if not call.done.wait(wait_s):
-            self._overdue = call
-            if time.monotonic() - call.begin_s > self._deadline_s:
-                raise self._late()
-            return None
-        result: T = call.take()
-        return result
+        self._pending = self._pending or self._begin(function)
+        if self._is_done(wait_s):
+            result: T = self._take()
+            return result
+        if time.monotonic() - self._begin_s > self._deadline_s:
+            raise self._late()
+        return None
+
+    def _begin(self, function: Callable[[], Any]) -> Future[Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
+            self._thread.start()
+        self._begin_s = time.monotonic()
+        future: Future[Any] = Future()
+        self._calls.put((future, function))
+        return future
+
+    def _is_done(self, wait_s: float) -> bool:
+        return self._pending is not None and bool(wait((self._pending,), wait_s).done)
+
+    def _take(self) -> Any:
+        future, self._pending = self._pending, None
+        return None if future is None else future.result()
 
     def _late(self) -> TimeoutError:
         return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
 
-    def _begin(self, function: Callable[[], Any]) -> _Call:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
-            self._thread.start()
-        call = _Call(function)
-        self._calls.put(call)
-        return call
-
     def _run(self) -> None:
         while True:
-            self._calls.get().run()
+            future, function = self._calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:  # raised again in the calling thread
+                future.set_exception(error)
 
 
 BUDGET_RATIO = 0.01
@@ -178,18 +168,21 @@ _LONGEST_S = 300.0
 _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
 _SLACK_S = 0.25
 """A tick may begin a little early."""
+_GOOD_FOR_INTERVALS = 3
 
 
 @dataclass
-class CallCost:
-    """One kind of call, over all GPUs."""
+class Reading:
+    """Something that is read of every GPU, and what that costs."""
 
+    name: str
+    read: Callable[[Gpu], list[Value]]
     planned_s: float
     """Its interval while it is cheap."""
-    seconds: float = 0.0
+    spent_s: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     """Duration of the last rounds over all GPUs."""
-    due_s: float = float("-inf")
+    due_s: float = -math.inf
 
     @property
     def interval_s(self) -> float:
@@ -197,46 +190,250 @@ class CallCost:
         median_s = median(self.rounds_s) if len(self.rounds_s) >= _ROUNDS_TO_JUDGE else 0.0
         return min(_LONGEST_S, max(self.planned_s, median_s / BUDGET_RATIO))
 
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self.due_s - _SLACK_S
 
-class CallCosts:
-    """The costs of all kinds of calls that one thread makes, in rounds over all GPUs."""
+    def done(self, now_s: float, seconds: float) -> None:
+        """Record the duration of a round over all GPUs, and schedule the next one."""
+        self.rounds_s.append(seconds)
+        self.spent_s += seconds
+        self.due_s = now_s + self.interval_s
 
-    def __init__(self, clock: Callable[[], float], timer: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._timer = timer
-        self.calls: dict[str, CallCost] = {}
+
+Fate = Literal["lost", "doubtful", "absent", "failed"]
+"""What a failed call means: the GPU does not answer until the GPUs are enumerated again; enumerating may repair this value; this GPU has
+no such value; none of these."""
+
+PROCESSES = "processes"
+_RETRY_FIRST_S = 10.0
+_RETRY_MOST_S = 60.0
+"""Between enumerations while a GPU is missing: starting the library may start the driver, which takes a lock and up to seconds."""
+
+
+class Tier:
+    """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
+
+    def __init__(
+        self, collector: DriverCollector, clock: Callable[[], float], deadline_s: float, readings: Sequence[Reading]
+    ):
+        self.thread = DeadlineThread(collector.library, deadline_s)
         self.current = ""
         """The call in progress, for a timeout's message."""
+        self._collector = collector
+        self._clock = clock
+        self._readings = {reading.name: reading for reading in readings}
+        # written by the thread entry by entry; an entry is replaced whole, never changed
+        self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
 
-    def due(self, name: str, planned_s: float) -> bool:
-        """Return whether this call is due."""
-        cost = self.calls.setdefault(name, CallCost(planned_s))
-        return self._clock() >= cost.due_s - _SLACK_S
+    def round(self, gpus: Sequence[Gpu]) -> tuple[dict[str, Exception], bool]:
+        """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
+        lost: dict[str, Exception] = {}
+        sound = True
+        for reading in self._readings.values() if gpus else ():
+            if not reading.is_due(self._clock()):
+                continue
+            begin_s = time.perf_counter()
+            for gpu in (each for each in gpus if each.device.uuid not in lost):
+                key, self.current = (gpu.device.uuid, reading.name), f"{reading.name} of GPU {gpu.device.index}"
+                try:
+                    self._values[key] = (self._clock(), reading.read(gpu))
+                except self._collector.error as error:
+                    self._values.pop(key, None)
+                    fate = self._collector.fate(error)
+                    if fate == "lost":
+                        lost[gpu.device.uuid] = error
+                    elif fate != "absent":
+                        self._collector.warn(f"{gpu}: no {reading.name}: {self._collector.why(error)}")
+                    sound = sound and fate != "doubtful"
+            reading.done(self._clock(), time.perf_counter() - begin_s)
+        self.current = ""
+        return lost, sound
 
-    def samples(self) -> Iterator[Sample]:
+    def values(self, gpu: Gpu) -> list[Value]:
+        """Return a GPU's values that are not too old."""
+        found = []
+        for name in self._readings:
+            if self.taken_s(gpu, name) is not None and (taken := self._values.get((gpu.device.uuid, name))):
+                found += taken[1]
+        return found
+
+    def taken_s(self, gpu: Gpu, name: str) -> float | None:
+        """Return when a value was read; None where it was not, or too long ago."""
+        taken = self._values.get((gpu.device.uuid, name))
+        lifetime_s = _GOOD_FOR_INTERVALS * self._readings[name].interval_s
+        return taken[0] if taken is not None and self._clock() - taken[0] <= lifetime_s else None
+
+    def costs(self) -> Iterator[Sample]:
         """Yield the time spent in each kind of call, and its interval."""
-        for name, cost in list(self.calls.items()):
-            yield Sample("gpuwatch_nvml_call_seconds_total", cost.seconds, (name,))
-            yield Sample("gpuwatch_nvml_call_interval_seconds", cost.interval_s, (name,))
+        for reading in self._readings.values():
+            if reading.spent_s:
+                yield Sample("gpuwatch_nvml_call_seconds_total", reading.spent_s, (reading.name,))
+                yield Sample("gpuwatch_nvml_call_interval_seconds", reading.interval_s, (reading.name,))
 
-    def done(self, name: str, seconds: float) -> None:
-        """Record the duration of a round of this call, and schedule the next one."""
-        cost = self.calls[name]
-        cost.rounds_s.append(seconds)
-        cost.seconds += seconds
-        cost.due_s = self._clock() + cost.interval_s
+    def forget(self) -> None:
+        """Drop all results: the GPUs are listed again, or the driver hangs."""
+        self._values.clear()
+        for reading in self._readings.values():
+            reading.due_s = -math.inf
 
-    def forget_due_times(self) -> None:
-        """Make every call due: the GPUs were listed again."""
-        for cost in self.calls.values():
-            cost.due_s = float("-inf")
 
-    @contextmanager
-    def calling(self, what: str) -> Iterator[list[float]]:
-        """Name the call in progress; the yielded list has its duration afterwards."""
-        self.current, begin, took = what, self._timer(), [0.0]
+class DriverCollector:
+    """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every `process_interval_s`.
+
+    A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. Only GPUs
+    that the agent may use are expected; their number never falls while it runs. A subclass calls its library: `start`,
+    `list_processes`, `fate`.
+    """
+
+    name = "gpu"
+    library: str
+    """Its name, for messages."""
+    error: type[Exception]
+    """What its functions raise."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        deadline_s: float,
+        slow_wait_s: float,
+        process_interval_s: float,
+        fast: Sequence[Reading],
+        slow: Sequence[Reading],
+    ) -> None:
+        self._clock = clock
+        self._slow_wait_s = slow_wait_s
+        self.fast = Tier(self, clock, deadline_s, fast)
+        self.slow = Tier(
+            self, clock, deadline_s, (Reading(PROCESSES, self._count_processes, process_interval_s), *slow)
+        )
+        self._driver = threading.Lock()
+        """Held during a round of the slow tier, in which the library must not be restarted."""
+        # written by the library's thread; replaced whole, never changed
+        self._gpus: tuple[Gpu, ...] = ()
+        self._expected = 0
+        self._failure: Exception | None = None
+        self._retry_due_s = -math.inf
+        self._retry_s = _RETRY_FIRST_S
+        self.warn = WarnOnce()
+        self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+
+    # the library ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Iterator[Gpu | str]:
+        """Start the library, again if need be, and yield each GPU that the agent may use; why it does not answer, for one that does not.
+
+        Raises: its error; NoData where there is no driver.
+        """
+        raise NotImplementedError
+
+    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
+        """Return the compute processes on a GPU. Raises: the library's error."""
+        raise NotImplementedError
+
+    def fate(self, error: Exception) -> Fate:
+        """Return what an error means."""
+        raise NotImplementedError
+
+    def why(self, error: Exception) -> str:
+        """Return an error as text, with the remedy where there is one."""
+        return str(error)
+
+    # the collector --------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterable[Sample]:
+        """Return samples of every GPU that answers.
+
+        A driver that was unloaded since GPUs were seen is not NoData: then 0 of the expected GPUs are seen.
+
+        Raises: NoData where there is no driver or no GPU; TimeoutError while the driver does not answer; GpuwatchError for one that fails.
+        """
         try:
-            yield took
-        finally:
-            took[0] = self._timer() - begin
-            self.current = ""
+            self.fast.thread.call(self._tick)
+        except TimeoutError as error:
+            # whether a process that held a GPU before the hang still does is not known
+            self.slow.forget()
+            raise TimeoutError(f"{error} ({self.fast.current or 'listing the GPUs'})") from None
+        if not self._expected:
+            raise self._nothing()
+        try:
+            self.slow.thread.offer(self._slow_round, self._slow_wait_s)
+        except TimeoutError as error:
+            self.warn(f"{error} ({self.slow.current}); the other values are still read")
+        samples = [s for gpu in self._gpus for s in gpu.samples(self.fast.values(gpu) + self.slow.values(gpu))]
+        seen = Sample("gpuwatch_gpus_seen", len(self._gpus)), Sample("gpuwatch_gpus_expected", self._expected)
+        return [*samples, *seen, *self.fast.costs(), *self.slow.costs()]
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
+        return tuple(gpu.device for gpu in self._gpus)
+
+    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
+        """Return the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
+        known = [gpu for gpu in self._gpus if self.slow.taken_s(gpu, PROCESSES) is not None]
+        return {gpu.device.uuid: self._processes[gpu.device.uuid] for gpu in known}
+
+    def process_list_age_s(self, uuid: str) -> float:
+        """Return how old a GPU's process list is, 0 where there is none."""
+        taken_s = next((self.slow.taken_s(gpu, PROCESSES) for gpu in self._gpus if gpu.device.uuid == uuid), None)
+        return 0.0 if taken_s is None else max(0.0, self._clock() - taken_s)
+
+    def _count_processes(self, gpu: Gpu) -> list[Value]:
+        listed = self._processes[gpu.device.uuid] = self.list_processes(gpu)
+        return values(processes=len(listed))
+
+    def _slow_round(self) -> None:
+        with self._driver:
+            self.slow.round(self._gpus)  # lost GPUs are detected by the fast tier
+
+    def _tick(self) -> None:
+        """Read every GPU; list them again where one is missing, or a handle may be invalid."""
+        now_s = self._clock()
+        healthy = self._poll()
+        if not healthy and now_s >= self._retry_due_s and self._driver.acquire(blocking=False):
+            try:
+                self._retry_due_s, self._retry_s = now_s + self._retry_s, min(2 * self._retry_s, _RETRY_MOST_S)
+                self._enumerate()
+            finally:
+                self._driver.release()
+            healthy = self._poll()
+        if healthy:
+            self._retry_s = _RETRY_FIRST_S
+
+    def _nothing(self) -> Exception:
+        """Return the error for no GPU at all."""
+        if self._failure is None:
+            return NoData(f"{self.library} lists no GPU that the agent may use")
+        if isinstance(self._failure, NoData):
+            return self._failure
+        return GpuwatchError(f"{self.library} does not start: {self.why(self._failure)}")
+
+    def _enumerate(self) -> None:
+        """Start the library again and list the GPUs: handles from before a loss or a reload of the driver are invalid."""
+        before = len(self._gpus)
+        self._gpus, self._failure = (), None
+        self.fast.forget()
+        self.slow.forget()
+        try:
+            found = list(self.start())
+        except (self.error, NoData) as error:
+            self._failure = error
+            if self._expected:
+                self.warn(f"{self.library} does not start: {self.why(error)}")
+            return
+        self._gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+        self._expected = max(self._expected, len(found))
+        if len(self._gpus) > before:
+            log.info("%s lists %s GPUs, driver %s", self.library, len(self._gpus), self._gpus[0].driver)
+            self.warn.clear()  # later failures are logged again
+        for silent in found:
+            if isinstance(silent, str):
+                self.warn(silent)
+
+    def _poll(self) -> bool:
+        """Read what is due; return whether all expected GPUs are healthy. Removes lost ones from the list."""
+        lost, sound = self.fast.round(self._gpus)
+        for gpu in self._gpus:
+            if gpu.device.uuid in lost:
+                self.warn(f"{gpu} is lost: {self.why(lost[gpu.device.uuid])}")
+        self._gpus = tuple(gpu for gpu in self._gpus if gpu.device.uuid not in lost)
+        return sound and 0 < len(self._gpus) >= self._expected

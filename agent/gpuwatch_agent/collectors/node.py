@@ -1,26 +1,16 @@
-"""Collectors of the node that read one file of /proc each (or statvfs): CPU, load, pressure, memory, /dev/shm, disks, network, the agent itself."""
+"""Collectors of the node that read the kernel's files: CPU, load, pressure, memory, /dev/shm, disks, network, InfiniBand, the agent itself."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import (
-    PAGE_BYTES,
-    TICKS_PER_S,
-    is_disk,
-    memory_bytes,
-    parse_cpu_times,
-    parse_pressure,
-    resident_bytes,
-)
+from gpuwatch.host import proc
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.options import Roots
@@ -69,23 +59,22 @@ class CpuCollector(OfNode):
 
     name = "cpu"
 
-    def __init__(self, roots: Roots, ticks_per_s: int = TICKS_PER_S, cores: bool = False) -> None:
+    def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S, cores: bool = False) -> None:
         super().__init__(roots)
         self._ticks_per_s = ticks_per_s
-        self._last: dict[str, float] = {}
         self._cores = cores
-        self._last_busy: dict[str, float] = {}
+        self._last = proc.CpuTimes({}, {})
 
     def collect(self) -> Iterable[Sample]:
         """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
-        times = parse_cpu_times(read_text(self.roots.procfs / "stat"), self._ticks_per_s)
-        self._last = never_back(self._last, times.seconds)
-        samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
-        if times.cores:
-            samples.append(Sample("gpuwatch_cpu_cores", times.cores))
+        times = proc.parse_cpu_times(read_text(self.roots.procfs / "stat"), self._ticks_per_s)
+        seconds, busy = map(never_back, self._last, times)
+        self._last = proc.CpuTimes(seconds, busy)
+        samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in seconds.items()]
+        if busy:
+            samples.append(Sample("gpuwatch_cpu_cores", len(busy)))
         if self._cores:
-            self._last_busy = never_back(self._last_busy, times.busy_seconds)
-            samples += [Sample("gpuwatch_cpu_core_busy_seconds_total", s, (cpu,)) for cpu, s in self._last_busy.items()]
+            samples += [Sample("gpuwatch_cpu_core_busy_seconds_total", value, (cpu,)) for cpu, value in busy.items()]
         return samples
 
 
@@ -113,14 +102,12 @@ class LoadCollector(OfNode):
         return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
 
 
-_PRESSURE = (
-    ("cpu", "some", "gpuwatch_pressure_cpu_waiting_seconds_total"),  # its "full" is always 0 for a whole node
-    ("io", "some", "gpuwatch_pressure_io_waiting_seconds_total"),
-    ("io", "full", "gpuwatch_pressure_io_stalled_seconds_total"),
-    ("memory", "some", "gpuwatch_pressure_memory_waiting_seconds_total"),
-    ("memory", "full", "gpuwatch_pressure_memory_stalled_seconds_total"),
-)
-"""File, line ("some": some task waited, "full": all tasks were stalled), metric."""
+_PRESSURE = {
+    "cpu": {"some": "waiting"},  # its "full" is always 0 for a whole node
+    "io": {"some": "waiting", "full": "stalled"},
+    "memory": {"some": "waiting", "full": "stalled"},
+}
+"""By file and line ("some": some task waited, "full": all tasks were stalled): the word in the metric's name."""
 
 
 class PressureCollector(OfNode):
@@ -130,20 +117,16 @@ class PressureCollector(OfNode):
 
     def collect(self) -> Iterable[Sample]:
         """Return waiting and stalled time. Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1)."""
-        folder = self.roots.procfs / "pressure"
-        totals = {}
-        for resource in ("cpu", "io", "memory"):
-            try:
-                totals[resource] = parse_pressure(read_text(folder / resource))
-            except NoData:
-                continue
-        if not totals:
+        folder, samples = self.roots.procfs / "pressure", []
+        for resource, words in _PRESSURE.items():
+            with contextlib.suppress(NoData):
+                totals = proc.parse_pressure(read_text(folder / resource))
+                for line in words.keys() & totals.keys():
+                    metric = f"gpuwatch_pressure_{resource}_{words[line]}_seconds_total"
+                    samples.append(Sample(metric, totals[line]))
+        if not samples:
             raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")
-        return [
-            Sample(metric, totals[resource][line])
-            for resource, line, metric in _PRESSURE
-            if line in totals.get(resource, {})
-        ]
+        return samples
 
 
 class MemoryCollector(OfNode):
@@ -152,7 +135,7 @@ class MemoryCollector(OfNode):
     name = "memory"
 
     def collect(self) -> Iterable[Sample]:
-        memory = memory_bytes(self.roots.procfs)
+        memory = proc.parse_kib(read_text(self.roots.procfs / "meminfo"))
         names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
         if missing := names.keys() - memory.keys():
             raise NoData(f"{self.roots.procfs / 'meminfo'} has no entry {', '.join(sorted(missing))}")
@@ -169,47 +152,17 @@ class ShmCollector(OfNode):
         return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 
-@contextmanager
-def psutil_at(procfs: Path) -> Iterator[None]:
-    """Make psutil read this /proc, whose path is a global of psutil: for one thread. Raises: NoData where a file is absent."""
-    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(procfs)
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoData(f"{error.filename} does not exist here") from None
-    finally:
-        psutil.PROCFS_PATH = before
-
-
 class DiskCollector(OfNode):
     """The gpuwatch_disk_* metrics, of whole disks."""
 
     name = "disk"
 
     def collect(self) -> Iterable[Sample]:
-        """Return the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
-        if not (self.roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
-            raise NoData(f"{self.roots.procfs / 'diskstats'} does not exist here")
-        with psutil_at(self.roots.procfs):
-            found = psutil.disk_io_counters(perdisk=True, nowrap=False)
-        block = self.roots.sysfs / "block"
-        try:
-            whole = {entry.name for entry in block.iterdir()}  # partitions are not listed at this level
-        except FileNotFoundError:
-            raise NoData(f"{block} does not exist here: disks cannot be distinguished from partitions") from None
-        # a slash in a device's name is a "!" in sysfs (cciss/c0d0)
-        disks = {name: disk for name, disk in found.items() if name.replace("/", "!") in whole and is_disk(name)}
-        if not disks:
-            raise NoData("this node has no disk")
-        return [
-            sample
-            for name, disk in disks.items()
-            for sample in (
-                Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,)),
-                Sample("gpuwatch_disk_written_bytes_total", disk.write_bytes, (name,)),
-                Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_time / 1000, (name,)),
-            )
-        ]
+        """Yield the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
+        for name, disk in proc.parse_disks(read_text(self.roots.procfs / "diskstats")).items():
+            yield Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,))
+            yield Sample("gpuwatch_disk_written_bytes_total", disk.written_bytes, (name,))
+            yield Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_s, (name,))
 
 
 _LAYERED = re.compile(
@@ -234,22 +187,64 @@ class NetworkCollector(OfNode):
     def collect(self) -> Iterable[Sample]:
         """Return the bytes over each interface. Raises: NoData where there is none but the loopback."""
         try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
-            with psutil_at(self.roots.procfs / "1"):
-                found = psutil.net_io_counters(pernic=True, nowrap=False)
+            text = read_text(self.roots.procfs / "1/net/dev")
         except (NoData, PermissionError):
-            with psutil_at(self.roots.procfs):
-                found = psutil.net_io_counters(pernic=True, nowrap=False)
-        interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
-        if not interfaces:
+            text = read_text(self.roots.procfs / "net/dev")
+        samples = []
+        for name, (received, sent) in proc.parse_network(text).items():
+            if is_physical(name):
+                samples.append(Sample("gpuwatch_network_receive_bytes_total", received, (name,)))
+                samples.append(Sample("gpuwatch_network_transmit_bytes_total", sent, (name,)))
+        if not samples:
             raise NoData("this node has no network interface but virtual ones")
-        return [
-            sample
-            for name, counts in interfaces.items()
-            for sample in (
-                Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,)),
-                Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,)),
-            )
-        ]
+        return samples
+
+
+_COUNTERS = {
+    "port_rcv_data": ("gpuwatch_infiniband_port_data_received_bytes_total", 4),
+    "port_xmit_data": ("gpuwatch_infiniband_port_data_transmitted_bytes_total", 4),
+    "symbol_error": ("gpuwatch_infiniband_symbol_errors_total", 1),
+    "link_downed": ("gpuwatch_infiniband_link_downed_total", 1),
+}
+"""Our metric, and the unit: the specification counts four lanes' octets together."""
+
+
+def parse_rate(text: str) -> float:
+    """Return a port's rate in bytes a second, as in "400 Gb/sec (4X NDR)". Raises: ValueError for odd text."""
+    fields = text.split()
+    if len(fields) < 2 or fields[1] != "Gb/sec":
+        raise ValueError(f"rate: not as in sysfs-class-infiniband: {text.strip()!r}")
+    return float(fields[0]) * 1e9 / 8
+
+
+class InfinibandCollector(OfNode):
+    """The gpuwatch_infiniband_* metrics of InfiniBand and RoCE ports: RDMA traffic is on no network interface's counters.
+
+    Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+
+    name = "infiniband"
+
+    def collect(self) -> Iterable[Sample]:
+        """Return the counters of every port. Raises: NoData on a node without InfiniBand or RoCE."""
+        folder = self.roots.sysfs / "class" / "infiniband"
+        if not folder.is_dir():
+            raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
+        samples = [sample for port in sorted(folder.glob("*/ports/*")) for sample in self._of_port(port)]
+        if not samples:
+            raise NoData(f"{folder} lists no port that counts")
+        return samples
+
+    def _of_port(self, port: Path) -> Iterator[Sample]:
+        labels = (port.parents[1].name, port.name)
+        for file, (metric, unit) in _COUNTERS.items():
+            with contextlib.suppress(NoData, OSError):  # EINVAL from a port that is down, on some drivers
+                text = read_text(port / "counters" / file).strip()
+                if text.isdigit():  # not "N/A (no PMA)"
+                    yield Sample(metric, int(text) * unit, labels)
+        with contextlib.suppress(NoData, OSError):
+            rate = parse_rate(read_text(port / "rate"))
+            yield Sample("gpuwatch_infiniband_rate_bytes_per_second", rate, labels)
 
 
 class AgentProcessCollector(OfNode):
@@ -258,16 +253,14 @@ class AgentProcessCollector(OfNode):
     name = "agent_process"
 
     def __init__(
-        self, roots: Roots, cpu_time_s: Callable[[], float] = time.process_time, page_bytes: int = PAGE_BYTES
+        self, roots: Roots, cpu_time_s: Callable[[], float] = time.process_time, page_bytes: int = proc.PAGE_BYTES
     ) -> None:
         super().__init__(roots)
         self._cpu_time_s = cpu_time_s
         self._page_bytes = page_bytes
 
     def collect(self) -> Iterable[Sample]:
-        samples = [Sample("gpuwatch_agent_cpu_seconds_total", self._cpu_time_s())]
-        try:
-            resident = resident_bytes("self", self.roots.procfs, self._page_bytes)
-        except NoData:
-            return samples  # another pid namespace's /proc, in which the agent is not
-        return [*samples, Sample("gpuwatch_agent_resident_memory_bytes", resident)]
+        yield Sample("gpuwatch_agent_cpu_seconds_total", self._cpu_time_s())
+        with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
+            resident = proc.resident_bytes("self", self.roots.procfs, self._page_bytes)
+            yield Sample("gpuwatch_agent_resident_memory_bytes", resident)

@@ -1,43 +1,70 @@
-"""NVML's answers about one GPU, in base units; `gpu.py` keeps state and handles failures.
+"""NVIDIA GPUs through NVML: gpuwatch_gpu_*, GPUs seen and expected, and the processes on each; performance monitoring (GPM) and XID events.
 
-Every function takes a device handle of `pynvml` and raises its `NVMLError`. *Those of links, memory errors and MIG have never run on real hardware yet.*
-Source: https://docs.nvidia.com/deploy/nvml-api, and nvml.h for the units.
+*Readings of links, memory errors and MIG have never run on real hardware yet.* Source: https://docs.nvidia.com/deploy/nvml-api, and
+nvml.h for the units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import ctypes
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pynvml
 
-from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess, Reading, Value
+from gpuwatch.errors import NoData
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, GpuProcess, Reading, Value, values
 
 Handle = Any
 
+_POWER_CAP, _POWER_BRAKE = pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+_SW_THERMAL, _HW_THERMAL = (
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+)
+_SLOWDOWN = pynvml.nvmlClocksEventReasonHwSlowdown
+"""Clocks at half or less, because of heat, a power brake or a fast trigger; the other two say which."""
 _THROTTLE_BITS = {
-    "power": pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-    "thermal": pynvml.nvmlClocksEventReasonSwThermalSlowdown | pynvml.nvmlClocksEventReasonHwThermalSlowdown,
-    # HwSlowdown: clocks at half or less, because of heat, a power brake or a fast trigger; the other two say which
-    "hardware": pynvml.nvmlClocksEventReasonHwSlowdown
-    | pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-}
-"""Reasons by label. A hardware reason is also counted under its cause. GpuIdle, application clocks, sync boost and display clocks are
-settings or the absence of work, not throttling."""
-
-_EACH_REASON = {
-    "sw_power_cap": pynvml.nvmlClocksEventReasonSwPowerCap,
-    "sw_thermal": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
-    "hw_slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
-    "hw_thermal": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
-    "hw_power_brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+    # A hardware reason is also counted under its cause. The last four are settings or the absence of work, not throttling.
+    "power": _POWER_CAP | _POWER_BRAKE,
+    "thermal": _SW_THERMAL | _HW_THERMAL,
+    "hardware": _SLOWDOWN | _HW_THERMAL | _POWER_BRAKE,
+    # the driver's own reasons: `--series full`
+    "sw_power_cap": _POWER_CAP,
+    "sw_thermal": _SW_THERMAL,
+    "hw_slowdown": _SLOWDOWN,
+    "hw_thermal": _HW_THERMAL,
+    "hw_power_brake": _POWER_BRAKE,
     "sync_boost": pynvml.nvmlClocksEventReasonSyncBoost,
     "applications_clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
     "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
     "idle": pynvml.nvmlClocksEventReasonGpuIdle,
 }
-"""The driver's own reasons: `--series full`."""
+
+
+def throttle_values(bits: int) -> list[Value]:
+    """Return 1 for each reason among these bits of nvmlClocksEventReason* for which the clocks are held down now, 0 for the others."""
+    return [v for reason, mask in _THROTTLE_BITS.items() for v in values(reason, throttled=float(bool(bits & mask)))]
+
+
+def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> Any:
+    """Return the answer of a call (name, arguments); where this driver or binding does not have it, that of another one."""
+    try:
+        return getattr(pynvml, newest[0])(handle, *newest[1:])
+    except (
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_ArgumentVersionMismatch,
+        pynvml.NVMLError_Deprecated,
+    ):
+        return getattr(pynvml, older[0])(handle, *older[1:])
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def describe(index: int, handle: Handle) -> GpuDevice:
@@ -46,86 +73,47 @@ def describe(index: int, handle: Handle) -> GpuDevice:
         minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
     except pynvml.NVMLError_NotSupported:
         minor = None
-    return GpuDevice(
-        index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        pci_bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        minor=minor,
-    )
-
-
-def utilization(handle: Handle) -> list[Value]:
-    """Return the share of the driver's sample period (1/6 to 1 s) with a kernel running. Not supported under MIG."""
-    percent = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    return [("gpuwatch_gpu_utilization_ratio", percent / 100, ())]
+    name, bus_id = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetPciInfo(handle).busId
+    return GpuDevice(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(name), _text(bus_id), minor)
 
 
 def memory(handle: Handle) -> list[Value]:
-    """Return memory in use and in all.
-
-    The second version of the call keeps what the driver has reserved for itself apart from what is in use; drivers
-    before 510 have the first alone.
-    """
-    try:
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return [("gpuwatch_gpu_memory_used_bytes", info.used, ()), ("gpuwatch_gpu_memory_total_bytes", info.total, ())]
-
-
-def power(handle: Handle) -> list[Value]:
-    """Return the power draw of the board: the mean of the last second on Ampere and later. NVML's unit is mW."""
-    return [("gpuwatch_gpu_power_watts", pynvml.nvmlDeviceGetPowerUsage(handle) / 1000, ())]
-
-
-def energy(handle: Handle) -> list[Value]:
-    """Return the energy since the driver was loaded. NVML's unit is mJ."""
-    return [("gpuwatch_gpu_energy_joules_total", pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000, ())]
+    """Return memory in use and in all, without what the driver reserves for itself: drivers before 510 count that as used."""
+    call = "nvmlDeviceGetMemoryInfo"
+    info = _newest(handle, (call, pynvml.nvmlMemory_v2), (call,))
+    return values(memory_used_bytes=info.used, memory_total_bytes=info.total)
 
 
 def temperature(handle: Handle) -> list[Value]:
     """Return the core's temperature. The call tried first is to go with CUDA 14."""
-    try:
-        celsius = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_Deprecated):
-        celsius = pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
-    return [("gpuwatch_gpu_temperature_celsius", celsius, ())]
+    calls = ((name, pynvml.NVML_TEMPERATURE_GPU) for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"))
+    return values(temperature_celsius=_newest(handle, *calls))
 
 
 def throttled(handle: Handle) -> list[Value]:
-    """Return 1 for each reason for which the clocks are held down now, 0 for the others.
-
-    Drivers before 535 know the call by its old name.
-    """
-    try:
-        bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except pynvml.NVMLError_FunctionNotFound:
-        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return throttle_values(bits)
-
-
-def throttle_values(bits: int) -> list[Value]:
-    """Return 1 for each reason among these bits of nvmlClocksEventReason*, 0 for the others."""
-    masks = _THROTTLE_BITS | _EACH_REASON
-    return [("gpuwatch_gpu_throttled", float(bool(bits & mask)), (reason,)) for reason, mask in masks.items()]
+    """Return the reasons for lower clocks. Drivers before 535 know the call by its old name."""
+    new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+    return throttle_values(_newest(handle, (new,), (old,)))
 
 
 def clocks(handle: Handle) -> list[Value]:
     """Return the clocks of multiprocessors and memory. NVML's unit is MHz."""
-    sm_mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-    memory_mhz = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-    return [
-        ("gpuwatch_gpu_sm_clock_hertz", sm_mhz * 1e6, ()),
-        ("gpuwatch_gpu_memory_clock_hertz", memory_mhz * 1e6, ()),
-    ]
+    sm, mem = (pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM))
+    return values(sm_clock_hertz=sm * 1e6, memory_clock_hertz=mem * 1e6)
 
 
-def _reading(function: Callable[[Handle], list[Value]], interval_s: float) -> Reading:
-    return Reading(function.__name__, lambda gpu: function(gpu.handle), interval_s)
-
-
-READINGS = tuple(_reading(each, 1.0) for each in (utilization, memory, power, energy, temperature, throttled, clocks))
+FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
+    # share of the driver's sample period (1/6 to 1 s) with a kernel running; not supported under MIG
+    "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+    "memory": memory,
+    # of the board, in mW: the mean of the last second on Ampere and later
+    "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+    # since the driver was loaded, in mJ
+    "energy": lambda gpu: values(energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
+    "temperature": temperature,
+    "throttled": throttled,
+    "clocks": clocks,
+}
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
 
@@ -135,153 +123,311 @@ def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
     A process on several MIG instances is listed for each: it is one process here. Under MPS the server stands for its
     clients. Drivers before 510 have the second version of the call alone.
     """
-    try:
-        listed = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    except pynvml.NVMLError_FunctionNotFound:
-        listed = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+    call = "nvmlDeviceGetComputeRunningProcesses"
     used: dict[int, int | None] = {}
-    for process in listed:
+    for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",)):
         before, more = used.get(process.pid), process.usedGpuMemory
         used[process.pid] = before if more is None else more + (before or 0)
     return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def pcie_link(handle: Handle) -> list[Value]:
+    """Return generation and lanes of the link as it is now: both are lower while the GPU saves power."""
+    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
+    return values(pcie_generation=generation, pcie_lanes=pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
 
 
-_ALL_LINKS = 0xFFFFFFFF
-"""As a field's scope: the sum over a GPU's NVLinks."""
+def ecc_errors(handle: Handle) -> list[Value]:
+    """Return memory errors since the driver was loaded. Not supported where ECC is off."""
+    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    found: list[Value] = []
+    for kind, code in (("corrected", corrected), ("uncorrected", uncorrected)):
+        errors = pynvml.nvmlDeviceGetTotalEccErrors(handle, code, pynvml.NVML_VOLATILE_ECC)
+        found += values(kind, ecc_errors_total=errors)
+    return found
+
+
 _LINK_ERRORS = (
     pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
     pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
     pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
     pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
 )
-_KIB = 1024
-
-
-def pcie_link(handle: Handle) -> list[Value]:
-    """Return generation and lanes of the link as it is now: both are lower while the GPU saves power."""
-    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
-    lanes = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    return [("gpuwatch_gpu_pcie_generation", generation, ()), ("gpuwatch_gpu_pcie_lanes", lanes, ())]
-
-
-def pcie_replays(handle: Handle) -> list[Value]:
-    """Return how many packets were sent again: a riser, a slot or a cable that does not hold its speed."""
-    return [("gpuwatch_gpu_pcie_replays_total", pynvml.nvmlDeviceGetPcieReplayCounter(handle), ())]
-
-
-def ecc_errors(handle: Handle) -> list[Value]:
-    """Return memory errors since the driver was loaded. Not supported where ECC is off."""
-    kinds = {
-        "corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-        "uncorrected": pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-    }
-    return [
-        (
-            "gpuwatch_gpu_ecc_errors_total",
-            pynvml.nvmlDeviceGetTotalEccErrors(handle, code, pynvml.NVML_VOLATILE_ECC),
-            (kind,),
-        )
-        for kind, code in kinds.items()
-    ]
 
 
 def nvlinks(handle: Handle) -> list[Value]:
-    """Return how many NVLinks are up, and the errors of those. A GPU without any: not supported."""
-    up, errors, counted = 0, 0, False
+    """Return how many NVLinks are up, and the errors of those; nothing for a GPU without any."""
+    up: list[bool] = []
+    errors: list[int] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+            up.append(bool(pynvml.nvmlDeviceGetNvLinkState(handle, link)))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-            if link == 0:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) from None
             break  # there are no more
-        if not active:
-            continue
-        up += 1
-        for counter in _LINK_ERRORS:
-            try:
-                errors += pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
-                counted = True
-            except pynvml.NVMLError_NotSupported:
-                continue
-    values: list[Value] = [("gpuwatch_gpu_nvlink_links", up, ())]
-    return [*values, ("gpuwatch_gpu_nvlink_errors_total", errors, ())] if counted else values
+        for counter in _LINK_ERRORS if up[-1] else ():
+            with contextlib.suppress(pynvml.NVMLError_NotSupported):
+                errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+    return values(nvlink_links=sum(up), nvlink_errors_total=sum(errors) if errors else None) if up else []
 
 
 def nvlink_bytes(handle: Handle) -> list[Value]:
     """Return the data over all NVLinks since the driver was loaded. NVML's unit is KiB."""
-    fields = {
-        "gpuwatch_gpu_nvlink_transmit_bytes_total": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-        "gpuwatch_gpu_nvlink_receive_bytes_total": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-    }
-    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(field, _ALL_LINKS) for field in fields.values()])
-    return [
-        (metric, answer.value.ullVal * _KIB, ())
-        for metric, answer in zip(fields, answers, strict=True)
-        if answer.nvmlReturn == pynvml.NVML_SUCCESS
-    ]
+    fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+    all_links = 0xFFFFFFFF
+    answers = pynvml.nvmlDeviceGetFieldValues(handle, [(each, all_links) for each in fields])
+    sent, received = (a.value.ullVal * 1024 if a.nvmlReturn == pynvml.NVML_SUCCESS else None for a in answers)
+    return values(nvlink_transmit_bytes_total=sent, nvlink_receive_bytes_total=received)
 
 
 def mig_instances(handle: Handle) -> list[Value]:
     """Return a GPU's MIG instances and their memory; nothing where MIG is off."""
     if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return []
-    values: list[Value] = []
+    by_number: dict[str, list[Value]] = {}  # two compute instances of one GPU instance are one here
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
             continue  # no instance has this index now
         number = str(pynvml.nvmlDeviceGetGpuInstanceId(instance))
-        name = pynvml.nvmlDeviceGetName(instance)
-        profile = (name.decode(errors="replace") if isinstance(name, bytes) else name).rpartition(" MIG ")[2]
+        profile = _text(pynvml.nvmlDeviceGetName(instance)).rpartition(" MIG ")[2]
         profile = profile.rpartition("c.")[2]  # "1c.3g.71gb": one of several compute instances of a 3g.71gb
-        memory = pynvml.nvmlDeviceGetMemoryInfo(instance)
-        values += [
-            ("gpuwatch_gpu_mig_info", 1, (number, profile)),
-            ("gpuwatch_gpu_mig_memory_used_bytes", memory.used, (number,)),
-            ("gpuwatch_gpu_mig_memory_total_bytes", memory.total, (number,)),
-        ]
-    seen = {value[:1] + value[2:]: value for value in values}  # two compute instances of one GPU instance are one here
-    return list(seen.values())
+        info = pynvml.nvmlDeviceGetMemoryInfo(instance)
+        sizes = values(number, mig_memory_used_bytes=info.used, mig_memory_total_bytes=info.total)
+        by_number[number] = [*values(number, profile, mig_info=1), *sizes]
+    return [value for found in by_number.values() for value in found]
 
 
-LINK_READINGS = tuple(
-    _reading(each, 10.0) for each in (pcie_link, pcie_replays, ecc_errors, nvlinks, nvlink_bytes, mig_instances)
-)
-
-ABSENT = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_NO_PERMISSION,
-    pynvml.NVML_ERROR_NOT_FOUND,
-    pynvml.NVML_ERROR_NO_DATA,
-    pynvml.NVML_ERROR_NOT_READY,
+SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
+    "pcie_link": pcie_link,
+    # packets that were sent again: a riser, a slot or a cable that does not hold its speed
+    "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu)),
+    "ecc_errors": ecc_errors,
+    "nvlinks": nvlinks,
+    "nvlink_bytes": nvlink_bytes,
+    "mig_instances": mig_instances,
 }
-"""This GPU has no such value: leave it out."""
 
-LOST = {
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND,
-    pynvml.NVML_ERROR_RESET_REQUIRED,
-    pynvml.NVML_ERROR_UNINITIALIZED,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+_FATES: Mapping[int, Fate] = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "absent",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "absent",
+    pynvml.NVML_ERROR_NO_PERMISSION: "absent",
+    pynvml.NVML_ERROR_NOT_FOUND: "absent",
+    pynvml.NVML_ERROR_NO_DATA: "absent",
+    pynvml.NVML_ERROR_NOT_READY: "absent",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "lost",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "lost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "lost",
+    pynvml.NVML_ERROR_UNINITIALIZED: "lost",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "lost",
+    pynvml.NVML_ERROR_UNKNOWN: "doubtful",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "doubtful",  # the handle may be of an earlier enumeration
 }
-"""This GPU does not answer until the devices are enumerated again."""
 
-DOUBTFUL = {
-    pynvml.NVML_ERROR_UNKNOWN,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # the handle may be of an earlier enumeration
-}
-"""This value is left out; enumerating again may repair it."""
-
-NO_DRIVER = {
+_NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"
     " or this container was started without its GPU runtime",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
 }
-"""Errors of a node without GPUs, as text."""
+
+
+def _of_handle(read: Callable[[Handle], list[Value]], gpu: Gpu) -> list[Value]:
+    return read(gpu.handle)
+
+
+class GpuCollector(DriverCollector):
+    """NVIDIA's GPUs; with `only_processes`, the processes on them and their XID errors."""
+
+    library = "NVML"
+    error = pynvml.NVMLError
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        deadline_s: float = 2.0,
+        slow_wait_s: float = 0.25,
+        process_interval_s: float = 10.0,
+        only_processes: bool = False,
+    ) -> None:
+        fast, slow = [Reading("xids", self._read_xids, 1.0)], []
+        if not only_processes:
+            fast += [Reading(name, partial(_of_handle, read), 1.0) for name, read in FAST.items()]
+            fast.append(Reading("gpm", self._read_gpm, 1.0))
+            slow = [Reading(name, partial(_of_handle, read), 10.0) for name, read in SLOW.items()]
+        super().__init__(clock, deadline_s, slow_wait_s, process_interval_s, fast, slow)
+        self._gpm = Gpm()
+        self._xids = XidWatch(wall_clock)
+        self._initialised = False
+
+    def start(self) -> Iterator[Gpu | str]:
+        self._gpm = Gpm()
+        if self._initialised:
+            self._initialised = False
+            self._xids.close()
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        try:
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        except pynvml.NVMLError as error:
+            if error.value in _NO_DRIVER:
+                raise NoData(_NO_DRIVER[error.value]) from error
+            raise
+        self._initialised = True
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                gpus.append(Gpu(describe(index, handle), handle, driver))
+            except pynvml.NVMLError_NoPermission:
+                continue  # another container's
+            except pynvml.NVMLError as error:
+                yield f"GPU {index} is listed but does not answer: {self.why(error)}"
+        self._xids.register(gpus)
+        yield from gpus
+
+    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
+        return compute_processes(gpu.handle)
+
+    def fate(self, error: Exception) -> Fate:
+        return _FATES.get(getattr(error, "value", None) or 0, "failed")
+
+    def why(self, error: Exception) -> str:
+        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return f"{error} The driver was replaced while it was loaded: reboot, or reload it and restart the agent"
+        return str(error)
+
+    def _read_xids(self, gpu: Gpu) -> list[Value]:
+        if gpu is self._gpus[0]:  # the queue is that of all GPUs
+            with contextlib.suppress(pynvml.NVMLError):
+                self._xids.poll()
+        return self._xids.values(gpu)
+
+    def _read_gpm(self, gpu: Gpu) -> list[Value]:
+        slow = self.slow.values(gpu)
+        return self._gpm.read(gpu, [labels[0] for metric, _, labels in slow if metric == "gpuwatch_gpu_mig_info"])
+
+
+_PERCENT, _MIB = 0.01, float(1 << 20)
+METRICS = {
+    "sm_active_ratio": (pynvml.NVML_GPM_METRIC_SM_UTIL, _PERCENT),
+    "sm_occupancy_ratio": (pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, _PERCENT),
+    "tensor_active_ratio": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _PERCENT),
+    "dram_bandwidth_ratio": (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _PERCENT),
+    "pcie_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),
+    "pcie_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB),
+    "nvlink_receive_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, _MIB),
+    "nvlink_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, _MIB),
+}
+"""The driver's metric, and what turns its unit into ours."""
+_MIG_METRICS = {"mig_sm_active_ratio": METRICS["sm_active_ratio"]}
+
+
+class Gpm:
+    """GPU performance monitoring (GPM) of Hopper and later: activity of multiprocessors, memory and links, without DCGM.
+
+    A metric is computed from two samples of the driver's counters: the first tick has none. For one thread, and one start of NVML: an
+    earlier one's samples are not freed, as their driver may be gone. *Never run on real hardware yet.*
+    Source: the GPM functions of https://docs.nvidia.com/deploy/nvml-api; units by the comments in nvml.h.
+    """
+
+    def __init__(self) -> None:
+        self._supported: dict[str, bool] = {}
+        self._samples: dict[tuple[str, str], tuple[Any, Any, bool]] = {}
+        """By (UUID, MIG instance): two alternating samples, the older one and the one to be written next; whether the older one is filled."""
+
+    def read(self, gpu: Gpu, instances: Iterable[str]) -> list[Value]:
+        """Return the metrics of a GPU and its MIG instances since the last tick; none in the first one. Raises: NVMLError."""
+        uuid = gpu.device.uuid
+        if uuid not in self._supported:
+            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice)
+        if not self._supported[uuid]:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        found = values(**self._since_last(gpu, "", METRICS))
+        for each in instances:
+            found += values(each, **self._since_last(gpu, each, _MIG_METRICS))
+        return found
+
+    def _since_last(self, gpu: Gpu, instance: str, metrics: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+        """Return those of the metrics that the driver can compute from the last sample and one taken now."""
+        key = (gpu.device.uuid, instance)
+        if key not in self._samples:
+            self._samples[key] = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc(), False)
+        old, new, filled = self._samples[key]
+        if instance:
+            pynvml.nvmlGpmMigSampleGet(gpu.handle, int(instance), new)
+        else:
+            pynvml.nvmlGpmSampleGet(gpu.handle, new)
+        self._samples[key] = (new, old, True)
+        if not filled:
+            return {}
+        asked = pynvml.c_nvmlGpmMetricsGet_t()
+        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = len(metrics)
+        asked.sample1, asked.sample2 = old, new
+        for place, (metric_id, _) in enumerate(metrics.values()):
+            asked.metrics[place].metricId = metric_id
+        pynvml.nvmlGpmMetricsGet(asked)
+        return {
+            name: answer.value * factor
+            for (name, (_, factor)), answer in zip(metrics.items(), asked.metrics, strict=False)
+            if answer.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(answer.value)
+        }
+
+
+_MOST_A_TICK = 64
+
+
+class XidWatch:
+    """XID errors of all GPUs since the agent started: count, number and time of the last one.
+
+    The driver queues them from a registration on; the queue is polled without waiting. *Never run on real hardware yet.*
+    Source: the event functions of https://docs.nvidia.com/deploy/nvml-api.
+    """
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        self._wall_clock = wall_clock
+        self._events: Any = None
+        self._uuids: dict[int, str] = {}
+        """By the address that a handle is."""
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def register(self, gpus: Sequence[Gpu]) -> None:
+        """Subscribe to these GPUs' errors, in place of an earlier subscription; GPUs without events are skipped."""
+        self.close()
+        with contextlib.suppress(pynvml.NVMLError):
+            self._events = pynvml.nvmlEventSetCreate()
+        for gpu in gpus if self._events is not None else ():
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+                self._uuids[_address(gpu.handle)] = gpu.device.uuid
+                self._counts.setdefault(gpu.device.uuid, 0)
+
+    def close(self) -> None:
+        """Unsubscribe; before NVML is shut down."""
+        if self._events is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+        self._events, self._uuids = None, {}
+
+    def poll(self) -> None:
+        """Read the queued events, without waiting. Raises: NVMLError, a timeout after the last one."""
+        for _ in range(_MOST_A_TICK if self._uuids else 0):
+            event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            uuid = self._uuids.get(_address(event.device))
+            if uuid is not None and event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                self._counts[uuid] += 1
+                self._last[uuid] = int(event.eventData), self._wall_clock()
+
+    def values(self, gpu: Gpu) -> list[Value]:
+        """Return a GPU's errors; nothing for one without events."""
+        number, at_s = self._last.get(gpu.device.uuid, (None, None))
+        count = self._counts.get(gpu.device.uuid)
+        return values(xid_errors_total=count, last_xid=number, last_xid_timestamp_seconds=at_s)
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -29,13 +29,13 @@ def test_past_the_deadline_no_second_call_is_started_until_the_first_is_back():
 
     with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.01 s$"):
         thread.call(hang)
-    overdue = thread._overdue
+    overdue = thread._pending
     with pytest.raises(TimeoutError, match=r"^NVML did not answer within 0.01 s$"):
         thread.call(lambda: started.append("second"))
     assert started == ["first"]
     release.set()
     assert overdue is not None
-    assert overdue.done.wait(60)
+    assert overdue.result(60) == "late"
     thread._deadline_s = 60
     assert thread.call(lambda: "fresh") == "fresh"
     assert started == ["first"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.infiniband import InfinibandCollector, parse_counter, parse_rate
+from gpuwatch_agent.collectors.node import InfinibandCollector, parse_rate
 
 
 def test_values(node, values):
@@ -31,8 +31,6 @@ def test_node_whose_ports_count_nothing(bare):
         InfinibandCollector(bare).collect()
 
 
-def test_odd_texts():
-    assert parse_counter("12\n") == 12
-    assert parse_counter("N/A (no PMA)\n") is None
+def test_odd_rate():
     with pytest.raises(ValueError, match="sysfs-class-infiniband"):
         parse_rate("fast")

@@ -14,7 +14,7 @@ def test_values(node, values):
 
 
 def test_no_file(bare, values):
-    with pytest.raises(NoData, match="meminfo: No such file"):
+    with pytest.raises(NoData, match="meminfo does not exist"):
         values(MemoryCollector(bare))
 
 
