@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpuwatch import api, wire
-from gpuwatch.diagnosis.rules.straggler import straggler
+from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES
 from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker

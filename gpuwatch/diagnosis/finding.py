@@ -76,6 +76,13 @@ class Finding(msgspec.Struct, frozen=True):
         return f"up to {self.predicted_speedup:.2f}×"
 
 
+def found(
+    title: str, ratio: float, *evidence: Evidence, advice: str, severity: Severity = "warning", **more: Any
+) -> Finding:
+    """Return a finding of the rule that calls this, which gives it its cause."""
+    return Finding("", severity, title, ratio, evidence, advice, **more)
+
+
 def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:
     """Return a share (0–1) as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
     return [] if ratio is None else [Evidence(what, ratio, "ratio", text.format(percent(ratio)))]
@@ -122,7 +129,8 @@ class Rule:
         return self.find.__name__
 
     def __call__(self, window: Window, thresholds: Thresholds = THRESHOLDS) -> Finding | None:
-        return self.find(window, thresholds)
+        finding = self.find(window, thresholds)
+        return None if finding is None else msgspec.structs.replace(finding, cause=self.cause)
 
 
 def rule(**facts: Any) -> Callable[[Find], Rule]:

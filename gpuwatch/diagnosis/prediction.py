@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from gpuwatch.diagnosis.input_wait import InputWait
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, size
 from gpuwatch.ledger.states import INPUT_WAIT
@@ -71,11 +70,6 @@ class Plan:
         return text
 
 
-def plan_for(window: Window, wait: InputWait, *, on_cpu: bool) -> Plan:
-    """Return the workers that feed the step, for this wait."""
-    return plan(window, wait.wait_s, wait.rest_s, on_cpu=on_cpu, hidden_s=wait.hidden_s)
-
-
 def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
     """Return what a batch costs one worker.
 
@@ -94,11 +88,9 @@ def free_cores(window: Window) -> int | None:
 
     One core is set aside for each rank, unless it is measured to be idle: a training thread that waits for its device needs little.
     """
-    cores = window.host.cpu_cores if window.host else None
+    cores, ranks, measured = window.host.cpu_cores, window.local_world_size, _available_cores(window)
     if cores is None:
         return None
-    ranks = window.local_world_size
-    measured = _available_cores(window)
     idle = 0 if measured is None else min(cores // ranks, int(measured + _NEARLY_A_CORE))
     return max(1, (cores - ranks) // ranks, idle)
 
@@ -116,7 +108,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
     if on_cpu:
         caps["cores"] = free_cores(window)
-    elif window.host is not None and window.host.cpu_cores is not None:
+    elif window.host.cpu_cores is not None:
         caps["cores"] = max(have, MOST_A_CORE * window.host.cpu_cores // window.local_world_size, 1)
     known = {name: cap for name, cap in caps.items() if cap is not None}
     limit = min(known, key=lambda name: known[name], default=None)
@@ -144,9 +136,7 @@ def _handover(window: Window, workers: int) -> tuple[float, float]:
 
     Where batches are sometimes ready, the shortest waits are that time. What the device's queue hides costs nothing.
     """
-    waits = sorted(
-        wait for wait, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first
-    )
+    waits = sorted(w for w, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first)
     low, high = HANDOVER_S
     if workers and waits and waits[len(waits) // 10] <= high:
         low = high = waits[len(waits) // 10]
@@ -155,42 +145,34 @@ def _handover(window: Window, workers: int) -> tuple[float, float]:
 
 def _available_cores(window: Window) -> float | None:
     """Return the cores that are idle now plus those that already make batches, for one rank; None where not measured."""
-    host = window.host
-    if window.workers:
-        fetching = sum(window.worker_cpu_ratios or ())
-    else:
-        fetching = window.share(INPUT_WAIT) * min(
-            1.0, 1.0 if window.fetch_cpu_ratio is None else window.fetch_cpu_ratio
-        )
-    if host is None or host.cpu_cores is None or host.cpu_busy_ratio is None:
+    host, fetching = window.host, sum(window.worker_cpu_ratios or ())
+    if not window.workers:
+        on_cpu = 1.0 if window.fetch_cpu_ratio is None else min(1.0, window.fetch_cpu_ratio)
+        fetching = window.share(INPUT_WAIT) * on_cpu
+    if host.cpu_cores is None or host.cpu_busy_ratio is None:
         return None
     return (1 - host.cpu_busy_ratio) * host.cpu_cores / window.local_world_size + fetching
 
 
 def _queue_bytes_a_worker(window: Window) -> int | None:
     loader = window.loader
-    if loader is None or loader.batch_bytes is None:
-        return None
-    return prefetch_of(loader) * loader.batch_bytes * window.local_world_size
+    return None if loader.batch_bytes is None else prefetch_of(loader) * loader.batch_bytes * window.local_world_size
 
 
 def _shm_cap(window: Window, workers: int) -> int | None:
     """Return how many workers' queues fit into /dev/shm next to what others keep there."""
-    each, host = _queue_bytes_a_worker(window), window.host
-    if not each or host is None or host.shm_size_bytes is None or host.shm_used_bytes is None:
+    each, room, used = _queue_bytes_a_worker(window), window.host.shm_size_bytes, window.host.shm_used_bytes
+    if not each or room is None or used is None:
         return None
-    others = max(0, host.shm_used_bytes - workers * each)
-    return max(0, int(SHM_USABLE * (host.shm_size_bytes - others))) // each
+    others = max(0, used - workers * each)
+    return max(0, int(SHM_USABLE * (room - others))) // each
 
 
 def _memory_cap(window: Window, workers: int) -> int | None:
     """Return how many workers, with their queues, fit into the memory that is available; the workers' own memory is left out where not known."""
-    each, host = _queue_bytes_a_worker(window), window.host
-    if each is not None:
-        each += (window.worker_private_bytes or 0) * window.local_world_size
-    if not each or host is None or host.memory_available_bytes is None:
-        return None
-    return workers + host.memory_available_bytes // each
+    queue, available = _queue_bytes_a_worker(window), window.host.memory_available_bytes
+    each = (queue or 0) + (window.worker_private_bytes or 0) * window.local_world_size
+    return None if queue is None or not each or available is None else workers + available // each
 
 
 def prefetch_of(loader: Loader) -> int:
@@ -198,9 +180,9 @@ def prefetch_of(loader: Loader) -> int:
     return loader.prefetch_factor or PREFETCH
 
 
-def queues_bytes(loader: Loader, batch_bytes: int, ranks: int) -> int:
-    """Return the bytes in the full queues of all ranks on a node; 0 without workers."""
-    return (loader.num_workers or 0) * prefetch_of(loader) * batch_bytes * ranks
+def queues_bytes(window: Window) -> int:
+    """Return the bytes in the full queues of all ranks on the node; 0 without workers, or where the size of a batch is not known."""
+    return (window.workers or 0) * (_queue_bytes_a_worker(window) or 0)
 
 
 def larger_shm(needed_bytes: int, because: str = "") -> str:

@@ -173,7 +173,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Mean number of batches ready when one was requested; None without workers."""
     empty_fetch_ratio: float | None = None
     """Share of the fetches at which none was ready."""
-    loader: Loader | None = None
+    loader: Loader = Loader()
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
     untrained_s: Mapping[str, float] = msgspec.field(default_factory=dict)
@@ -192,7 +192,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
     worker_private_bytes: int | None = None
     """Memory of a loader worker that it does not share with the training process."""
-    host: HostFacts | None = None
+    host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
     local_world_size: int = 1
     """Ranks of the run on this node."""
@@ -231,7 +231,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     @property
     def workers(self) -> int | None:
         """The loader's number of workers; None where that is not known."""
-        return None if self.loader is None else self.loader.num_workers
+        return self.loader.num_workers
 
     @property
     def busy_ratios(self) -> tuple[float, ...]:
@@ -289,5 +289,5 @@ def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: 
         read_back_ratio=per("device_steps", "read_back_steps"),
         ready_batches=per("worker_fetches", "ready_batches"),
         empty_fetch_ratio=per("worker_fetches", "empty_fetches"),
-        **facts,
+        **{name: fact for name, fact in facts.items() if fact is not None},
     )

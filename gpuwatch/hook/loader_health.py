@@ -78,14 +78,14 @@ class LoaderHealth:
 
     def _larger_shm(self) -> str:
         """Return what to do where no batch came: the size to set, by the tensors that living workers have requested room for."""
-        from gpuwatch.diagnosis.prediction import larger_shm, prefetch_of, queues_bytes
+        from gpuwatch.diagnosis.prediction import larger_shm, prefetch_of
         from gpuwatch.diagnosis.rules.killed import LARGER_SHM
 
         loader = self._accounts.loader
         tensor = largest_tensor_bytes(worker.pid for worker in self._workers if worker.pid)
         if loader is None or not loader.num_workers or tensor is None:
             return LARGER_SHM
-        needed = queues_bytes(loader, tensor, self._accounts.local_world_size)
+        needed = loader.num_workers * prefetch_of(loader) * tensor * self._accounts.local_world_size
         queues = f"{loader.num_workers} workers × {prefetch_of(loader)} batches with a tensor of {size(tensor)}"
         return f"{queues} need {size(needed)} or more: {larger_shm(needed)}"
 
@@ -107,7 +107,7 @@ class LoaderHealth:
         accounts = self._accounts
         window = Window(
             duration_s=0.0,
-            loader=accounts.loader_with_batch(),
+            loader=accounts.loader_with_batch() or Loader(),
             host=accounts.watcher.facts(),
             local_world_size=accounts.local_world_size,
             worker_deaths=found,

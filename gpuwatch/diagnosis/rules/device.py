@@ -1,36 +1,38 @@
-"""Where a device's time goes other than into waits for input: copies, host code, read-backs, compute; evaluation and checkpoints."""
+"""Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
 
 from __future__ import annotations
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, measured, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, rule, speedup_without
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, EVAL, HOST_WAIT, TRANSFER
 
 
+def _copies(window: Window, thresholds: Thresholds, pinned: bool) -> tuple[float, float | None, Evidence] | None:
+    """Return (share of the time, bytes a second, evidence) of the copies of a loader that is known to pin its batches, or not to."""
+    share, steps, loader = window.share(TRANSFER), window.steps, window.loader
+    if share < thresholds.transfer_share or len(steps) < thresholds.min_steps or loader.pin_memory is not pinned:
+        return None
+    copy_s = sum(steps.transfer_s) / len(steps)
+    rate = loader.batch_bytes / copy_s if loader.batch_bytes is not None and copy_s > 0 else None
+    text = f"copies to the device take {percent(share)} of the time ({duration(copy_s)} a step)"
+    return share, rate, Evidence("transfer", share, "ratio", text)
+
+
 @rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
 def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when copies take a large share, and the loader is known not to pin its batches."""
-    share, steps, loader = window.share(TRANSFER), window.steps, window.loader
-    if share < thresholds.transfer_share or len(steps) < thresholds.min_steps or window.waits_hidden_in:
+    copies = _copies(window, thresholds, pinned=False)
+    if copies is None or window.waits_hidden_in:
         return None
-    if loader is None or loader.pin_memory is not False:
-        return None
-    copy_s = sum(steps.transfer_s) / len(steps)
-    evidence = [
-        Evidence("transfer", share, "ratio", f"copies to the device take {percent(share)} of the time ({duration(copy_s)} a step)"),
+    share, rate, taken = copies
+    return found(
+        "batches are copied to the device from pageable memory",
+        share,
+        taken,
         Evidence("pinned", 0, "", "pin_memory=False: the driver copies each batch twice, and the host waits"),
-    ]  # fmt: skip
-    if loader.batch_bytes is not None and copy_s > 0:
-        rate = loader.batch_bytes / copy_s
-        evidence.append(Evidence("copy rate", rate, "bytes/s", f"the copies run at {rate / 1e9:.1f} GB/s"))
-    return Finding(
-        cause="transfer_pageable",
-        severity="warning",
-        title="batches are copied to the device from pageable memory",
-        ratio=share,
-        evidence=tuple(evidence),
+        *([] if rate is None else [Evidence("copy rate", rate, "bytes/s", f"the copies run at {rate / 1e9:.1f} GB/s")]),
         advice="DataLoader(pin_memory=True) with batch.to(device, non_blocking=True)",
         predicted_speedup=speedup_without(share),
     )
@@ -39,41 +41,26 @@ def transfer_pageable(window: Window, thresholds: Thresholds) -> Finding | None:
 @rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
 def transfer_pcie(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when copies from pinned memory take a large share, at a rate that only the bus limits."""
-    share, steps, loader = window.share(TRANSFER), window.steps, window.loader
-    if share < thresholds.transfer_share or len(steps) < thresholds.min_steps:
+    copies = _copies(window, thresholds, pinned=True)
+    if copies is None or (copies[1] or 0.0) < thresholds.pcie_bytes_per_s:
         return None
-    if loader is None or loader.pin_memory is not True or loader.batch_bytes is None:
-        return None
-    copy_s = sum(steps.transfer_s) / len(steps)
-    if copy_s <= 0 or loader.batch_bytes / copy_s < thresholds.pcie_bytes_per_s:
-        return None
-    rate = loader.batch_bytes / copy_s
-    return Finding(
-        cause="transfer_pcie",
-        severity="warning",
-        title="copies to the device saturate the bus",
-        ratio=share,
-        evidence=(
-            Evidence("transfer", share, "ratio", f"copies to the device take {percent(share)} of the time ({duration(copy_s)} a step)"),
-            Evidence("copy rate", rate, "bytes/s", f"batches of {size(loader.batch_bytes)} are copied from pinned memory at {rate / 1e9:.1f} GB/s"),
-        ),
+    share, rate, taken = copies
+    text = f"batches of {size(window.loader.batch_bytes or 0)} are copied from pinned memory at {(rate or 0.0) / 1e9:.1f} GB/s"
+    return found(
+        "copies to the device saturate the bus",
+        share,
+        taken,
+        Evidence("copy rate", rate or 0.0, "bytes/s", text),
         advice="send fewer bytes (uint8 images, converted and normalised on the device), or copy the next batch on a separate stream during compute",
         predicted_speedup=speedup_without(share),
-    )  # fmt: skip
+    )
 
 
 LEAST_IDLE = 0.23
 """Lowest idle share of compute, on recorded GPUs, of a device that kept up with every launch: at stake where no driver reports one."""
 
 
-@rule(
-    explains=(),
-    explained_by=(),
-    stacks="training",
-    alert="RunInefficient",
-    runbook="RunInefficient",
-    delays_rank="host",
-)
+@rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient", delays_rank="host")  # fmt: skip
 def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when the device idles between steps, or runs each kernel as soon as it is launched, so that no work is queued.
 
@@ -100,37 +87,32 @@ def host_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     if not evidence:
         return None
     lost = min(lost, 0.99)
-    return Finding(
-        cause="host_bound",
+    return found(
+        "the device waits for host code",
+        lost or LEAST_IDLE * compute,
+        *evidence,
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        title="the device waits for host code",
-        ratio=lost or LEAST_IDLE * compute,
-        evidence=tuple(evidence),
         advice="launch more work at a time (torch.compile, CUDA graphs, a fused optimizer, a larger batch), and move work out of the "
         "Python loop (logging, metrics, sleeps)",
         predicted_speedup=round(1 / (1 - lost), 2) if lost else None,
-    )  # fmt: skip
+    )
 
 
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in the steps of a training on one CPU, the whole process often has nothing to run. Ranks may wait for each other."""
-    idle, compute, place = window.step_idle_ratio, window.share(COMPUTE), window.step_place
+    idle, place = window.step_idle_ratio, window.step_place
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
-    lost = idle * compute
+    lost = idle * window.share(COMPUTE)
     if lost < thresholds.input_share or len(window.steps) < thresholds.min_steps:
         return None
-    where = [] if place is None else measured("hottest function", place.ratio, f"{{}} of the step is in {place}")
-    return Finding(
-        cause="step_waits",
+    return found(
+        "the step itself waits: it sleeps, or waits for a file, the network or a lock",
+        lost,
+        *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
+        *measured("hottest function", place and place.ratio, f"{{}} of the step is in {place}"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        title="the step itself waits: it sleeps, or waits for a file, the network or a lock",
-        ratio=lost,
-        evidence=(
-            *measured("idle in the step", idle, "in {} of the step no thread of the process has work for a core"),
-            *where,
-        ),
         advice="move what waits out of the step, into a thread or to every N steps (logging, uploads, writing files, sleeps); "
         "a faster device does not shorten it",
         predicted_speedup=speedup_without(lost),
@@ -151,16 +133,12 @@ def sync_every_step(window: Window, thresholds: Thresholds) -> Finding | None:
     compute, utilization = window.share(COMPUTE), window.utilization
     if utilization is not None and compute - utilization >= thresholds.device_bubbles * max(compute, 1e-9):
         return None
-    return Finding(
-        cause="sync_every_step",
-        severity="warning",
-        title="the host waits for a result of the device at every step, and so cannot run ahead",
-        ratio=idle,
-        evidence=(
-            *measured("read back", read, "{} of the steps read a result back from the device (.item(), .cpu(), print)"),
-            *measured("drained", drained, "{} of the steps ended with the device idle"),
-            *measured("host wait", idle, "the device then idled {} of the time"),
-        ),
+    return found(
+        "the host waits for a result of the device at every step, and so cannot run ahead",
+        idle,
+        *measured("read back", read, "{} of the steps read a result back from the device (.item(), .cpu(), print)"),
+        *measured("drained", drained, "{} of the steps ended with the device idle"),
+        *measured("host wait", idle, "the device then idled {} of the time"),
         advice="read results every N steps instead of at every step (.item(), print(loss), .cpu()), and keep running means on the device",
         predicted_speedup=speedup_without(idle),
     )
@@ -172,15 +150,12 @@ def gpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
     share, utilization = window.share(COMPUTE), window.utilization
     if share < thresholds.saturated_share or utilization is None or utilization < thresholds.gpu_busy:
         return None
-    return Finding(
-        cause="gpu_saturated",
+    return found(
+        "the GPU is busy: the input keeps up",
+        share,
+        *measured("compute", share, "compute takes {} of the time"),
+        *measured("utilization", utilization, "the driver reports a utilisation of {}"),
         severity="info",
-        title="the GPU is busy: the input keeps up",
-        ratio=share,
-        evidence=(
-            *measured("compute", share, "compute takes {} of the time"),
-            *measured("utilization", utilization, "the driver reports a utilisation of {}"),
-        ),
         advice="stop tuning the loader: mixed precision, channels_last, torch.compile or a faster GPU shorten the step",
     )
 
@@ -193,12 +168,11 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     if (window.step_idle_ratio or 0.0) >= thresholds.step_idle:
         return None  # it waits rather than computes
-    return Finding(
-        cause="compute_bound",
+    return found(
+        "compute takes the time: the input keeps up",
+        share,
+        *measured("compute", share, "compute takes {} of the time"),
         severity="info",
-        title="compute takes the time: the input keeps up",
-        ratio=share,
-        evidence=tuple(measured("compute", share, "compute takes {} of the time")),
         advice="stop tuning the loader: a faster device, torch.compile or lower precision shorten the step",
     )
 
@@ -206,53 +180,41 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
 @rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when evaluation takes a large share of the time."""
-    advice = "evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits"
-    half = speedup_without(window.share(EVAL) / 2)
-    return _phase(window, thresholds, EVAL, "eval_share", "evaluation takes a large part of the run", advice, half)
+    share = window.share(EVAL)
+    if share < thresholds.phase_share:
+        return None
+    return found(
+        "evaluation takes a large part of the run",
+        share,
+        *measured(EVAL, share, "evaluation takes {} of the time"),
+        advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits",
+        predicted_speedup=speedup_without(share / 2),
+    )
 
 
 @rule(explains=(), explained_by=(), stacks="training", alert="RunInefficient", runbook="RunInefficient")
 def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when checkpoints take a large share of the time."""
-    advice = (
-        "save asynchronously (torch.distributed.checkpoint.async_save, or a copy written by a thread), or less often"
-    )
-    all_of_it, title = speedup_without(window.share(CHECKPOINT)), "training stops while checkpoints are written"
-    return _phase(window, thresholds, CHECKPOINT, "checkpoint_stall", title, advice, all_of_it)
-
-
-def _phase(
-    window: Window, thresholds: Thresholds, state: str, cause: str, title: str, advice: str, gain: float | None
-) -> Finding | None:
-    share = window.share(state)
+    share = window.share(CHECKPOINT)
     if share < thresholds.phase_share:
         return None
-    what = "evaluation takes" if state == EVAL else "checkpoints take"
-    return Finding(
-        cause=cause,
-        severity="warning",
-        title=title,
-        ratio=share,
-        evidence=tuple(measured(state, share, what + " {} of the time")),
-        advice=advice,
-        predicted_speedup=gain,
+    return found(
+        "training stops while checkpoints are written",
+        share,
+        *measured(CHECKPOINT, share, "checkpoints take {} of the time"),
+        advice="save asynchronously (torch.distributed.checkpoint.async_save, or a copy written by a thread), or less often",
+        predicted_speedup=speedup_without(share),
     )
 
 
-_KINDS = (
-    (
-        ("rollout", "generat", "sampl", "decod"),
-        "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other devices while the last "
-        "batch is trained on",
-    ),
-    (("env", "simul"), "step more environments at once, each in a process of its own"),
-    (
-        ("sync", "weight", "broadcast"),
-        "send the weights in few large buffers, less often, or while something else runs",
-    ),
-    (("reward", "scor", "verif", "judge"), "score whole batches, or in other processes while training goes on"),
-    (("log", "upload", "export", "plot"), "do it less often, or in a thread while training goes on"),
-)
+_KINDS = {
+    "rollout generat sampl decod": "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other "
+    "devices while the last batch is trained on",
+    "env simul": "step more environments at once, each in a process of its own",
+    "sync weight broadcast": "send the weights in few large buffers, less often, or while something else runs",
+    "reward scor verif judge": "score whole batches, or in other processes while training goes on",
+    "log upload export plot": "do it less often, or in a thread while training goes on",
+}
 """Advice by what a declared phase's name contains."""
 
 
@@ -262,13 +224,88 @@ def phase_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     name, share = next(iter(window.declared.items()), ("", 0.0))
     if share < thresholds.phase_share:
         return None
-    advice = next((text for words, text in _KINDS if any(word in name.lower() for word in words)), None)
-    return Finding(
-        cause="phase_bound",
-        severity="warning",
-        title=f"the phase {name} takes a large part of the run",
-        ratio=share,
-        evidence=(Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),),
-        advice=advice
-        or "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on",
+    advice = "find what it spends its time on (gpuwatch stacks); do it less often, or while training goes on"
+    return found(
+        f"the phase {name} takes a large part of the run",
+        share,
+        Evidence("phase", share, "ratio", f"{name} takes {percent(share)} of the time"),
+        advice=next((text for words, text in _KINDS.items() if any(w in name.lower() for w in words.split())), advice),
     )
+
+
+_THROTTLED = {
+    "thermal": "check fans, air flow and neighbouring GPUs: it is too hot, and no change to the program helps",
+    "hardware": "have the power supply and the cabling checked: the driver reports a hardware slowdown or power brake",
+    "power": "raise the power limit (nvidia-smi -pl) if one was set: at full load a GPU normally runs at its limit",
+}
+"""Advice by reason, the worst first."""
+
+
+@rule(explains=("gpu_saturated",), explained_by=(), stacks=None, alert="GpuThrottled", runbook="GpuThrottled", delays_rank="host")  # fmt: skip
+def throttled(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found for the run's GPU that was throttled the most, if that is half of the time and the GPU has work."""
+    worst = [*_THROTTLED]
+    shares = [
+        (worst.index(reason) if reason in worst else 0, -share, gpu.gpu, reason)
+        for gpu in window.gpus
+        for reason, share in (gpu.throttled or {}).items()
+        if share >= thresholds.throttled_share
+    ]
+    if not shares or window.share(COMPUTE) < 0.5:
+        return None
+    _, negative, gpu, reason = min(shares)
+    text = f"GPU {gpu} was throttled {{}} of the time, reason {reason}"
+    return found(
+        f"the clocks of GPU {gpu} are throttled ({reason})",
+        min(1.0, -negative),
+        *measured(f"throttled by {reason}", -negative, text),
+        severity="info" if reason == "power" else "warning",
+        advice=_THROTTLED.get(reason, "see nvidia-smi -q -d PERFORMANCE"),
+    )
+
+
+@rule(explains=(), explained_by=(), stacks=None, alert="GpuHeldIdle", runbook="GpuHeldIdle")
+def held_idle(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found for the GPU that has been held idle the longest, if that is long enough."""
+    gpu = max(window.gpus, key=lambda gpu: gpu.idle_s or 0.0, default=None)
+    if gpu is None or gpu.idle_s is None or gpu.idle_s < thresholds.gpu_idle_s:
+        return None
+    return found(
+        f"GPU {gpu.gpu} is held but idle",
+        1.0,
+        Evidence("idle", gpu.idle_s, "s", f"GPU {gpu.gpu} has been held without work for {duration(gpu.idle_s)}"),
+        *([Evidence("owner", 1, "", f"held by {gpu.owner}")] if gpu.owner else []),
+        *measured("utilization", gpu.utilization_ratio, "its utilisation is {}"),
+        advice="end the process that holds it, or release the GPU to the scheduler",
+        gpu=gpu.uuid,
+    )
+
+
+@rule(explains=(), explained_by=(), stacks=None, alert="RunInefficient", runbook="RunInefficient")
+def memory_creep(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when a GPU's used memory has risen again and again over many minutes, without ever falling.
+
+    torch's allocator keeps what it has, so that use rises in a few steps at first and then stays: only growth that goes on counts.
+    """
+    for gpu in window.gpus:
+        trend = gpu.memory_trend
+        if trend is None or trend.total_bytes <= 0 or trend.falls or trend.rises < thresholds.memory_creep_rises:
+            continue
+        share = trend.growth_bytes / trend.total_bytes
+        if trend.span_s < thresholds.memory_creep_s or share < thresholds.memory_creep_share:
+            continue
+        grown = f"GPU {gpu.gpu} uses {size(trend.growth_bytes)} more than {duration(trend.span_s)} ago: {trend.rises} rises, no fall"
+        evidence = [
+            Evidence("growth", trend.growth_bytes, "bytes", grown),
+            Evidence("share", share, "ratio", f"the growth is {percent(share)} of its memory"),
+        ]
+        if gpu.memory_used_bytes is not None:
+            until_s = (trend.total_bytes - gpu.memory_used_bytes) / (trend.growth_bytes / trend.span_s)
+            evidence.append(Evidence("full in", until_s, "s", f"at this rate it is full in {duration(until_s)}"))
+        return found(
+            f"the memory use of GPU {gpu.gpu} keeps growing",
+            min(1.0, share),
+            *evidence,
+            advice="find what keeps tensors alive: add up loss.item() instead of loss, detach() what is stored, clear lists of outputs",
+        )
+    return None

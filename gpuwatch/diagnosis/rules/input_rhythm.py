@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import mul
 from statistics import fmean, median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule, speedup_without
 from gpuwatch.diagnosis.prediction import prefetch_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -18,8 +18,8 @@ from gpuwatch.ledger.states import INPUT_WAIT
 @rule(explains=(), explained_by=(), stacks="workers", alert=None, runbook="GpuStarved")
 def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when the wait for data repeats every `num_workers` steps, and falls almost entirely on one step of each round."""
-    loader, count, share = window.loader, window.workers or 0, window.share(INPUT_WAIT)
-    if loader is None or count < 2 or share < thresholds.input_share or window.waits_hidden_in:
+    count, share, prefetch = window.workers or 0, window.share(INPUT_WAIT), prefetch_of(window.loader)
+    if count < 2 or share < thresholds.input_share or window.waits_hidden_in:
         return None
     correlation = round_correlation(window, thresholds, count)
     if correlation is None or correlation < thresholds.burst_correlation:
@@ -27,19 +27,16 @@ def burst_every_n(window: Window, thresholds: Thresholds) -> Finding | None:
     inside, even = share_of_slowest(longest_pass(window), count), 1 / count
     if inside - even < thresholds.burst_share * (1 - even):
         return None
-    prefetch = prefetch_of(loader)
-    return Finding(
-        cause="burst_every_n",
-        severity="warning",
-        title=f"one slow step in every {count}: the workers deliver their batches at the same time",
-        ratio=share,
-        evidence=(
-            Evidence("autocorrelation", correlation, "", f"the wait repeats every {count} steps, the number of workers (autocorrelation {correlation:.2f})"),
-            Evidence("in one step", inside, "ratio", f"{percent(inside)} of the wait falls on the slowest of every {count} steps"),
-        ),
+    repeats = f"the wait repeats every {count} steps, the number of workers (autocorrelation {correlation:.2f})"
+    slowest = f"{percent(inside)} of the wait falls on the slowest of every {count} steps"
+    return found(
+        f"one slow step in every {count}: the workers deliver their batches at the same time",
+        share,
+        Evidence("autocorrelation", correlation, "", repeats),
+        Evidence("in one step", inside, "ratio", slowest),
         advice="first make the loader keep up on average (see its own cause); "
         f"prefetch_factor {prefetch} → {2 * prefetch} then evens out the bursts that remain",
-    )  # fmt: skip
+    )
 
 
 def round_correlation(window: Window, thresholds: Thresholds, count: int) -> float | None:
@@ -72,41 +69,33 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
     return sum(max(each) for each in rounds) / whole if whole > 0 else 0.0
 
 
-@rule(
-    explains=("input_unexplained",),
-    explained_by=(),
-    stacks="workers",
-    alert="EpochPauses",
-    runbook="EpochPauses",
-)
+@rule(explains=("input_unexplained",), explained_by=(), stacks="workers", alert="EpochPauses", runbook="EpochPauses")
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, over two passes or more, training waits far longer for first batches than for later ones."""
-    steps = window.steps
-    firsts = [wait for wait, first in zip(steps.data_wait_s, steps.epoch_start, strict=True) if first]
-    later = [wait for wait, first in zip(steps.data_wait_s, steps.epoch_start, strict=True) if not first]
+    steps, loader = window.steps, window.loader
+    firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
+    later = [*compress(steps.data_wait_s, (not first for first in steps.epoch_start))]
     if len(firsts) < 2 or len(later) < thresholds.min_steps or window.waits_hidden_in:
         return None
     usual, pause = median(later), median(firsts)
     lost = sum(max(0.0, first - usual) for first in firsts)
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
     share = lost / whole if whole > 0 else 0.0
-    if pause < max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual):
+    least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual)
+    if pause < least or share < thresholds.first_batch_share:
         return None
-    if share < thresholds.first_batch_share:
-        return None
-    who, loader = "a worker" if window.workers else "the dataset", window.loader
+    who = "a worker" if window.workers else "the dataset"
     advice = f"shorten what {who} does before its first item (opening files, shuffling an index), or make passes longer"
-    if loader is not None and loader.num_workers and not loader.persistent_workers:
+    if window.workers and not loader.persistent_workers:
         advice = "persistent_workers=True: the workers, and what they have loaded, then live on from pass to pass"
-    return Finding(
-        cause="epoch_start_pause",
+    first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(usual)} (medians)"
+    passes = f"{len(firsts)} passes; the pauses take {percent(share)} of the step time"
+    return found(
+        "every pass over the loader begins with a pause",
+        share,
+        Evidence("first batch", pause, "s", first),
+        Evidence("passes", len(firsts), "", passes),
         severity="critical" if share >= thresholds.input_share_critical else "warning",
-        title="every pass over the loader begins with a pause",
-        ratio=share,
-        evidence=(
-            Evidence("first batch", pause, "s", f"the first batch of a pass takes {duration(pause)}, later ones {duration(usual)} (medians)"),
-            Evidence("passes", len(firsts), "", f"{len(firsts)} passes; the pauses take {percent(share)} of the step time"),
-        ),
         advice=advice,
         predicted_speedup=speedup_without(share),
-    )  # fmt: skip
+    )

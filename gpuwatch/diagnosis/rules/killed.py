@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from signal import SIGBUS, SIGKILL, Signals
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule
 from gpuwatch.diagnosis.prediction import fewer_workers, larger_shm, more_memory, prefetch_of, queues_bytes
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MemoryKills, Window
@@ -32,24 +32,16 @@ def worker_killed(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     first = window.worker_deaths[0]
     title, advice = _bus_error(window, first) if first.signal == SIGBUS else _killed(window, first)
-    return Finding(
-        cause="worker_killed",
-        severity="critical",
-        title=title,
-        ratio=1.0,
-        evidence=tuple(_evidence(window, first)),
-        advice=advice,
-    )
+    return found(title, 1.0, *_evidence(window, first), severity="critical", advice=advice)
 
 
 def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
-    loader, ranks = window.loader, window.local_world_size
-    title = "a loader worker was killed by a bus error: /dev/shm was full"
-    if loader is None or loader.batch_bytes is None or not loader.num_workers:
+    title, queued = "a loader worker was killed by a bus error: /dev/shm was full", queues_bytes(window)
+    if not queued or window.loader.batch_bytes is None:
         return title, LARGER_SHM
     room, used, free = _shm(window, death)
     full = bool(room and free is not None and free < _FULL * room)
-    queued = queues_bytes(loader, loader.batch_bytes, ranks) + loader.batch_bytes * ranks  # and one being made
+    queued += window.loader.batch_bytes * window.local_world_size  # and one being made
     needed = max(queued, used or 0)
     if room and full and queued < _ROOMY * room:
         return title, (
@@ -60,8 +52,12 @@ def _bus_error(window: Window, death: WorkerDeath) -> tuple[str, str]:
         return "a loader worker was killed by a bus error, and not for lack of room in /dev/shm", (
             "check memory-mapped data sets and dmesg: a mapped file was truncated, or its disk is full or failing"
         )
-    batches = f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes)}"
-    return title, larger_shm(needed, f" ({batches})")
+    return title, larger_shm(needed, f" ({_queues(window)})")
+
+
+def _queues(window: Window) -> str:
+    loader = window.loader
+    return f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes or 0)}"
 
 
 def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, int | None]:
@@ -69,8 +65,7 @@ def _shm(window: Window, death: WorkerDeath) -> tuple[int | None, int | None, in
 
     The node's is a different one if the run had its own, which is gone with the run.
     """
-    host = window.host
-    room, used = (None, None) if host is None else (host.shm_size_bytes, host.shm_used_bytes)
+    room, used = window.host.shm_size_bytes, window.host.shm_used_bytes
     if death.shm_size_bytes is not None and death.shm_size_bytes != room:
         return death.shm_size_bytes, None, death.shm_free_bytes
     return room, used, death.shm_free_bytes
@@ -141,14 +136,8 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     title = "the training process was killed for lack of memory"
     if oom.where != "group" or window.world_size > 1:  # the kernel may have killed another rank, or another program
         title = f"the training process is gone, and the kernel has killed for lack of memory {_WHERE[oom.where]}"
-    return Finding(
-        cause="training_killed",
-        severity="critical",
-        title=title,
-        ratio=1.0,
-        evidence=tuple(_kill_evidence(oom)),
-        advice=f"{_less(window, oom)}; or {more_memory(oom.limit_bytes)}",
-    )
+    advice = f"{_less(window, oom)}; or {more_memory(oom.limit_bytes)}"
+    return found(title, 1.0, *_kill_evidence(oom), severity="critical", advice=advice)
 
 
 def _kill_evidence(oom: MemoryKills) -> Iterator[Evidence]:
@@ -180,27 +169,23 @@ def _less(window: Window, oom: MemoryKills) -> str:
 @rule(explains=("stalled",), explained_by=(), stacks=None, alert="ShmForecast", runbook="ShmForecast")
 def shm_exhaustion(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when /dev/shm is nearly full, or will be once the workers' queues are full."""
-    host, loader = window.host, window.loader
-    if host is None or not host.shm_size_bytes or host.shm_used_bytes is None:
+    used, whole, forecast = window.host.shm_used_bytes, window.host.shm_size_bytes, queues_bytes(window)
+    if not whole or used is None:
         return None
-    used, whole, forecast = host.shm_used_bytes, host.shm_size_bytes, 0
     text = f"/dev/shm: {size(used)} of {size(whole)} used ({percent(used / whole)})"
     evidence = [Evidence("shm used", used / whole, "ratio", text)]
     advice = "give the container a larger /dev/shm (docker run --shm-size=…, or an emptyDir with medium: Memory)"
-    if loader is not None and loader.num_workers and loader.batch_bytes is not None:
-        forecast = queues_bytes(loader, loader.batch_bytes, window.local_world_size)
-        batches = f"{loader.num_workers} workers × {prefetch_of(loader)} batches of {size(loader.batch_bytes)}"
-        text = f"{batches} need up to {size(forecast)}"
+    if forecast:
+        text = f"{_queues(window)} need up to {size(forecast)}"
         evidence.append(Evidence("shm forecast", forecast / whole, "ratio", text))
         advice = larger_shm(max(used, forecast))
-    ratio = max(used, forecast) / whole
+    ratio = max(used, forecast or 0) / whole
     if ratio < thresholds.shm_used:
         return None
-    return Finding(
-        cause="shm_exhaustion",
+    return found(
+        "/dev/shm is nearly full: a loader worker may die of a bus error",
+        min(1.0, ratio),
+        *evidence,
         severity="critical" if ratio >= thresholds.shm_used_critical else "warning",
-        title="/dev/shm is nearly full: a loader worker may die of a bus error",
-        ratio=min(1.0, ratio),
-        evidence=tuple(evidence),
         advice=advice,
     )

@@ -108,6 +108,6 @@ def test_ranks_share_cores_and_queues() -> None:
 
 
 def test_what_is_not_known_caps_nothing() -> None:
-    found = plan(replace(FOUR, host=None, loader=Loader(num_workers=4)), 0.060, 0.040, on_cpu=True)
+    found = plan(replace(FOUR, host=HostFacts(), loader=Loader(num_workers=4)), 0.060, 0.040, on_cpu=True)
     assert (found.workers, found.limit, found.queue_bytes) == (10, None, None)
     assert found.step_s == pytest.approx((0.0403, 0.043))

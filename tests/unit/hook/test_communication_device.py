@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.rules.straggler import straggler
+from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger import device_timeline as device_module

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis.input_wait import queue_evidence
-from gpuwatch.diagnosis.rules.input_blocked import input_unexplained
+from gpuwatch.diagnosis.rules.input import input_unexplained, queue_evidence
 from gpuwatch.hook.metering import FetchEvidence, ready_batches
 from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
 from tests.unit.rules.windows import STARVED

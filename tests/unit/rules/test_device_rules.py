@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.device import host_bound, sync_every_step, transfer_pcie
-from gpuwatch.diagnosis.rules.gpu import memory_creep, throttled
+from gpuwatch.diagnosis.rules.device import host_bound, memory_creep, sync_every_step, throttled, transfer_pcie
 from gpuwatch.diagnosis.rules.progress import hung
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader

@@ -47,7 +47,7 @@ def test_the_facts_of_a_rule_name_what_exists(each: Rule) -> None:
 def test_every_rule_of_the_folder_is_in_the_list() -> None:
     modules = [import_module(f"{rules.__name__}.{each.name}") for each in iter_modules(rules.__path__)]
     defined = [each for module in modules for each in vars(module).values() if isinstance(each, Rule)]
-    assert len(modules) >= 8
+    assert len(modules) >= 5
     assert sorted(each.cause for each in defined) == sorted(CAUSES)
 
 

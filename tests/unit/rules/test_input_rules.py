@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.input_blocked import input_unexplained
-from gpuwatch.diagnosis.rules.input_workers import input_cpu, input_cpu_saturated, input_single_process
+from gpuwatch.diagnosis.rules.input import input_cpu, input_cpu_saturated, input_single_process, input_unexplained
 from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.host.frames import Place
 from gpuwatch.wire import Loader
@@ -69,7 +68,7 @@ def test_single_process_is_quiet_with_workers_and_on_a_healthy_loop() -> None:
 
 
 def test_single_process_abstains_without_the_loader_s_settings() -> None:
-    assert input_single_process(replace(STARVED, loader=None)) is None
+    assert input_single_process(replace(STARVED, loader=Loader())) is None
     assert input_single_process(replace(STARVED, loader=Loader())) is None
 
 
@@ -90,7 +89,7 @@ def test_busy_workers_are_quiet_on_a_healthy_loop_and_when_they_sleep() -> None:
 
 def test_busy_workers_abstain_without_their_figures_or_the_node_s() -> None:
     assert input_cpu(replace(STARVED, worker_cpu_ratios=None)) is None
-    assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=None)) is None
+    assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=HostFacts())) is None
     assert input_cpu(replace(STARVED, worker_cpu_ratios=BUSY, host=HostFacts(cpu_cores=16))) is None
 
 
@@ -127,7 +126,7 @@ def test_exhausted_cores_are_quiet_with_cores_to_spare() -> None:
 
 
 def test_exhausted_cores_abstain_without_figures() -> None:
-    assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=None)) is None
+    assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=BUSY, host=HostFacts())) is None
     assert input_cpu_saturated(replace(STARVED, worker_cpu_ratios=None, host=FULL_NODE)) is None
 
 

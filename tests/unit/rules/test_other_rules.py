@@ -12,11 +12,11 @@ from gpuwatch.diagnosis.rules.device import (
     compute_bound,
     eval_share,
     gpu_saturated,
+    held_idle,
     step_waits,
     transfer_pageable,
 )
-from gpuwatch.diagnosis.rules.gpu import held_idle
-from gpuwatch.diagnosis.rules.input_blocked import outside_torch
+from gpuwatch.diagnosis.rules.input import outside_torch
 from gpuwatch.diagnosis.rules.input_rhythm import epoch_start_pause
 from gpuwatch.diagnosis.rules.killed import shm_exhaustion
 from gpuwatch.diagnosis.rules.progress import stalled
@@ -70,7 +70,7 @@ def test_transfer_is_quiet_when_pinned_or_short_and_abstains_when_not_known() ->
     copying = window(steps(50, 0.001, 0.060, transfer_s=0.039))
     assert transfer_pageable(replace(copying, loader=Loader(pin_memory=True))) is None
     assert transfer_pageable(HEALTHY) is None
-    assert transfer_pageable(replace(copying, loader=None)) is None
+    assert transfer_pageable(replace(copying, loader=Loader())) is None
     assert transfer_pageable(replace(copying, loader=Loader())) is None
 
 
@@ -104,13 +104,13 @@ def test_shm_that_will_be_full_is_said_before_it_is_with_the_size_to_give() -> N
 
 def test_shm_that_is_full_is_critical_even_when_the_loader_is_not_known() -> None:
     full = HostFacts(shm_size_bytes=64 << 20, shm_used_bytes=62 << 20)
-    finding = shm_exhaustion(replace(HEALTHY, host=full, loader=None))
+    finding = shm_exhaustion(replace(HEALTHY, host=full, loader=Loader()))
     assert finding is not None and finding.severity == "critical"
     assert finding.ratio == pytest.approx(62 / 64)
 
 
 def test_shm_abstains_where_it_was_not_measured() -> None:
-    assert shm_exhaustion(replace(HEALTHY, host=None)) is None
+    assert shm_exhaustion(replace(HEALTHY, host=HostFacts())) is None
     assert shm_exhaustion(replace(HEALTHY, host=HostFacts())) is None
 
 
@@ -167,7 +167,7 @@ PLACE = Place("get_batch", "/home/me/train.py", 12, 0.71)
 
 
 def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
-    bounded = replace(STARVED, bounded_by_optimizer=True, loader=None, fetch_place=PLACE)
+    bounded = replace(STARVED, bounded_by_optimizer=True, loader=Loader(), fetch_place=PLACE)
     (finding,) = diagnose(bounded)
     assert (finding.cause, finding.ratio) == ("outside_torch", pytest.approx(0.6))
     assert "(on average 60 ms of a 100 ms step)" in finding.evidence[0].text

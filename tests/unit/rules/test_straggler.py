@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.straggler import straggler
+from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED

@@ -6,9 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.input_blocked import artificial_limit, input_disk, input_network
+from gpuwatch.diagnosis.rules.input import (
+    artificial_limit,
+    input_cpu_saturated,
+    input_disk,
+    input_network,
+    slow_worker,
+    too_many_workers,
+)
 from gpuwatch.diagnosis.rules.input_rhythm import autocorrelation, burst_every_n
-from gpuwatch.diagnosis.rules.input_workers import input_cpu_saturated, slow_worker, too_many_workers
 from gpuwatch.diagnosis.window import HostFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
@@ -106,7 +112,7 @@ def test_bursts_are_quiet_at_another_period_or_for_an_even_wait_and_abstain_with
     assert burst_every_n(bursts(80, 5)) is None
     assert burst_every_n(STARVED) is None
     assert burst_every_n(bursts(12, 4)) is None  # too few rounds
-    assert burst_every_n(replace(bursts(80, 4), loader=None)) is None
+    assert burst_every_n(replace(bursts(80, 4), loader=Loader())) is None
     assert burst_every_n(replace(bursts(80, 4), loader=Loader(num_workers=1))) is None
 
 
@@ -163,7 +169,7 @@ def test_too_many_workers_is_quiet_on_cores_enough_and_abstains_without_pressure
     assert too_many_workers(replace(many, host=replace(CROWDED, cpu_cores=16))) is None
     assert too_many_workers(replace(many, host=replace(CROWDED, cpu_busy_ratio=0.5))) is None
     assert too_many_workers(replace(many, host=replace(CROWDED, cpu_pressure_ratio=None))) is None
-    assert too_many_workers(replace(many, loader=None)) is None
+    assert too_many_workers(replace(many, loader=Loader())) is None
     assert too_many_workers(replace(many, worker_cpu_ratios=None, worker_busy_ratios=None)) is None
 
 

@@ -1,0 +1,360 @@
+"""Training waits for data: what the wait costs, and its reasons. Workers, or none of them, that compute too slowly; workers that wait for a
+disk, the network or a lock; and a wait whose reason is not proven. Times in seconds a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measured, rule
+from gpuwatch.diagnosis.prediction import Plan, free_cores, plan, prefetch_of
+from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
+from gpuwatch.diagnosis.thresholds import Thresholds
+from gpuwatch.diagnosis.window import Window
+from gpuwatch.formatting import duration, percent, size
+from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE
+from gpuwatch.ledger.states import INPUT_WAIT
+
+input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
+"""Makes a rule about a slow loader, which has these facts in common with all of them."""
+
+
+@dataclass(frozen=True)
+class InputWait:
+    """The wait for input, first batches left out: `epoch_start_pause` is about those."""
+
+    window: Window
+    share: float
+    """Of all the window's time, 0–1."""
+    wait_s: float
+    rest_s: float
+    """Transfer and compute: the step without any wait."""
+    hidden_s: float
+    """Wait that cost nothing, because the device was at work."""
+    severity: Severity
+
+    @property
+    def mean(self) -> str:
+        return f"on average {duration(self.wait_s)} of a {duration(self.wait_s + self.rest_s)} step"
+
+    def finding(self, title: str, *evidence: Evidence, advice: str, gain: tuple[float, float] | None = None) -> Finding:
+        """Return the finding of a reason for this wait. `gain`: what the advice brings; None: at most a step without any wait."""
+        text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
+        bound = round((self.wait_s + self.rest_s) / self.rest_s, 2) if self.rest_s else None
+        return found(
+            title,
+            self.share,
+            Evidence("input wait", self.share, "ratio", text),
+            *evidence,
+            severity=self.severity,
+            advice=advice,
+            predicted_speedup=gain[1] if gain else bound,
+            predicted_range=gain,
+        )
+
+    def plan(self, on_cpu: bool) -> Plan:
+        """Return the workers that feed the step."""
+        return plan(self.window, self.wait_s, self.rest_s, on_cpu=on_cpu, hidden_s=self.hidden_s)
+
+    def more_workers(self, reason: str) -> tuple[str, tuple[float, float] | None]:
+        """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""
+        plan, have = self.plan(on_cpu=False), self.window.workers
+        if not have or plan.workers <= have:
+            return "", None
+        return f"; {reason} num_workers {have} → {plan.workers}{plan.note}", (1.0, plan.gain[1])
+
+
+def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
+    """Return the wait for input; None when it is not worth a change, is only that of first batches, or is not known.
+
+    Where only optimizer steps bound the steps, it is not known what the time between them is.
+    """
+    return None if window.bounded_by_optimizer else waited(window, thresholds)
+
+
+def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
+    """The same, whatever bounds the steps."""
+    share, step = window.share(INPUT_WAIT), window.mean_step
+    if window.waits_hidden_in is not None or step.steps < thresholds.min_steps or share < thresholds.input_share:
+        return None
+    if step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
+        return None
+    severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
+    return InputWait(window, share, step.wait_s, step.rest_s, step.hidden_s, severity)
+
+
+def queue_evidence(window: Window) -> list[Evidence]:
+    """Return how often no batch was ready when one was requested; nothing without workers."""
+    ready = f"({window.ready_batches:.1f} batches ready on average)" if window.ready_batches is not None else ""
+    text = f"the next batch was not ready at {{}} of the fetches {ready}"
+    return measured("empty queue", window.empty_fetch_ratio, text)
+
+
+def place_evidence(window: Window, what: str = "a fetch") -> list[Evidence]:
+    """Return the user's own function in which the training thread was most often, while it waited for a batch."""
+    place = window.fetch_place
+    return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
+
+
+def cpu_evidence(window: Window) -> list[Evidence]:
+    """Return how busy the node's cores are, and how often a task waited for one."""
+    busy = measured("CPU busy", window.host.cpu_busy_ratio, "the node's cores are {} busy")
+    text = "some task waited for a CPU {} of the time"
+    return busy + measured("CPU pressure", window.host.cpu_pressure_ratio, text)
+
+
+def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: str, on: str) -> list[Evidence]:
+    """Return the share of samples in which workers were blocked on one of `gpuwatch.host.blocked.WAITS`; nothing where it is too rare."""
+    share = (window.worker_waits or {}).get(kind, 0.0)
+    evidence = measured(what, share, f"workers were blocked on {on} in {{}} of the samples")
+    return evidence if share >= thresholds.worker_waiting else []
+
+
+# the CPU is the limit ---------------------------------------------------------------------------------------------------
+
+
+@input_rule(explains=("burst_every_n", "input_unexplained"))
+def input_single_process(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for a loader that is known to have no workers."""
+    wait, on_cpu = input_wait(window, thresholds), window.fetch_cpu_ratio
+    if wait is None or window.workers != 0:
+        return None
+    computes = on_cpu is None or on_cpu >= thresholds.fetch_on_cpu
+    text = "{} of a fetch is CPU work (decoding, augmentation)"
+    if not computes:
+        text = "only {} of a fetch is CPU work: it waits for the disk, the network or a lock"
+    plan = wait.plan(on_cpu=computes)
+    return wait.finding(
+        "batches are made in the training process",
+        Evidence("loader workers", 0, "", "num_workers=0"),
+        *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
+        *place_evidence(window),
+        advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True){plan.note}",
+        gain=plan.gain,
+    )
+
+
+@input_rule(explains=("burst_every_n", "input_cpu", "input_unexplained"))
+def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits once in every round of the workers, and one of them alone is busy on the CPU.
+
+    Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
+    """
+    wait, ratios = input_wait(window, thresholds), window.busy_ratios
+    if wait is None or len(ratios) < 3 or window.workers != len(ratios):
+        return None
+    busiest, *others = sorted(ratios, reverse=True)
+    usual = median(others)
+    if busiest < thresholds.worker_busy or usual > thresholds.worker_uneven * busiest:
+        return None
+    if (round_correlation(window, thresholds, len(ratios)) or 0.0) < thresholds.burst_correlation:
+        return None
+    text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
+    return wait.finding(
+        "one loader worker is slow, and the others wait for it",
+        Evidence("slowest worker", busiest, "ratio", text),
+        advice="spread expensive items and large shards over the workers, or bound the work of one item: this worker's part of the data costs more",
+    )
+
+
+@input_rule(explains=("burst_every_n", "input_unexplained"))
+def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits, the workers are on the CPU all the time, and the node has idle cores."""
+    wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
+    if wait is None or not ratios or not window.workers:
+        return None
+    if host.cpu_busy_ratio is None or host.cpu_busy_ratio >= thresholds.cores_exhausted:
+        return None
+    if (host.cpu_throttled_ratio or 0.0) >= thresholds.quota_used_up:
+        return None  # the quota limits the workers that there are
+    busy, cores = sum(ratio >= thresholds.worker_busy for ratio in ratios), free_cores(window)
+    if busy < len(ratios) / 2 or cores is None or cores <= window.workers:
+        return None
+    plan = wait.plan(on_cpu=True)
+    if plan.workers <= window.workers:
+        return None  # there are cores, but no room for their queues: /dev/shm has its own cause
+    idle, mean = round((1 - host.cpu_busy_ratio) * (host.cpu_cores or 0)), sum(ratios) / len(ratios)
+    text = f"{busy} of {len(ratios)} loader workers are busy on the CPU ({mean:.0%} of a core on average)"
+    return wait.finding(
+        "too few loader workers for the CPU time that a batch takes",
+        Evidence("worker CPU", mean, "ratio", text),
+        Evidence("idle cores", idle, "cores", f"about {idle} of {host.cpu_cores} cores are idle"),
+        *queue_evidence(window),
+        advice=f"num_workers {window.workers} → {plan.workers}{plan.note}",
+        gain=plan.gain,
+    )
+
+
+_CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
+
+
+@input_rule(explains=("burst_every_n", "too_many_workers", "input_unexplained"))
+def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for busy workers, and the cores are fully used, all given to workers, or limited by a quota."""
+    wait, ratios, host = input_wait(window, thresholds), window.busy_ratios, window.host
+    if wait is None or not ratios or not window.workers or host.cpu_busy_ratio is None:
+        return None
+    cores = free_cores(window)
+    exhausted = host.cpu_busy_ratio >= thresholds.cores_exhausted
+    throttled = (host.cpu_throttled_ratio or 0.0) >= thresholds.quota_used_up
+    all_given = cores is not None and window.workers >= cores and max(ratios) >= thresholds.worker_busy
+    # Where the time in the run queue is known, workers that compute are busy nearly always, however full the cores are.
+    working = sum(ratios) / len(ratios) > (thresholds.worker_sleeping if window.worker_busy_ratios else 0.1)
+    if not working or not (exhausted or all_given or throttled):
+        return None
+    title, quota = "the CPUs cannot make batches fast enough", []
+    advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers will not help"
+    if throttled:
+        title = "the job's CPU quota limits the loader workers"
+        advice = f"raise the job's CPU limit (docker run --cpus, resources.limits.cpu), or {_CHEAPER}; more workers will not help"
+        text = f"the CPU quota of {host.cpu_quota_cores:g} cores was used up in {{}} of its periods of 100 ms"
+        quota = measured("CPU throttled", host.cpu_throttled_ratio, text)
+    return wait.finding(title, *quota, *cpu_evidence(window), advice=advice)
+
+
+@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="GpuStarved")
+def too_many_workers(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when there are twice as many workers as cores, enough to fill them alone, and tasks queue for the cores."""
+    loader, host, ranks, each = window.loader, window.host, window.local_world_size, window.workers
+    if not each or len(window.steps) < thresholds.min_steps or host.cpu_cores is None:
+        return None
+    busy, waiting = host.cpu_busy_ratio, host.cpu_pressure_ratio
+    if busy is None or busy < thresholds.cores_exhausted or waiting is None or waiting < thresholds.cpu_pressure:
+        return None
+    if sum(window.busy_ratios) * ranks < thresholds.cores_exhausted * host.cpu_cores:
+        return None  # others fill the cores: fewer workers that sleep would change nothing
+    workers, fewer, freed = each * ranks, free_cores(window) or 1, ""
+    if workers < thresholds.workers_per_core * host.cpu_cores:
+        return None
+    if loader.batch_bytes is not None:
+        queues_bytes = (workers - fewer * ranks) * prefetch_of(loader) * loader.batch_bytes
+        freed = f"; frees up to {size(queues_bytes)} of /dev/shm"
+    return found(
+        "more loader workers than the cores can run",
+        min(1.0, waiting),
+        Evidence("workers", workers, "", f"{workers} loader workers on {host.cpu_cores} cores"),
+        *cpu_evidence(window),
+        advice=f"num_workers {each} → {fewer}: as many batches with fewer context switches and less memory{freed}",
+    )
+
+
+# a disk, the network or a lock is the limit -----------------------------------------------------------------------------
+
+
+@input_rule(explains=("burst_every_n", "input_unexplained"))
+def input_disk(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for workers in uninterruptible sleep, which is that of a disk or of a network file system."""
+    wait, host = input_wait(window, thresholds), window.host
+    blocked = blocked_evidence(window, thresholds, DISK, "workers at the disk", "disk I/O")
+    if wait is None or not blocked or not window.workers:
+        return None
+    read = "" if host.disk_read_bytes_per_s is None else f" and {size(host.disk_read_bytes_per_s)}/s were read"
+    more, gain = wait.more_workers("the disk is not fully busy:")
+    if (host.disk_busy_ratio or 0.0) >= thresholds.disk_busy:
+        more, gain = "", None
+    return wait.finding(
+        "loader workers wait for the disk",
+        *blocked,
+        *measured("I/O pressure", host.io_pressure_ratio, "some task waited for I/O {} of the time"),
+        *measured("disk busy", host.disk_busy_ratio, f"the busiest disk was busy {{}} of the time{read}"),
+        advice="read fewer bytes in larger pieces (large sequential record files, only the columns needed), or keep the data on a "
+        f"faster or local disk or in the page cache{more}",
+        gain=gain,
+    )
+
+
+@input_rule(explains=("burst_every_n", "input_unexplained"))
+def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for workers that wait for a socket while bytes arrive over the network."""
+    wait, rate = input_wait(window, thresholds), window.host.network_receive_bytes_per_s
+    blocked = blocked_evidence(window, thresholds, NETWORK, "workers at the network", "a socket")
+    if wait is None or not blocked or not window.workers:
+        return None
+    # An idle worker polls like one that waits for a socket. Workers are idle while another one is the slow one.
+    another_is_slow = max(window.busy_ratios, default=0.0) >= thresholds.worker_busy
+    if rate is None or rate < thresholds.network_bytes_per_s or another_is_slow:
+        return None
+    more, gain = wait.more_workers("for more requests in flight,")
+    return wait.finding(
+        "loader workers wait for the network",
+        *blocked,
+        Evidence("received", rate, "bytes/s", f"{size(rate)}/s arrive over the network"),
+        advice="cache the data locally, reuse connections and read larger ranges; if the link is saturated, only fewer bytes "
+        f"help{more}",
+        gain=gain,
+    )
+
+
+@input_rule(explains=("burst_every_n", "input_unexplained"))
+def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for workers that wait for a lock, while neither the CPUs nor a disk are fully used."""
+    wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
+    blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
+    if wait is None or not blocked or cpu is None or cpu >= thresholds.cores_exhausted:
+        return None
+    if disk is not None and disk >= thresholds.disk_busy:
+        return None
+    busiest = "" if disk is None else f", the busiest disk {percent(disk)}"
+    return wait.finding(
+        "loader workers wait for a lock while CPUs and disks have capacity left",
+        *blocked,
+        *measured("CPU busy", cpu, f"the CPUs are {{}} busy{busiest}"),
+        advice="find what the workers queue for (gpuwatch stacks): a lock, a shared file, a fixed pool of connections; give each worker "
+        "one to itself. More workers will not help",
+    )
+
+
+@input_rule(explains=("burst_every_n",), fallback=True)
+def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for data; the advice follows from what is known of the workers."""
+    wait = input_wait(window, thresholds)
+    if wait is None:
+        return None
+    evidence, gain, title = queue_evidence(window), None, "training waits for data; the reason is not proven"
+    advice = "capture the loader's stacks while training waits, to see what a fetch does (gpuwatch stacks)"
+    ratios, fetch, place = window.worker_cpu_ratios, window.fetch_cpu_ratio, window.fetch_place
+    if ratios:
+        mean = sum(ratios) / len(ratios)
+        text = f"{len(ratios)} loader workers are on the CPU {{}} of the time on average"
+        evidence += measured("worker CPU", mean, text)
+        if window.worker_waits is not None:
+            kind, share = max(window.worker_waits.items(), key=lambda item: item[1])
+            text = f"most often they were found at: {kind} ({{}} of the samples)"
+            evidence += measured("workers blocked on", share, text)
+        if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
+            advice = (
+                "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
+                "taking them over is slow"
+            )
+        elif mean < thresholds.worker_sleeping:
+            more, gain = wait.more_workers("if each waits independently,")
+            advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so cores do not limit them{more}"
+    elif fetch is not None and window.workers is None:
+        computes = fetch >= thresholds.fetch_on_cpu
+        text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
+        evidence += measured("fetch on CPU", min(1.0, fetch), text) + place_evidence(window)
+        if place is not None and place.ratio >= 0.5:
+            title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
+        advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
+    return wait.finding(title, *evidence, advice=advice, gain=gain)
+
+
+@rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
+def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass."""
+    wait = waited(window, thresholds)
+    if wait is None or not window.bounded_by_optimizer:
+        return None
+    place = window.fetch_place
+    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
+    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
+    return found(
+        "no DataLoader is watched, and much of the time between two steps passes outside of torch",
+        wait.share,
+        *measured("outside torch", wait.share, text),
+        *place_evidence(window, "it"),
+        severity=wait.severity,
+        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
+        "(a DataLoader with num_workers, a thread), and log every N steps",
+    )
