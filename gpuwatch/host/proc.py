@@ -214,7 +214,7 @@ def allowed_cores(pid: int, procfs: Path = PROC) -> int:
     """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5)."""
 
     def count(text: str) -> int:
-        listed = text.partition("\nCpus_allowed_list:")[2].split()[0]
+        listed = f"\n{text}".partition("\nCpus_allowed_list:")[2].split()[0]
         spans = [span.partition("-") for span in listed.split(",")]
         return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
