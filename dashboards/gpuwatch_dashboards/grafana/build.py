@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Proper
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
 from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Curve, Link, Severity, Threshold
+from gpuwatch_dashboards.panels.panel import LINKS, Curve, Link, Severity, Threshold, title_of
 from gpuwatch_dashboards.query import Scope, render
 
 COLUMNS = 24
@@ -316,10 +316,10 @@ def _table(panel: Panel) -> table.Panel:
         built = built.with_target(query.format(prometheus_models.PromQueryFormat.TABLE))
         if curve.legend:
             built = built.override_by_name(curve.legend, list(_value_properties(curve, panel)))
-    for column in panel.columns:
-        if column.link is not None:
-            title, url = _TARGETS[column.link]
-            built = built.override_by_name(column.title, [Property("links", [{"title": title, "url": url}])])
+    for label in panel.columns:
+        if label in LINKS:
+            title, url = _TARGETS[LINKS[label]]
+            built = built.override_by_name(title_of(label), [Property("links", [{"title": title, "url": url}])])
     if len(panel.curves) > 1:
         built = built.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     built = built.with_transformation(models.DataTransformerConfig(id_val="organize", options=_columns(panel)))
@@ -344,7 +344,7 @@ def _columns(panel: Panel) -> dict[str, Any]:
 
     Grafana names a table's only value column "Value", and several ones "Value #A", "Value #B" … after their queries.
     """
-    names = {column.label: column.title for column in panel.columns}
+    names = {label: title_of(label) for label in panel.columns}
     hidden = {"Time": True}
     for number, curve in enumerate(panel.curves):
         value = f"Value #{_ref_id(number)}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gpuwatch_dashboards.panels.fleet import FLEET
 from gpuwatch_dashboards.panels.gpu import GPU
 from gpuwatch_dashboards.panels.node import AGENT, NODE
-from gpuwatch_dashboards.panels.panel import Column, Curve, Panel, Threshold
+from gpuwatch_dashboards.panels.panel import Curve, Panel
 from gpuwatch_dashboards.panels.run import RUN
 
 GROUPS: dict[str, tuple[Panel, ...]] = {"fleet": FLEET, "run": RUN, "gpu": GPU, "node": NODE, "agent": AGENT}
@@ -24,4 +24,4 @@ def live_panels(*groups: str) -> Iterator[Panel]:
         yield from (panel for panel in GROUPS[name] if panel.is_live)
 
 
-__all__ = ["BY_KEY", "GROUPS", "PANELS", "Column", "Curve", "Panel", "Threshold", "live_panels"]
+__all__ = ["BY_KEY", "GROUPS", "PANELS", "Curve", "Panel", "live_panels"]

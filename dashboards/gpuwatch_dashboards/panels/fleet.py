@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch_dashboards.panels.node import LOST
-from gpuwatch_dashboards.panels.panel import Curve, Panel, columns, stack, stat, table
+from gpuwatch_dashboards.panels.panel import Curve, Panel, stack, stat, table
 
 NO_PRICE = "No price is configured: set gpu_hour under [prices], then run `gpuwatch rules --config`."
 NOT_RECORDED = "Nothing was recorded in this time range. The rules of `gpuwatch rules` record it every five minutes."
@@ -11,6 +11,8 @@ OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _SELECTED = 'instance=~"$instance", user=~"$user", job_id=~"$job"'
 _NODES = 'instance=~"$instance"'
+_OF_RUN = 'instance=~"$instance", job_id=~"$job", user=~"$user"'
+_SILENT = f'up{{job="gpuwatch", {_NODES}}} == 0'
 _GPUS = f"gpuwatch_gpu_owner_info{{{_SELECTED}}}"
 _RATE, _COST = "owner_kind:gpuwatch_gpu_seconds:rate5m", "owner_kind:gpuwatch_gpu_cost:per_hour"
 _HOURS, _SPENT = "owner_kind:gpuwatch_gpu_hours:increase5m", "owner_kind:gpuwatch_gpu_cost:increase5m"
@@ -24,9 +26,9 @@ def _now(kinds: str, series: str = _RATE) -> str:
     return f'sum({series}{{kind=~"{kinds}", {_SELECTED}}})'
 
 
-def _share(kind: str, title: str, question: str, warning: str = "", runbook: str = "") -> Panel:
+def _share(kind: str) -> str:
     """Return the share of a kind in all GPU time now."""
-    return stat(kind, title, question, "ratio", f"{_now(kind)} / ({_now('all')} > 0)", warning, runbook=runbook)
+    return f"{_now(kind)} / ({_now('all')} > 0)"
 
 
 def _over_range(label: str, kinds: str, series: str = _HOURS) -> str:
@@ -58,164 +60,110 @@ def _alerts() -> str:
     )
 
 
-def _spent(level: str, label: str, more: tuple[Curve, ...] = ()) -> Panel:
-    """Return the table of GPU-hours by user, job, node or run, and by kind. A row without a name: not known whose."""
+def _spent(level: str, label: str, *names: str) -> Panel:
+    """Return the table of GPU-hours by user, job, node or run, and by kind. A row without a name: not known whose.
+
+    Args:
+        names: PromQL of the label `name` of rows.
+    """
 
     def hours(kinds: str) -> str:
         return _over_range(label, kinds)
 
-    return Panel(
-        key=f"by_{level}",
-        title=f"By {level}",
-        question="Who held how many GPU-hours in this time range, and how many of them were lost?",
-        unit="hours",
-        kind="table",
-        curves=(
-            Curve(promql=hours("all"), legend="GPU-hours"),
-            Curve(promql=f"{hours('useful')} / ({hours('all')} > 0)", legend="Useful", unit="ratio"),
-            Curve(promql=hours("starved"), legend="Starved"),
-            Curve(promql=hours("idle"), legend="Held idle"),
-            Curve(promql=hours("stalled"), legend="Stalled"),
-            Curve(promql=hours(LOST), legend="Lost"),
-            Curve(promql=_over_range(label, LOST, _SPENT), legend="Lost money", unit="money"),
-            Curve(promql=f'sum by ({label}) ({_RATE}{{kind="all", {_SELECTED}}})', legend="GPUs now", unit="1"),
-            *more,
-        ),
-        columns=columns(label, *(("name",) if more else ())),
-        sort="Lost",
-        empty=NOT_RECORDED,
-        width=12,
+    labels = (label, *("name" for _ in names))
+    return table(f"by_{level}", f"By {level}", "hours", columns=labels, sort="Lost", empty=NOT_RECORDED, width=12).asks(
+        "Who held how many GPU-hours in this time range, and how many of them were lost?",
+        Curve("GPU-hours", hours("all")),
+        Curve("Useful", f"{hours('useful')} / ({hours('all')} > 0)", "ratio"),
+        Curve("Starved", hours("starved")),
+        Curve("Held idle", hours("idle")),
+        Curve("Stalled", hours("stalled")),
+        Curve("Lost", hours(LOST)),
+        Curve("Lost money", _over_range(label, LOST, _SPENT), "money"),
+        Curve("GPUs now", f'sum by ({label}) ({_RATE}{{kind="all", {_SELECTED}}})', "1"),
+        *names,
     )
 
 
 FLEET: tuple[Panel, ...] = (
-    stat("gpus", "GPUs", "How many GPUs are there?", "1", f"count(count by (instance, gpu, UUID) ({_GPUS}))"),
-    stat("nodes", "Nodes", "How many nodes with GPUs have an agent?", "1", f"count(count by (instance) ({_GPUS}))"),
-    _share("useful", "Useful", "Which share of all GPU time is computing now?"),
-    _share("starved", "Starved", "Which share is waiting for input now?", "input_share", "GpuStarved"),
-    _share("idle", "Held idle", "Which share is held by an idle process now?", "idle_share", "GpuHeldIdle"),
-    _share("stalled", "Stalled", "Which share belongs to runs without progress?", "stalled_share", "RunStalled"),
-    stat(
-        "lost_gpus",
-        "GPUs lost",
-        "How much GPU time is starved, held idle or stalled now, as a number of GPUs?",
-        "1",
-        _now(LOST),
-        "lost_gpus",
+    stat("gpus", "GPUs").asks("How many GPUs are there?", f"count(count by (instance, gpu, UUID) ({_GPUS}))"),
+    stat("nodes", "Nodes").asks("How many nodes with GPUs have an agent?", f"count(count by (instance) ({_GPUS}))"),
+    stat("useful", "Useful", "ratio").asks("Which share of all GPU time is computing now?", _share("useful")),
+    stat("starved", "Starved", "ratio", warning="input_share", runbook="GpuStarved").asks(
+        "Which share is waiting for input now?", _share("starved")
     ),
-    stat("lost_money", "Lost money", "What does that cost per hour?", "money/h", _now(LOST, _COST), empty=NO_PRICE),
-    stat(
-        "lost",
-        "GPU-hours lost",
-        "How many GPU-hours in this time range were starved, idle or stalled?",
-        "hours",
-        _over_range("", LOST),
+    stat("idle", "Held idle", "ratio", warning="idle_share", runbook="GpuHeldIdle").asks(
+        "Which share is held by an idle process now?", _share("idle")
     ),
-    stat(
-        "cost",
-        "Money lost",
-        "What did these GPU-hours cost?",
-        "money",
-        _over_range("", LOST, _SPENT),
-        empty=NO_PRICE,
+    stat("stalled", "Stalled", "ratio", warning="stalled_share", runbook="RunStalled").asks(
+        "Which share belongs to runs without progress?", _share("stalled")
     ),
-    stat(
-        "agents_down",
-        "Agents down",
-        "On how many nodes does the agent not answer?",
-        "1",
-        f'count(up{{job="gpuwatch", {_NODES}}} == 0) or vector(0)',
-        "missing",
-        runbook="GpuwatchAgentDown",
+    stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
+        "How much GPU time is starved, held idle or stalled now, as a number of GPUs?", _now(LOST)
+    ),
+    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks(
+        "What does that cost per hour?", _now(LOST, _COST)
+    ),
+    stat("lost", "GPU-hours lost", "hours").asks(
+        "How many GPU-hours in this time range were starved, idle or stalled?", _over_range("", LOST)
+    ),
+    stat("cost", "Money lost", "money", empty=NO_PRICE).asks(
+        "What did these GPU-hours cost?", _over_range("", LOST, _SPENT)
+    ),
+    stat("agents_down", "Agents down", warning="missing", runbook="GpuwatchAgentDown").asks(
+        "On how many nodes does the agent not answer?", f"count({_SILENT}) or vector(0)"
     ),
     table(
-        key="lost_now",
-        title="GPU time lost now",
-        question="Whose GPUs are starved, held idle or stalled now, for how long, why, and what does it cost? As a number "
-        "of GPUs: 2 are two GPU-seconds lost every second. The cause is the run's largest finding.",
-        curves=(
-            Curve(
-                promql=f"topk(50, {_LOST_NOW} * on (run) group_left (cause)\n"
-                f"(topk by (run) (1, max by (run, cause) (gpuwatch_finding_evidence_ratio{{{_NODES}}})) * 0 + 1)\n"
-                f"or on ({', '.join(_LOSERS)}) {_LOST_NOW})",
-                legend="GPUs lost",
-            ),
-            Curve(
-                promql=_of_losers(f"time() - owner_kind:gpuwatch_gpu_lost_since:timestamp{_LOST}"),
-                legend="For",
-                unit="s",
-            ),
-            Curve(promql=_of_losers(f"{_COST}{_LOST}"), legend="Cost per hour", unit="money/h"),
-        ),
-        columns=columns(*_LOSERS, "cause"),
+        "lost_now",
+        "GPU time lost now",
+        columns=(*_LOSERS, "cause"),
         sort="GPUs lost",
         empty="No GPU is starved, held idle or stalled.",
         runbook="GpuHeldIdle",
         width=24,
+    ).asks(
+        "Whose GPUs are starved, held idle or stalled now, for how long, why, and what does it cost? As a number "
+        "of GPUs: 2 are two GPU-seconds lost every second. The cause is the run's largest finding.",
+        Curve(
+            "GPUs lost",
+            f"topk(50, {_LOST_NOW} * on (run) group_left (cause)\n"
+            f"(topk by (run) (1, max by (run, cause) (gpuwatch_finding_evidence_ratio{{{_NODES}}})) * 0 + 1)\n"
+            f"or on ({', '.join(_LOSERS)}) {_LOST_NOW})",
+        ),
+        Curve("For", _of_losers(f"time() - owner_kind:gpuwatch_gpu_lost_since:timestamp{_LOST}"), "s"),
+        Curve("Cost per hour", _of_losers(f"{_COST}{_LOST}"), "money/h"),
+    ),
+    table("fleet_alerts", "Alerts", columns=(*_ALERT, "user", "job_id"), empty="No alert is firing.", width=15).asks(
+        "Which alerts are firing now, and whose are the runs and GPUs?", _alerts()
     ),
     table(
-        key="fleet_alerts",
-        title="Alerts",
-        question="Which alerts are firing now, and whose are the runs and GPUs?",
-        curves=(Curve(promql=_alerts()),),
-        columns=columns(*_ALERT, "user", "job_id"),
-        empty="No alert is firing.",
-        width=15,
-    ),
-    table(
-        key="silent_nodes",
-        title="Nodes that do not answer",
-        question="On which nodes does Prometheus get no answer from the agent?",
-        curves=(Curve(promql=f'max by (instance) (up{{job="gpuwatch", {_NODES}}} == 0)'),),
-        columns=columns("instance"),
+        "silent_nodes",
+        "Nodes that do not answer",
+        columns=("instance",),
         empty="All nodes answer.",
         runbook="GpuwatchAgentDown",
         width=9,
-    ),
-    stack(
-        key="gpus_by_kind",
-        title="GPUs by use",
-        question="How much GPU time is useful, starved, held idle or stalled, as a number of GPUs? The rest is start-up, "
+    ).asks("On which nodes does Prometheus get no answer from the agent?", f"max by (instance) ({_SILENT})"),
+    stack("gpus_by_kind", "GPUs by use", width=14).asks(
+        "How much GPU time is useful, starved, held idle or stalled, as a number of GPUs? The rest is start-up, "
         "evaluation, checkpoints, unallocated or not attributed.",
-        unit="1",
-        curves=(
-            Curve(promql=f'sum by (kind) ({_RATE}{{kind!="all", {_SELECTED}}})', legend="{kind}"),
-            Curve(
-                promql=f'label_replace({_now("all")} - sum({_RATE}{{kind!="all", {_SELECTED}}}), "kind", "rest", "", "")',
-                legend="{kind}",
-            ),
+        Curve("{kind}", f'sum by (kind) ({_RATE}{{kind!="all", {_SELECTED}}})'),
+        Curve(
+            "{kind}",
+            f'label_replace({_now("all")} - sum({_RATE}{{kind!="all", {_SELECTED}}}), "kind", "rest", "", "")',
         ),
-        width=14,
     ),
-    stack(
-        key="cost_by_kind",
-        title="Cost per hour",
-        question="How much of the cost is for GPUs that compute?",
-        unit="money/h",
-        curves=(Curve(promql=f'sum by (kind) ({_COST}{{kind!="all", {_SELECTED}}})', legend="{kind}"),),
-        empty=NO_PRICE,
-        width=10,
+    stack("cost_by_kind", "Cost per hour", "money/h", empty=NO_PRICE, width=10).asks(
+        "How much of the cost is for GPUs that compute?",
+        Curve("{kind}", f'sum by (kind) ({_COST}{{kind!="all", {_SELECTED}}})'),
     ),
-    stack(
-        key="fleet_states",
-        title="GPUs by state, whole site",
-        question="How many GPUs compute, wait, or are held by a process that does not use them? Of all nodes and owners, "
+    stack("fleet_states", "GPUs by state, whole site", empty=NOT_RECORDED, width=24).asks(
+        "How many GPUs compute, wait, or are held by a process that does not use them? Of all nodes and owners, "
         "whatever is selected above.",
-        unit="1",
-        curves=(Curve(promql="state:gpuwatch_gpu_seconds:rate5m", legend="{state}"),),
-        empty=NOT_RECORDED,
-        width=24,
+        Curve("{state}", "state:gpuwatch_gpu_seconds:rate5m"),
     ),
     _spent("user", "user"),
     _spent("job", "job_id"),
     _spent("node", "instance"),
-    _spent(
-        "run",
-        "run",
-        (
-            Curve(
-                promql='topk by (run) (1, max by (run, name) (gpuwatch_run_info{instance=~"$instance", job_id=~"$job", user=~"$user"}))'
-            ),
-        ),
-    ),
+    _spent("run", "run", f"topk by (run) (1, max by (run, name) (gpuwatch_run_info{{{_OF_RUN}}}))"),
 )

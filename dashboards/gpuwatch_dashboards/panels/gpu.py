@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.tools.reports.display import Unit
-from gpuwatch_dashboards.panels.panel import Curve, Panel, Threshold, columns, detail, stack, stat, table
+from gpuwatch_dashboards.panels.panel import Curve, Panel, detail, line, stack, stat, table
 from gpuwatch_dashboards.query import Query
 
 NO_GPU = "No GPU on this node."
@@ -13,120 +12,80 @@ ONLY_FULL = "Served with `gpuwatch agent --series full`, for GPUs that report it
 _GPU = 'instance=~"$instance", gpu=~"$gpu"'
 _EACH = ("gpu", "UUID")
 _MIG = ("instance", "gpu", "GPU_I_ID")
+_XID = ("instance", "gpu", "UUID")
 _OWNER = ("gpu", "user", "job_id", "run", "rank", "workload_namespace", "workload_pod", "workload_container")
 _GPU_SECONDS = "gpuwatch_gpu_seconds_total"
 GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, by=_EACH))
 """Each GPU's shares of time, for the tables of GPUs."""
 
 
-def _per_gpu(
-    key: str, title: str, question: str, unit: Unit, metric: str, empty: str = NO_READING, more: bool = True
-) -> Panel:
+def _per_gpu(key: str, title: str, question: str, metric: str, empty: str = NO_READING) -> Panel:
     """Return the chart of a gauge, with a line for each GPU."""
-    return Panel(key, title, question, unit, (Curve(Query(metric, by=_EACH), "GPU {gpu}"),), empty=empty, more=more)
+    return detail(key, title, empty=empty).asks(question, line("GPU {gpu}", metric))
 
 
-def _traffic(key: str, title: str, question: str, link: str) -> Panel:
+def _traffic(link: str, title: str, question: str) -> Panel:
     """Return the chart of a link's traffic by GPU, as GPM measures it."""
-    received, sent = (Query(f"gpuwatch_gpu_{link}_{way}_bytes_per_second", _EACH) for way in ("receive", "transmit"))
-    curves = (Curve(received, "GPU {gpu} received"), Curve(sent, "GPU {gpu} sent"))
-    return Panel(key, title, question, "bytes/s", curves, empty=ONLY_FULL, more=True)
+    received, sent = (f"gpuwatch_gpu_{link}_{way}_bytes_per_second" for way in ("receive", "transmit"))
+    lines = line("GPU {gpu} received", received), line("GPU {gpu} sent", sent)
+    return detail(f"gpu_{link}", title, empty=ONLY_FULL).asks(question, *lines)
+
+
+def _greatest(metric: str, labels: tuple[str, ...]) -> str:
+    return f"max by ({', '.join(labels)}) ({metric}{{{_GPU}}})"
 
 
 GPU: tuple[Panel, ...] = (
-    stat(
-        "gpu_energy",
-        "Energy, kWh",
+    stat("gpu_energy", "Energy, kWh", empty=NO_READING).asks(
         "How much energy did the GPUs use in this time range, in kilowatt-hours?",
-        "1",
         f"sum(increase(gpuwatch_gpu_energy_joules_total{{{_GPU}}}[$__range])) / 3.6e6",
-        empty=NO_READING,
     ),
-    stack(
-        key="node_gpu_ledger",
-        title="GPU $gpu",
-        question="Where does this GPU's time go?",
-        unit="ratio",
-        curves=(
-            Curve(
-                promql=f"sum by (state) (rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval]))\n/ on () group_left ()\n"
-                f"(sum(rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval])) > 0)",
-                legend="{state}",
-            ),
+    stack("node_gpu_ledger", "GPU $gpu", "ratio", maximum=1.0, empty=NO_GPU, repeat="gpu", width=24).asks(
+        "Where does this GPU's time go?",
+        Curve(
+            "{state}",
+            f"sum by (state) (rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval]))\n/ on () group_left ()\n"
+            f"(sum(rate({_GPU_SECONDS}{{{_GPU}}}[$__rate_interval])) > 0)",
         ),
-        maximum=1.0,
-        empty=NO_GPU,
-        repeat="gpu",
-        width=24,
     ),
-    table(
-        key="owners",
-        title="Who holds the GPUs",
-        question="Whose processes are on which GPU?",
-        curves=(Curve(promql=f"max by ({', '.join(_OWNER)}) (gpuwatch_gpu_owner_info{{{_GPU}}})"),),
-        columns=columns(*_OWNER),
-        empty=NO_GPU,
-        runbook="GpuAllocatedUnused",
-        width=24,
+    table("owners", "Who holds the GPUs", columns=_OWNER, empty=NO_GPU, runbook="GpuAllocatedUnused", width=24).asks(
+        "Whose processes are on which GPU?", _greatest("gpuwatch_gpu_owner_info", _OWNER)
     ),
-    stack(
-        key="gpu_ledger",
-        title="Where the GPUs' time goes",
-        question="Do they compute, wait for data, or are they held without work?",
-        unit="ratio",
-        curves=(Curve(Query(_GPU_SECONDS, by=("state",), over=Query(_GPU_SECONDS)), "{state}"),),
-        maximum=1.0,
-        empty=NO_GPU,
+    stack("gpu_ledger", "Where the GPUs' time goes", maximum=1.0, empty=NO_GPU).asks(
+        "Do they compute, wait for data, or are they held without work?", line("{state}", _GPU_SECONDS, _GPU_SECONDS)
     ),
-    Panel(
-        key="gpu_utilization",
-        title="GPU utilisation",
-        question="For which share of the time is any kernel running? (Presence, not intensity.)",
-        unit="ratio",
-        curves=(Curve(Query("gpuwatch_gpu_utilization_ratio", by=_EACH), "GPU {gpu}"),),
-        maximum=1.0,
-        empty=NO_GPU,
+    Panel("gpu_utilization", "GPU utilisation", maximum=1.0, empty=NO_GPU).asks(
+        "For which share of the time is any kernel running? (Presence, not intensity.)",
+        line("GPU {gpu}", "gpuwatch_gpu_utilization_ratio"),
     ),
-    Panel(
-        key="gpu_memory",
-        title="GPU memory",
-        question="Which share of the GPU's memory is in use?",
-        unit="ratio",
-        curves=(
-            Curve(
-                Query("gpuwatch_gpu_memory_used_bytes", _EACH, over=Query("gpuwatch_gpu_memory_total_bytes", _EACH)),
-                "GPU {gpu}",
-            ),
-        ),
-        maximum=1.0,
-        empty=NO_GPU,
+    Panel("gpu_memory", "GPU memory", maximum=1.0, empty=NO_GPU).asks(
+        "Which share of the GPU's memory is in use?",
+        line("GPU {gpu}", "gpuwatch_gpu_memory_used_bytes", "gpuwatch_gpu_memory_total_bytes"),
     ),
-    _per_gpu(
-        "gpu_power", "GPU power", "How hard does the GPU work?", "watts", "gpuwatch_gpu_power_watts", NO_GPU, more=False
+    Panel("gpu_power", "GPU power", empty=NO_GPU).asks(
+        "How hard does the GPU work?", line("GPU {gpu}", "gpuwatch_gpu_power_watts")
     ),
-    _per_gpu("gpu_temperature", "GPU temperature", "Is it cooled?", "celsius", "gpuwatch_gpu_temperature_celsius"),
+    _per_gpu("gpu_temperature", "GPU temperature", "Is it cooled?", "gpuwatch_gpu_temperature_celsius"),
     detail(
-        key="gpu_throttled",
-        title="Clocks held down",
-        question="For which share of the time does the GPU limit its own clock, and for which reason?",
-        unit="ratio",
-        curves=(
-            Curve(
-                Query("gpuwatch_gpu_throttled", by=(*_EACH, "reason")),
-                "GPU {gpu} {reason}",
-                f"avg_over_time(gpuwatch_gpu_throttled{{{_GPU}}}[$__rate_interval])",
-            ),
-        ),
-        thresholds=(Threshold("throttled_share"),),
+        "gpu_throttled",
+        "Clocks held down",
+        "ratio",
+        warning="throttled_share",
         empty=NO_READING,
         runbook="GpuThrottled",
+    ).asks(
+        "For which share of the time does the GPU limit its own clock, and for which reason?",
+        line(
+            "GPU {gpu} {reason}",
+            "gpuwatch_gpu_throttled",
+            promql=f"avg_over_time(gpuwatch_gpu_throttled{{{_GPU}}}[$__rate_interval])",
+        ),
     ),
-    _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "hertz", "gpuwatch_gpu_sm_clock_hertz"),
+    _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "gpuwatch_gpu_sm_clock_hertz"),
     _per_gpu(
         "gpu_sm_active",
         "Multiprocessors busy",
         "Which share of the GPU's multiprocessors is busy? (Intensity, not presence.)",
-        "ratio",
         "gpuwatch_gpu_sm_active_ratio",
         NOT_REPORTED,
     ),
@@ -134,7 +93,6 @@ GPU: tuple[Panel, ...] = (
         "gpu_tensor",
         "Tensor cores busy",
         "For which share of the time are the tensor cores busy?",
-        "ratio",
         "gpuwatch_gpu_tensor_active_ratio",
         NOT_REPORTED,
     ),
@@ -142,91 +100,52 @@ GPU: tuple[Panel, ...] = (
         "gpu_dram",
         "Memory bandwidth used",
         "Which share of the GPU's memory bandwidth is used?",
-        "ratio",
         "gpuwatch_gpu_dram_bandwidth_ratio",
         NOT_REPORTED,
     ),
-    _traffic("gpu_nvlink", "NVLink traffic", "How fast does data come over NVLink?", "nvlink"),
-    _traffic("gpu_pcie", "PCIe traffic", "How fast does data come over PCIe?", "pcie"),
-    detail(
-        key="gpu_nvlink_counted",
-        title="NVLink traffic, counted",
-        question="How fast does data come over NVLink, where the driver counts it?",
-        unit="bytes/s",
-        curves=(
-            Curve(Query("gpuwatch_gpu_nvlink_receive_bytes_total", _EACH), "GPU {gpu} received"),
-            Curve(Query("gpuwatch_gpu_nvlink_transmit_bytes_total", _EACH), "GPU {gpu} sent"),
-        ),
-        empty=ONLY_FULL,
+    _traffic("nvlink", "NVLink traffic", "How fast does data come over NVLink?"),
+    _traffic("pcie", "PCIe traffic", "How fast does data come over PCIe?"),
+    detail("gpu_nvlink_counted", "NVLink traffic, counted", empty=ONLY_FULL).asks(
+        "How fast does data come over NVLink, where the driver counts it?",
+        line("GPU {gpu} received", "gpuwatch_gpu_nvlink_receive_bytes_total"),
+        line("GPU {gpu} sent", "gpuwatch_gpu_nvlink_transmit_bytes_total"),
     ),
-    detail(
-        key="gpu_link_errors",
-        title="Link errors",
-        question="Does a GPU's NVLink or PCIe link repeat what it sends?",
-        unit="1/s",
-        curves=(
-            Curve(Query("gpuwatch_gpu_nvlink_errors_total", _EACH), "NVLink, GPU {gpu}"),
-            Curve(Query("gpuwatch_gpu_pcie_replays_total", _EACH), "PCIe, GPU {gpu}"),
-        ),
-        empty="No error was counted.",
+    detail("gpu_link_errors", "Link errors", empty="No error was counted.").asks(
+        "Does a GPU's NVLink or PCIe link repeat what it sends?",
+        line("NVLink, GPU {gpu}", "gpuwatch_gpu_nvlink_errors_total"),
+        line("PCIe, GPU {gpu}", "gpuwatch_gpu_pcie_replays_total"),
     ),
     table(
-        key="gpu_mig",
-        title="MIG instances",
-        question="How much of each MIG instance is used?",
-        unit="bytes",
-        curves=(
-            Curve(promql=f"max by ({', '.join(_MIG)}, GPU_I_PROFILE) (gpuwatch_gpu_mig_info{{{_GPU}}})"),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_used_bytes{{{_GPU}}})",
-                legend="Memory used",
-            ),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_memory_total_bytes{{{_GPU}}})", legend="Memory"
-            ),
-            Curve(
-                promql=f"max by ({', '.join(_MIG)}) (gpuwatch_gpu_mig_sm_active_ratio{{{_GPU}}})",
-                legend="Multiprocessors busy",
-                unit="ratio",
-            ),
-        ),
-        columns=columns(*_MIG, "GPU_I_PROFILE"),
+        "gpu_mig",
+        "MIG instances",
+        "bytes",
+        columns=(*_MIG, "GPU_I_PROFILE"),
         empty="No GPU is split into MIG instances.",
         width=12,
+    ).asks(
+        "How much of each MIG instance is used?",
+        _greatest("gpuwatch_gpu_mig_info", (*_MIG, "GPU_I_PROFILE")),
+        Curve("Memory used", _greatest("gpuwatch_gpu_mig_memory_used_bytes", _MIG)),
+        Curve("Memory", _greatest("gpuwatch_gpu_mig_memory_total_bytes", _MIG)),
+        Curve("Multiprocessors busy", _greatest("gpuwatch_gpu_mig_sm_active_ratio", _MIG), "ratio"),
     ),
-    Panel(
-        key="gpu_ecc",
-        title="Memory errors",
-        question="How many ECC errors has the GPU's memory had since the driver was loaded?",
-        unit="1",
-        curves=(
-            Curve(
-                promql=f"sum by (instance, gpu, kind) (gpuwatch_gpu_ecc_errors_total{{{_GPU}}})",
-                legend="GPU {gpu} {kind} · {instance}",
-            ),
+    Panel("gpu_ecc", "Memory errors", empty="None since the driver was loaded.", runbook="GpuXid").asks(
+        "How many ECC errors has the GPU's memory had since the driver was loaded?",
+        Curve(
+            "GPU {gpu} {kind} · {instance}", f"sum by (instance, gpu, kind) (gpuwatch_gpu_ecc_errors_total{{{_GPU}}})"
         ),
-        empty="None since the driver was loaded.",
-        runbook="GpuXid",
     ),
     table(
-        key="gpu_xid",
-        title="XID errors",
-        question="Which fault did the driver report last, and when?",
-        curves=(
-            Curve(promql=f"max by (instance, gpu, UUID) (gpuwatch_gpu_last_xid{{{_GPU}}})", legend="XID"),
-            Curve(
-                promql=f"time() - max by (instance, gpu, UUID) (gpuwatch_gpu_last_xid_timestamp_seconds{{{_GPU}}})",
-                legend="Ago",
-                unit="s",
-            ),
-            Curve(
-                promql=f"max by (instance, gpu, UUID) (gpuwatch_gpu_xid_errors_total{{{_GPU}}})",
-                legend="Since the agent's start",
-            ),
-        ),
-        columns=columns("instance", "gpu", "UUID"),
+        "gpu_xid",
+        "XID errors",
+        columns=_XID,
         empty="No XID since the agents started.",
         runbook="GpuXid",
         width=16,
+    ).asks(
+        "Which fault did the driver report last, and when?",
+        Curve("XID", _greatest("gpuwatch_gpu_last_xid", _XID)),
+        Curve("Ago", f"time() - {_greatest('gpuwatch_gpu_last_xid_timestamp_seconds', _XID)}", "s"),
+        Curve("Since the agent's start", _greatest("gpuwatch_gpu_xid_errors_total", _XID)),
     ),
 )

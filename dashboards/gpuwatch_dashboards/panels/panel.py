@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.reports.display import UNITS, Unit
-from gpuwatch_dashboards.query import Query
+from gpuwatch_dashboards.query import Match, Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
 Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
 """Target of a table cell's link: the fleet's, node's or run's page with this value selected, or an alert's runbook."""
 Severity = Literal["warning", "critical"]
-_TITLES: dict[str, tuple[str, Link | None]] = {
-    "alertname": ("Alert", "runbook"),
-    "severity": ("Severity", None),
-    "instance": ("Node", "node"),
-    "run": ("Run", "run"),
-    "rank": ("Rank", None),
-    "name": ("Name", None),
-    "user": ("User", "user"),
-    "job_id": ("Job", "job"),
-    "gpu": ("GPU", None),
-    "UUID": ("UUID", None),
-    "workload_namespace": ("Namespace", None),
-    "workload_pod": ("Pod", None),
-    "workload_container": ("Container", None),
-    "device": ("Device", None),
-    "timeline": ("Clock", None),
-    "world_size": ("Ranks", None),
-    "num_workers": ("Loader workers", None),
-    "version": ("gpuwatch", None),
-    "cause": ("Cause", None),
-    "kind": ("Kind", None),
-    "collector": ("Collector", None),
-    "GPU_I_ID": ("MIG instance", None),
-    "GPU_I_PROFILE": ("Profile", None),
+LINKS: dict[str, Link] = {"alertname": "runbook", "instance": "node", "run": "run", "user": "user", "job_id": "job"}
+"""By the label of a table's column: what its values link to."""
+_TITLES = {
+    "alertname": "Alert",
+    "instance": "Node",
+    "job_id": "Job",
+    "gpu": "GPU",
+    "UUID": "UUID",
+    "workload_namespace": "Namespace",
+    "workload_pod": "Pod",
+    "workload_container": "Container",
+    "timeline": "Clock",
+    "world_size": "Ranks",
+    "num_workers": "Loader workers",
+    "version": "gpuwatch",
+    "GPU_I_ID": "MIG instance",
+    "GPU_I_PROFILE": "Profile",
 }
-"""Of a label's column in every table: its title, and what its values link to."""
 _THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
+_PARTS = ("state", "phase")
+"""A quotient by these labels is a share: its divisor is the sum over them."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,6 @@ class Threshold:
 class Curve:
     """One query of a panel, `live`, `promql` or both: a line for each set of its labels, or a column of a table."""
 
-    live: Query | None = None
-    """For agents and Prometheus. None: only Prometheus can answer, by `promql`."""
     legend: str = ""
     """With labels in braces: "read {device}"; a single label of `display.LOOKS` is shown by its name there. Of a table:
     the title of the value's column (empty: the value is not shown)."""
@@ -77,6 +70,8 @@ class Curve:
     """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
     unit: Unit | None = None
     """None: the panel's."""
+    live: Query | None = None
+    """For agents and Prometheus. None: only Prometheus can answer, by `promql`."""
     dashed: bool = False
     """Marks a limit of the other lines."""
     over_stack: bool = False
@@ -90,17 +85,16 @@ class Curve:
         return self.live
 
 
-@dataclass(frozen=True)
-class Column:
-    """A label that is a column of a table."""
+def line(
+    legend: str, metric: str, over: str = "", where: tuple[Match, ...] = (), *, greatest: bool = False, **more: Any
+) -> Curve:
+    """Return a curve that agents and Prometheus answer: a metric, or its quotient, by the labels of its legend.
 
-    label: str
-    title: str
-    link: Link | None = None
-
-
-def columns(*labels: str) -> tuple[Column, ...]:
-    return tuple(Column(label, *_TITLES[label]) for label in labels)
+    GPUs are distinguished by UUID, too. Of a quotient by state or phase the divisor is the sum over all of them.
+    """
+    labels = tuple(re.findall(r"\{(\w+)\}", legend.replace("{gpu}", "{gpu}{UUID}")))
+    divisor = Query(over, tuple(label for label in labels if label not in _PARTS)) if over else None
+    return Curve(legend, live=Query(metric, labels, where, divisor, greatest), **more)
 
 
 @dataclass(frozen=True)
@@ -109,17 +103,21 @@ class Panel:
 
     key: str
     title: str
-    question: str
-    """Its description, for a reader who sees it for the first time."""
-    unit: Unit
-    curves: tuple[Curve, ...]
+    unit: Unit = ""
+    """Empty: that of the first curve's metric, else a number."""
     kind: Kind = "lines"
-    columns: tuple[Column, ...] = ()
+    question: str = ""
+    """Its description, for a reader who sees it for the first time."""
+    curves: tuple[Curve, ...] = ()
+    columns: tuple[str, ...] = ()
+    """The labels that a table shows."""
     sort: str = ""
     """Title of the column that sorts a table, largest value first."""
     maximum: float | None = None
     """Upper end of the axis; None: of the data. The lower end is always 0."""
-    thresholds: tuple[Threshold, ...] = ()
+    warning: str = ""
+    critical: str = ""
+    """Names of its thresholds; empty: none."""
     empty: str = "No samples in this time range."
     """Shown instead of an empty panel: the reason, or what to do."""
     runbook: str = ""
@@ -131,6 +129,12 @@ class Panel:
     more: bool = False
     """A detail: on the page "Live" only after "More panels", to keep the page short and fast."""
 
+    def asks(self, question: str, *curves: Curve | str) -> Panel:
+        """Return the panel with its question and what answers it: curves, or PromQL for a curve without a legend."""
+        drawn = tuple(Curve(promql=each) if isinstance(each, str) else each for each in curves)
+        unit = self.unit or (unit_of(drawn[0].live) if drawn[0].live is not None else "1")
+        return replace(self, question=question, curves=drawn, unit=unit)
+
     @property
     def is_live(self) -> bool:
         """Whether an agent can answer all of it."""
@@ -140,35 +144,31 @@ class Panel:
     def stacked(self) -> bool:
         return self.kind == "stack"
 
+    @property
+    def thresholds(self) -> tuple[Threshold, ...]:
+        named: tuple[tuple[str, Severity], ...] = ((self.warning, "warning"), (self.critical, "critical"))
+        return tuple(Threshold(name, severity) for name, severity in named if name)
+
+
+def title_of(label: str) -> str:
+    """Return the title of a table's column."""
+    return _TITLES.get(label, label.capitalize())
+
 
 detail = partial(Panel, more=True)
 """A panel that the page "Live" shows only after "More panels"."""
-table = partial(Panel, kind="table", unit="1")
+table = partial(Panel, kind="table")
 stack = partial(Panel, kind="stack")
-
-
-def stat(key: str, title: str, question: str, unit: Unit, curve: Curve | str, warning: str = "", **more: str) -> Panel:
-    """Return a panel of one number, from PromQL or a curve; `warning` is the name of its threshold."""
-    curves = (Curve(promql=curve) if isinstance(curve, str) else curve,)
-    limits = (Threshold(warning),) if warning else ()
-    return Panel(key, title, question, unit, curves, "stat", thresholds=limits, more=True, width=3, **more)  # type: ignore[arg-type]
+stat = partial(Panel, kind="stat", more=True, width=3)
+"""A panel of one number."""
 
 
 def alerts(key: str, selected: str, *labels: str) -> Panel:
-    """Return the table of firing alerts with these labels; `selected` are conditions on labels, or empty."""
+    """Return the table of firing alerts with these labels and conditions on labels."""
     labels = ("alertname", "severity", *labels)
-    firing = f'ALERTS{{alertstate="firing"{", " + selected if selected else ""}}}'
-    return Panel(
-        key=key,
-        title="Alerts",
-        question="Which alerts are firing now?",
-        unit="1",
-        kind="table",
-        curves=(Curve(promql=f"max by ({', '.join(labels)}) ({firing})"),),
-        columns=columns(*labels),
-        empty="No alert is firing.",
-        width=9,
-    )
+    firing = f'max by ({", ".join(labels)}) (ALERTS{{alertstate="firing", {selected}}})'
+    panel = table(key, "Alerts", columns=labels, empty="No alert is firing.", width=9)
+    return panel.asks("Which alerts are firing now?", firing)
 
 
 def unit_of(query: Query) -> Unit:

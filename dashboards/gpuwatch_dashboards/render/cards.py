@@ -13,7 +13,7 @@ from gpuwatch.diagnosis.rates import money
 from gpuwatch.formatting import duration
 from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.panel import Column
+from gpuwatch_dashboards.panels.panel import title_of
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
 from gpuwatch_dashboards.render.markup import PAGES
@@ -25,8 +25,8 @@ ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS = 50
 LONG_S = 120.0
 """From this on a duration is in minutes, hours or days."""
-PAGES_OF_LINKS = {"node": ("live", "node"), "run": ("run", "run")}
-"""By a column's link: the page that a cell leads to, and its parameter."""
+LINKS = {"instance": ("live", "node"), "run": ("run", "run")}
+"""By the label of a table's column: the page that a cell leads to, and its parameter."""
 Answers = Sequence[Sequence[Series]]
 """The lines of each of a panel's curves."""
 
@@ -98,7 +98,7 @@ def figures(answered: Sequence[tuple[Panel, Answers]], currency: str = "") -> Ma
 
 def table(panel: Panel, traces: Answers, currency: str = "") -> Markup:
     """Return a table's rows as HTML: series of all curves with the same labels are one row."""
-    labels = tuple(column.label for column in panel.columns)
+    labels = panel.columns
     values: dict[tuple[str, ...], dict[str, float]] = {}
     names: dict[tuple[str, ...], dict[str, str]] = {}
     # an empty label is absent, a label that no series of a curve has is not the curve's
@@ -118,18 +118,20 @@ def table(panel: Panel, traces: Answers, currency: str = "") -> Markup:
     rows = []
     for key in ordered[:MOST_ROWS]:
         cells = [
-            (c.title, text, _link(c, text), "") for c in panel.columns for text in [names[key].get(c.label) or "–"]
+            (title_of(label), text, _link(label, text), "")
+            for label in labels
+            for text in [names[key].get(label) or "–"]
         ]
         for title, unit in units.items():
             value = values[key].get(title)
             cells.append((title, _text(value, unit, currency), "", _colour(panel, value) if unit == panel.unit else ""))
         rows.append(cells)
-    titles = [*(column.title for column in panel.columns), *units]
+    titles = [*map(title_of, labels), *units]
     return PAGES.table(titles, rows, len(values) - MOST_ROWS)
 
 
-def _link(column: Column, value: str) -> str:
-    page, name = PAGES_OF_LINKS.get(column.link or "", ("", ""))
+def _link(label: str, value: str) -> str:
+    page, name = LINKS.get(label, ("", ""))
     return f"{page}?{urlencode({name: value})}" if page and value != "–" else ""
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from gpuwatch.api import Series, Spread, Steps
 from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, scale_for
-from gpuwatch_dashboards.panels import Panel
-from gpuwatch_dashboards.panels.panel import Curve
-from gpuwatch_dashboards.query import Query, Span
+from gpuwatch_dashboards.panels import Curve, Panel
+from gpuwatch_dashboards.panels.panel import stack
+from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import Card, card, text_card
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.render.option import GRID, Mark, Option, time_axis, tooltip
@@ -38,45 +38,21 @@ KINDS: dict[str, Look] = {
 """What a piece may be."""
 
 
-_RECORDS = Query("gpuwatch_step_phase_seconds_total", by=("phase",), over=Query("gpuwatch_steps_total"))
-"""The closest series to step records, for their unit; the records themselves come from the agent."""
-
-
-def _of_records(
-    key: str, title: str, question: str, legends: tuple[str, ...], kind: str = "stack", **more: str
-) -> Panel:
-    return Panel(key, title, question, "s", tuple(Curve(_RECORDS, each) for each in legends), kind, **more)  # type: ignore[arg-type]
-
-
-HOST_STEPS = _of_records(
-    "steps",
-    "Steps on the host",
-    "Which phases make up a step's time on the host's clock? Click to zoom in.",
-    ("{phase}",),
-    empty="No step of this run is kept for this time.",
+HOST_STEPS = stack("steps", "Steps on the host", "s", empty="No step of this run is kept for this time.").asks(
+    "Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}")
 )
-DEVICE_STEPS = _of_records(
-    "device_steps", "Steps on the device", "Which states make up a step's time on the device's clock?", ("{state}",)
+DEVICE_STEPS = stack("device_steps", "Steps on the device", "s").asks(
+    "Which states make up a step's time on the device's clock?", Curve("{state}")
 )
-WAITS_PANEL = _of_records(
-    "waits",
-    "Data wait, exposed and hidden",
+WAITS_PANEL = stack("waits", "Data wait, exposed and hidden", "s").asks(
     "How much of the host's wait for data did the device wait too (exposed)? Hidden wait costs nothing.",
-    ("{wait}",),
+    Curve("{wait}"),
 )
-LONGEST = _of_records(
-    "longest",
-    "Longest data wait",
-    "Which steps are outliers? The longest and the mean of each interval.",
-    ("longest", "mean"),
-    "lines",
+LONGEST = Panel("longest", "Longest data wait", "s").asks(
+    "Which steps are outliers? The longest and the mean of each interval.", Curve("longest"), Curve("mean")
 )
-RANK_STEPS = _of_records(
-    "rank_steps",
-    "Step time of the ranks",
-    "Is one rank slower than the others, so that they wait for it?",
-    ("rank {rank}",),
-    "lines",
+RANK_STEPS = Panel("rank_steps", "Step time of the ranks", "s").asks(
+    "Is one rank slower than the others, so that they wait for it?", Curve("rank {rank}")
 )
 """Panels of step records, which only agents keep: they are in no group."""
 

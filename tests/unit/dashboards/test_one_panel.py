@@ -16,9 +16,9 @@ from gpuwatch.api import Series
 from gpuwatch.api.client import Reply
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Column, Curve, stat, unit_of
-from gpuwatch_dashboards.query import Query, Span
+from gpuwatch_dashboards.panels import GROUPS, Curve, Panel, live_panels
+from gpuwatch_dashboards.panels.panel import line, stat, unit_of
+from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.sources import Once
 from gpuwatch_dashboards.sources.agent import AgentSource
@@ -41,14 +41,14 @@ VALUE = 42.0 * 2**20
 
 
 def live_panel(group: str, key: str = "added") -> Panel:
-    return Panel(key, "Added panel", "Is it shown?", "bytes", (Curve(Query(METRICS[group]), "added line"),))
+    return Panel(key, "Added panel").asks("Is it shown?", line("added line", METRICS[group]))
 
 
 def promql_panel(kind: str) -> Panel:
     if kind == "stat":
-        return stat("added", "Added panel", "Is it shown?", "bytes", "sum(added_bytes)")
-    curve = Curve(promql='sum by (instance) (added_bytes{instance=~"$instance"})', legend="added line")
-    return Panel("added", "Added panel", "Is it shown?", "bytes", (curve,), kind, (Column("instance", "Node"),))  # type: ignore[arg-type]
+        return stat("added", "Added panel", "bytes").asks("Is it shown?", "sum(added_bytes)")
+    curve = Curve("added line", 'sum by (instance) (added_bytes{instance=~"$instance"})')
+    return Panel("added", "Added panel", "bytes", kind, columns=("instance",)).asks("Is it shown?", curve)  # type: ignore[arg-type]
 
 
 def of_json(body: Any) -> Reply:
@@ -168,7 +168,7 @@ def test_a_panel_that_only_prometheus_answers_is_on_the_page_and_in_grafana(
     drawn = html(fleet.page if group == "fleet" else live.page, of_prometheus(), more=True)
     wanted = {
         "stat": '<div class="gw-figure gw-figure-added" title="Is it shown?"><b>42.0 MiB</b><span>Added panel</span>',
-        "table": '<td data-label="Node">node-1:9478</td><td data-label="added line">42.0 MiB</td>',
+        "table": '<a href="live?node=node-1%3A9478" target="_self">node-1:9478</a></td><td data-label="added line">42.0 MiB</td>',
     }.get(kind, "added line <b>42.0 MiB</b>")
     assert wanted in drawn
     [built] = in_grafana(group)
@@ -226,7 +226,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
 def test_the_panel_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     [source] = re.findall(r"```python\n(Panel\(.*?)```", text, re.DOTALL)
-    panel = eval(source, {"Panel": Panel, "Curve": Curve, "Query": Query})
+    panel = eval(source, {"Panel": Panel, "line": line})
     assert [unit_of(curve.query) for curve in panel.curves] == [panel.unit, panel.unit]
     monkeypatch.setitem(GROUPS, "run", (*GROUPS["run"], panel))
     assert f">{panel.title}</h2>" in html(live.page, of_agent()) and panel in live_panels("run")
