@@ -15,9 +15,8 @@ from gpuwatch.tools.reports.display import SEVERITIES, Unit, display
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.panels.panel import title_of
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
+from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_values, line_option, spoken
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.render.option import Mark, Option, line_option
 from gpuwatch_dashboards.sources import Source
 
 HEIGHT_PX = 150

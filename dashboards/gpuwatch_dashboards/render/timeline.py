@@ -1,24 +1,31 @@
-"""The timeline of a run's steps: what a step is made of on the host and on the device; a few steps one by one, in real time."""
+"""A run's steps: what they are made of on the host and on the device, a few of them one by one, and a map of the data wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
 from gpuwatch.api import Series, Spread, Steps
-from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, scale_for
+from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, display, scale_for
 from gpuwatch_dashboards.panels import Curve, Panel
 from gpuwatch_dashboards.panels.panel import stack
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import Card, card, text_card
+from gpuwatch_dashboards.render.charts import GRID, Mark, Option, time_axis, tooltip
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.render.option import GRID, Mark, Option, time_axis, tooltip
 
-HOST = ("compute_s", "transfer_s", "data_wait_s")
-"""Bottom of a stack first."""
-DEVICE = ("device_compute_s", "device_transfer_s", "host_wait_s", "input_wait_s")
+HOST = {"compute_s": "compute", "transfer_s": "transfer", "data_wait_s": "data_wait"}
+DEVICE = {
+    "device_compute_s": "compute",
+    "device_transfer_s": "transfer",
+    "host_wait_s": "host_wait",
+    "input_wait_s": "input_wait",
+}
+"""Phases and states by column, bottom of a stack first."""
 MOST_BUCKETS = 300
 HEIGHT_PX = 200
 MOST_STEPS = 300
@@ -38,7 +45,8 @@ KINDS: dict[str, Look] = {
 """What a piece may be."""
 
 
-HOST_STEPS = stack("steps", "Steps on the host", "s", empty="No step of this run is kept for this time.").asks(
+NOTHING = "No step of this run is kept for this time. Steps are kept for seven days."
+HOST_STEPS = stack("steps", "Steps on the host", "s", empty=NOTHING).asks(
     "Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}")
 )
 DEVICE_STEPS = stack("device_steps", "Steps on the device", "s").asks(
@@ -60,45 +68,27 @@ RANK_STEPS = Panel("rank_steps", "Step time of the ranks", "s").asks(
 def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
     """Return the host's chart and, where it was measured, the device's; few steps are drawn one by one."""
     few = merged(steps, MOST_BUCKETS)
-    host = [trace(few, of.mean, "phase", name[:-2]) for name in HOST if (of := few.column(name)) is not None]
-    one_by_one = [step_rows(steps)] if shown_one_by_one(steps) else []
-    return [
-        *one_by_one,
-        _card(HOST_STEPS, [host], span, marks),
-        *_device(few, span, marks),
-        *([] if one_by_one else [_longest(few, span, marks)]),
-    ]
+    host, device = (
+        [trace(few, column.mean, label, part) for name, part in parts.items() if (column := few.column(name))]
+        for label, parts in (("phase", HOST), ("state", DEVICE))
+    )
+    drawn: list[tuple[Panel, list[list[Series]]]] = [(HOST_STEPS, [host])]
+    waited, felt = few.column("data_wait_s"), few.column("input_wait_s")
+    if device and waited and felt:
+        pairs = zip(waited.mean, felt.mean, strict=True)
+        hidden = [None if a is None or b is None else max(0.0, a - b) for a, b in pairs]
+        waits = [trace(few, felt.mean, "wait", "exposed"), trace(few, hidden, "wait", "hidden")]
+        drawn += [(DEVICE_STEPS, [device]), (WAITS_PANEL, [waits])]
+    one_by_one = shown_one_by_one(steps)
+    if not one_by_one:  # the longest of each interval, so that a spike among a thousand steps is seen
+        longest = [[trace(few, each, "", "")] for each in (waited.max, waited.mean)] if waited else [[], []]
+        drawn.append((LONGEST, longest))
+    cards = [card(panel, traces, span, HEIGHT_PX, marks=marks, zoom=True) for panel, traces in drawn]
+    return [step_rows(steps), *cards] if one_by_one else cards
 
 
 def nothing_card(why: str | None = None) -> Card:
-    head = PAGES.panel_head(HOST_STEPS.title, HOST_STEPS.question)
-    none = "No step of this run is kept for this time. Steps are kept for seven days."
-    return text_card(HOST_STEPS.key, head, why or none)
-
-
-def _device(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
-    device = [trace(steps, column.mean, "state", _state(name)) for name in DEVICE if (column := steps.column(name))]
-    out_of_sight = hidden(steps)
-    felt = steps.column("input_wait_s")
-    if not device or felt is None or out_of_sight is None:
-        return []
-    waits = [trace(steps, felt.mean, "wait", "exposed"), trace(steps, out_of_sight, "wait", "hidden")]
-    return [_card(DEVICE_STEPS, [device], span, marks), _card(WAITS_PANEL, [waits], span, marks)]
-
-
-def _state(column: str) -> str:
-    return column.removesuffix("_s").removeprefix("device_")
-
-
-def _longest(steps: Steps, span: Span, marks: Sequence[Mark]) -> Card:
-    """Return the longest and the mean wait of each interval, so that a spike among a thousand steps is seen."""
-    waited = steps.column("data_wait_s")
-    lines = [] if waited is None else [[trace(steps, values, "", "")] for values in (waited.max, waited.mean)]
-    return _card(LONGEST, lines or [[], []], span, marks)
-
-
-def _card(panel: Panel, traces: Sequence[Sequence[Series]], span: Span, marks: Sequence[Mark]) -> Card:
-    return card(panel, traces, span, HEIGHT_PX, marks=marks, zoom=True)
+    return text_card(HOST_STEPS.key, PAGES.panel_head(HOST_STEPS.title, HOST_STEPS.question), why or NOTHING)
 
 
 def merged(steps: Steps, most: int) -> Steps:
@@ -106,59 +96,43 @@ def merged(steps: Steps, most: int) -> Steps:
     size = max(1, -(-len(steps.step) // most))
     if size == 1:
         return steps
-    starts = range(0, len(steps.step), size)
+    groups = [slice(n, n + size) for n in range(0, len(steps.step), size)]
     return msgspec.structs.replace(
         steps,
         bucket_steps=steps.bucket_steps * size,
-        step=tuple(steps.step[n] for n in starts),
-        time_s=tuple(steps.time_s[n] for n in starts),
-        end_s=tuple(steps.end_s[min(n + size, len(steps.end_s)) - 1] for n in starts),
-        count=tuple(sum(steps.count[n : n + size]) for n in starts),
+        step=[steps.step[group][0] for group in groups],
+        time_s=[steps.time_s[group][0] for group in groups],
+        end_s=[steps.end_s[group][-1] for group in groups],
+        count=[sum(steps.count[group]) for group in groups],
         samples=(),
         bucket_s={},
-        columns={
-            name: None if spread is None else _merged(spread, steps.count, size)
-            for name, spread in steps.columns.items()
-        },
+        columns={name: spread and _merged(spread, steps.count, groups) for name, spread in steps.columns.items()},
     )
 
 
-def _merged(spread: Spread, counts: Sequence[int], size: int) -> Spread:
-    mean, least, most = [], [], []
-    for n in range(0, len(counts), size):
-        known = [(m, c) for m, c in zip(spread.mean[n : n + size], counts[n : n + size], strict=True) if m is not None]
+def _merged(spread: Spread, counts: Sequence[int], groups: Sequence[slice]) -> Spread:
+    mean: list[float | None] = []
+    for group in groups:
+        known = [(m, c) for m, c in zip(spread.mean[group], counts[group], strict=True) if m is not None]
         weight = sum(count for _, count in known)
         mean.append(sum(m * count for m, count in known) / weight if weight else None)
-        least.append(min((value for value in spread.min[n : n + size] if value is not None), default=None))
-        most.append(max((value for value in spread.max[n : n + size] if value is not None), default=None))
-    return Spread(tuple(mean), tuple(least), tuple(most))
+    least = [min((v for v in spread.min[group] if v is not None), default=None) for group in groups]
+    most = [max((v for v in spread.max[group] if v is not None), default=None) for group in groups]
+    return Spread(mean, least, most)
 
 
 def trace(steps: Steps, values: Sequence[float | None], label: str, name: str) -> Series:
     """Return one line over the buckets' times; where the steps pause (an evaluation, a stall) it is interrupted."""
     points: list[tuple[float, float | None]] = []
-    usual_s = _usual_s(steps)
+    lengths = sorted(end - begin for begin, end in zip(steps.time_s, steps.end_s, strict=True))
+    pause_s = max(2 * lengths[len(lengths) // 2], 1.0) if lengths else 1.0
     for n, (time_s, value) in enumerate(zip(steps.time_s, values, strict=True)):
-        if n and time_s - steps.end_s[n - 1] > max(2 * usual_s, 1.0):
+        if n and time_s - steps.end_s[n - 1] > pause_s:
             points += [(steps.end_s[n - 1], values[n - 1]), ((steps.end_s[n - 1] + time_s) / 2, None)]
         points.append((time_s, value))
     if steps.time_s and steps.end_s[-1] > steps.time_s[-1]:
         points.append((steps.end_s[-1], values[-1]))
     return Series({label: name}, tuple(points))
-
-
-def _usual_s(steps: Steps) -> float:
-    lengths = sorted(end - begin for begin, end in zip(steps.time_s, steps.end_s, strict=True))
-    return lengths[len(lengths) // 2] if lengths else 0.0
-
-
-def hidden(steps: Steps) -> tuple[float | None, ...] | None:
-    """Return each bucket's mean wait that the device did not feel; None without a device's timeline."""
-    waited, felt = steps.column("data_wait_s"), steps.column("input_wait_s")
-    if waited is None or felt is None:
-        return None
-    pairs = zip(waited.mean, felt.mean, strict=True)
-    return tuple(None if a is None or b is None else max(0.0, a - b) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -213,19 +187,13 @@ def step_rows(steps: Steps) -> Card:
         for kind in KINDS
         if any(p.kind == kind and p.row == row for p in found)
     ]
+    label = {"hideOverlap": True, "alignMaxLabel": "right"}
     option: Option = {
         "animation": False,
         "tooltip": tooltip(scale),
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "grid": [{**GRID, "bottom": None, "top": 8 + n * (ROW_PX + GAP_PX), "height": ROW_PX} for n in rows],
-        "xAxis": [
-            {
-                **time_axis(span),
-                "gridIndex": n,
-                "axisLabel": {"show": n == rows[-1], "hideOverlap": True, "alignMaxLabel": "right"},
-            }
-            for n in rows
-        ],
+        "xAxis": [{**time_axis(span), "gridIndex": n, "axisLabel": {**label, "show": n == rows[-1]}} for n in rows],
         "yAxis": [_row_axis(n) for n in rows],
         "series": series,
     }
@@ -273,4 +241,85 @@ def _area(kind: str, row: int, found: list[Piece], factor: float) -> Option:
         "lineStyle": {"width": 0},
         "areaStyle": {"opacity": 1},
         "emphasis": {"disabled": True},
+    }
+
+
+HEAT_TITLE = "Data wait over the run"
+HEAT_ROWS, HEAT_COLUMNS = 100, 120
+HEAT_ROW_PX = 12
+COVER = 0.98
+"""The colour is full at this share of all cells: one pause at the start must not make all else pale."""
+MEDIAN_SHADE = 3.0
+"""And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
+SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")
+"""From no wait to the longest; translucent, so that they are shades of the page's own background, light or dark."""
+
+
+def heat_card(steps: Steps) -> Card:
+    """Return the map as a card; its rows are epochs where there are two or more, else of a fixed number of steps."""
+    waited = steps.column("data_wait_s")
+    if waited is None or len(steps.step) < 2 or all(wait is None for wait in waited.max):
+        head = PAGES.panel_head(HEAT_TITLE, "When did steps wait for data?")
+        return text_card("heat", head, "No step of this run is kept for this time.")
+    starts = sorted({epoch.step for epoch in steps.epochs})
+    by_epoch = len(starts) >= 2
+    first, last = steps.step[0], steps.step[-1] + steps.count[-1]
+    if by_epoch:
+        edges = [*([first] if first < starts[0] else []), *starts]
+    else:
+        width = max(steps.bucket_steps, -(-(last - first) // min(HEAT_ROWS, max(1, len(steps.step) // 25))))
+        edges = list(range(first, last, width))
+    length = max(end - begin for begin, end in pairwise([*edges, last]))
+    columns = max(1, min(HEAT_COLUMNS, length // steps.bucket_steps))
+    together = -(-len(edges) // HEAT_ROWS)  # epochs in a row
+    cells: dict[tuple[int, int], tuple[float, int]] = {}
+    for step, count, wait in zip(steps.step, steps.count, waited.max, strict=True):
+        # steps across two rows are shown in the later one: their longest is as good as always its first batch
+        row = max(0, bisect_right(edges, step + count - 1) - 1)
+        place = min(columns - 1, max(0, step - edges[row]) * columns // length), row // together
+        if wait is not None and wait > cells.get(place, (-1.0, 0))[0]:
+            cells[place] = wait, step
+    known = sorted(wait for wait, _ in cells.values())
+    most = full_colour_s(known)
+    names = [_row_name(number, together, edges, by_epoch) for number in range(0, len(edges), together)]
+    wrap = "Each row is an epoch" if by_epoch else "Each row is as many steps"
+    head = PAGES.panel_head(
+        HEAT_TITLE,
+        f"{wrap}, from left to right; a cell is as dark as its longest wait. Full colour: {display(most, 's')} or more.",
+    )
+    words = f"{HEAT_TITLE}: {len(names)} rows; longest wait {display(known[-1], 's')}"
+    titles = [f"+{column * max(1, length // columns):,}" for column in range(columns)]
+    option = _heat_option(cells, titles, names, most)
+    return Card("panel-heat", head, option, max(110, min(440, len(names) * HEAT_ROW_PX + 40)), words)
+
+
+def _row_name(number: int, together: int, edges: list[int], by_epoch: bool) -> str:
+    if not by_epoch:
+        return f"{edges[number]:,}"
+    return f"epoch {number + 1}" if together == 1 else f"{number + 1}–{min(len(edges), number + together)}"
+
+
+def full_colour_s(known: list[float]) -> float:
+    """Return the wait of full colour; `known` are those of all cells, the shortest first."""
+    covering = known[min(len(known) - 1, int(COVER * len(known)))]
+    return max(covering, min(known[-1], MEDIAN_SHADE * known[len(known) // 2])) or known[-1] or 1.0
+
+
+def _heat_option(
+    found: Mapping[tuple[int, int], tuple[float, int]], columns: list[str], rows: list[str], most: float
+) -> Option:
+    """Return the chart; a cell is (column, row, longest wait, its first step)."""
+    scale = scale_for("s", most)
+    cells = [[*place, round(wait * scale.factor, 3), step] for place, (wait, step) in found.items()]
+    label = {"show": True, "interval": "auto", "hideOverlap": True}
+    text = f"step {{@[3]}}<br>longest data wait <b>{{@[2]}}{scale.suffix}</b>"
+    shade = {"min": 0, "max": most * scale.factor, "inRange": {"color": list(SHADES)}}
+    return {
+        "animation": False,
+        "grid": {**GRID, "left": 74},
+        "tooltip": {"confine": True, "formatter": text, "transitionDuration": 0},
+        "xAxis": {"type": "category", "data": columns, "axisLabel": label},
+        "yAxis": {"type": "category", "data": rows, "inverse": True, "axisLabel": label},
+        "visualMap": {"show": False, "dimension": 2, **shade},
+        "series": [{"type": "heatmap", "data": cells, "emphasis": {"disabled": True}, "progressive": 0}],
     }

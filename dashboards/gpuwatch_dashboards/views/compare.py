@@ -15,8 +15,8 @@ from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import Card, text_card
+from gpuwatch_dashboards.render.charts import GRID, Option, decal, reference, tooltip, value_axis
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.render.option import GRID, Option, decal, reference, tooltip, value_axis
 from gpuwatch_dashboards.selection import chosen
 from gpuwatch_dashboards.views.site import Site, draw_card, foot, redrawn, remember, top_bar
 

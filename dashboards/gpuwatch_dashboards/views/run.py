@@ -15,10 +15,17 @@ from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import Card, card, read_panels
-from gpuwatch_dashboards.render.heatmap import heat_card
+from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.render.option import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.render.timeline import RANK_STEPS, merged, nothing_card, shown_one_by_one, step_cards, trace
+from gpuwatch_dashboards.render.timeline import (
+    RANK_STEPS,
+    heat_card,
+    merged,
+    nothing_card,
+    shown_one_by_one,
+    step_cards,
+    trace,
+)
 from gpuwatch_dashboards.selection import chosen, in_order, key_of, span_between, span_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (

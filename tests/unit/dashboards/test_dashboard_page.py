@@ -18,9 +18,8 @@ from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Node, Span
 from gpuwatch_dashboards.render import markup
-from gpuwatch_dashboards.render.charts import drawn_lines, legend_values, spoken
-from gpuwatch_dashboards.render.heatmap import full_colour_s
-from gpuwatch_dashboards.render.option import PICKS, line_option, picked
+from gpuwatch_dashboards.render.charts import PICKS, drawn_lines, legend_values, line_option, picked, spoken
+from gpuwatch_dashboards.render.timeline import full_colour_s
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of, worst_of
 
 RUN = Run(
