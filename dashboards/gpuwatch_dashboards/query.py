@@ -200,16 +200,13 @@ def _by(query: Query) -> tuple[str, ...]:
 def _of_scope(metric: str, scope: Scope) -> list[Match]:
     """Return the conditions that restrict a metric to the scope. Rank, instance and GPU are regular expressions."""
     labels = BY_NAME[metric].labels
-    found = []
-    if "run" in labels and scope.run is not None:
-        found.append(Match("run", "=", scope.run))
-    if "rank" in labels and scope.rank is not None:
-        found.append(Match("rank", "=~", scope.rank))
-    if "run" not in labels and scope.instance is not None:
-        found.append(Match(INSTANCE, "=~", scope.instance))
-    if "gpu" in labels and scope.gpu is not None:
-        found.append(Match("gpu", "=~", scope.gpu))
-    return found
+    named: tuple[tuple[str, Literal["=", "=~"], str | None], ...] = (
+        ("run", "=", scope.run),
+        ("rank", "=~", scope.rank),
+        (INSTANCE, "=~", None if "run" in labels else scope.instance),
+        ("gpu", "=~", scope.gpu),
+    )
+    return [Match(label, op, value) for label, op, value in named if value is not None and label in (*labels, INSTANCE)]
 
 
 def filled(promql: str, scope: Scope, span: Span, window: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from gpuwatch.api import Run
@@ -22,36 +22,10 @@ LEAST_SPACING_S = 2.0
 """Closer than this a line shows the rhythm of messages and not that of training."""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The parameters of a link: which run, which time, which GPU. None: not given."""
-
-    run: str | None = None
-    rank: str | None = None
-    window: str | None = None
-    """A name of WINDOWS_S."""
-    range: tuple[float, float] | None = None
-    """From when to when, in Unix seconds."""
-    gpu: str | None = None
-    node: str | None = None
-    """Prometheus's name of a node's agent."""
-
-    def params(self) -> dict[str, str]:
-        """Return the link's parameters: what `chosen` reads."""
-        named = {"run": self.run, "rank": self.rank, "window": self.window, "gpu": self.gpu, "node": self.node}
-        if self.range is not None:
-            named |= {"from": f"{self.range[0]:.3f}", "to": f"{self.range[1]:.3f}"}
-        return {name: text for name, text in named.items() if text is not None}
-
-
-def chosen(params: Mapping[str, str]) -> Chosen:
-    """Return a link's parameters; what makes no sense is left out."""
-    window, start_s, end_s = params.get("window"), _time(params.get("from")), _time(params.get("to"))
-    return Chosen(
-        window=window if window in WINDOWS_S else None,
-        range=None if start_s is None or end_s is None or end_s <= start_s else (start_s, end_s),
-        **{name: params.get(name) for name in ("run", "rank", "gpu", "node")},
-    )
+def stretch_of(params: Mapping[str, str]) -> tuple[float, float] | None:
+    """Return the stretch of time that a link names, in Unix seconds; None without one that makes sense."""
+    start_s, end_s = _time(params.get("from")), _time(params.get("to"))
+    return None if start_s is None or end_s is None or end_s <= start_s else (start_s, end_s)
 
 
 def _time(text: str | None) -> float | None:
@@ -110,18 +84,15 @@ def select(runs: Sequence[Run], wanted: Run | None, shown: str | None) -> Run | 
     return on_page or (find(runs, newest.run) if newest is not None else None)
 
 
-def span_of(run: Run, window_s: float | None, now_s: float) -> Span:
-    """Return the stretch of time to draw: it ends with the run, and does not begin before it."""
-    end_s = now_s if run.status == "running" else min(now_s, max(run.last_message_s, run.watermark_s))
-    start_s = run.started_s if window_s is None else max(run.started_s, end_s - window_s)
+def span_of(run: Run | None, window_s: float | None, now_s: float) -> Span:
+    """Return the stretch of time to draw, of a run or (None) of a node: it ends with the run, and begins within it."""
+    if run is None:
+        end_s, start_s = now_s, now_s - (window_s or 3600.0)
+    else:
+        end_s = now_s if run.status == "running" else min(now_s, max(run.last_message_s, run.watermark_s))
+        start_s = run.started_s if window_s is None else max(run.started_s, end_s - window_s)
     length_s = max(10.0, end_s - start_s)
     return Span(end_s - length_s, end_s, max(10, min(MAX_POINTS, int(length_s / LEAST_SPACING_S))))
-
-
-def span_of_node(window_s: float | None, now_s: float) -> Span:
-    """Return the stretch of time to draw of a node without a run."""
-    length_s = window_s or WINDOWS_S["1 h"] or 3600.0
-    return Span(now_s - length_s, now_s, min(MAX_POINTS, int(length_s / LEAST_SPACING_S)))
 
 
 def settled(span: Span) -> Span:

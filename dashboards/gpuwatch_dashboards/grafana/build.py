@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Proper
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
 from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import LINKS, Curve, Link, Severity, Threshold, title_of
+from gpuwatch_dashboards.panels.panel import Curve, Severity, Threshold, title_of
 from gpuwatch_dashboards.query import Scope, render
 
 COLUMNS = 24
@@ -37,14 +37,14 @@ _LOOKS: Mapping[str, Mapping[str, Look]] = {
 }
 """Grafana has no hatching to distinguish stalled from held idle."""
 _KEEP = "${datasource:queryparam}&${__url_time_range}"
-_TARGETS: Mapping[Link, tuple[str, str]] = {
-    "fleet": ("Fleet", f"/d/{FLEET}?{_KEEP}"),
-    "node": ("Node ${__value.text}", f"/d/{NODE}?var-instance=${{__value.text}}&{_KEEP}"),
+_LINKS: Mapping[str, tuple[str, str]] = {
+    "instance": ("Node ${__value.text}", f"/d/{NODE}?var-instance=${{__value.text}}&{_KEEP}"),
     "run": ("Run ${__value.text}", f"/d/{RUN}?var-run=${{__value.text}}&{_KEEP}"),
     "user": ("GPUs of ${__value.text}", f"/d/{FLEET}?var-user=${{__value.text}}&{_KEEP}"),
-    "job": ("Runs of job ${__value.text}", f"/d/{RUN}?var-job=${{__value.text}}&{_KEEP}"),
-    "runbook": ("Runbook", runbook_url("${__value.text}")),
+    "job_id": ("Runs of job ${__value.text}", f"/d/{RUN}?var-job=${{__value.text}}&{_KEEP}"),
+    "alertname": ("Runbook", runbook_url("${__value.text}")),
 }
+"""By the label of a table's column: title and target of its values' links."""
 _UP = {
     "type": "value",
     "options": {
@@ -317,8 +317,8 @@ def _table(panel: Panel) -> table.Panel:
         if curve.legend:
             built = built.override_by_name(curve.legend, list(_value_properties(curve, panel)))
     for label in panel.columns:
-        if label in LINKS:
-            title, url = _TARGETS[LINKS[label]]
+        if label in _LINKS:
+            title, url = _LINKS[label]
             built = built.override_by_name(title_of(label), [Property("links", [{"title": title, "url": url}])])
     if len(panel.curves) > 1:
         built = built.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))

@@ -13,7 +13,7 @@ import json
 import re
 import urllib.parse
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -25,7 +25,6 @@ from grafana_client import GrafanaApi
 from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaTimeoutError
 
 from gpuwatch import __version__
-from gpuwatch.api import Finding, Run
 from gpuwatch.api.client import RunSource
 from gpuwatch.errors import ConfigError, GpuwatchError
 from gpuwatch_dashboards.grafana import DATASOURCE, TAG
@@ -113,26 +112,23 @@ def explained(url: str, action: str) -> Iterator[None]:
         raise GrafanaError(_refusal(url, action, error)) from error
 
 
+_REFUSALS = {
+    401: "Grafana at {url} does not know the token ({reason}): it is mistyped, expired or another Grafana's",
+    403: f"the token may not {{action}} ({{reason}}): give its service account {PERMISSIONS}",
+    404: "{url} has no such page ({action}: {reason}): is Grafana under a path, as in https://HOST/grafana?",
+    412: "somebody saved it meanwhile ({action}: {reason}): review their change, then push again",
+    429: "Grafana at {url} limits the rate of requests ({action}: {reason}): try again in a minute",
+    500: "Grafana at {url} failed ({action}: {status}, {reason}): read its log",
+}
+"""What an answer of this status means, and what to do."""
+
+
 def _refusal(url: str, action: str, error: GrafanaException) -> str:
-    """Return what an answer of status 400 or more means, and what to do."""
     answer = error.response.get("message") if isinstance(error.response, dict) else error.response
     reason = " ".join(str(answer or "no reason given").split())[:200]
-    match error.status_code:
-        case 401:
-            return f"Grafana at {url} does not know the token ({reason}): it is mistyped, expired or another Grafana's"
-        case 403:
-            return f"the token may not {action} ({reason}): give its service account {PERMISSIONS}"
-        case 404:
-            return f"{url} has no such page ({action}: {reason}): is Grafana under a path, as in https://HOST/grafana?"
-        case 412:
-            return f"somebody saved it meanwhile ({action}: {reason}): review their change, then push again"
-        case 400 if "provisioned" in reason.lower():
-            return f"could not {action} ({reason}): Grafana reads it from files; change those, or end the provisioning"
-        case 429:
-            return f"Grafana at {url} limits the rate of requests ({action}: {reason}): try again in a minute"
-        case status if status >= 500:
-            return f"Grafana at {url} failed ({action}: {status}, {reason}): read its log"
-    return f"Grafana at {url} refused to {action} ({error.status_code}: {reason})"
+    status = error.status_code
+    text = _REFUSALS.get(min(status, 500), "Grafana at {url} refused to {action} ({status}: {reason})")
+    return text.format(url=url, action=action, status=status, reason=reason)
 
 
 def _innermost(error: BaseException) -> str:
@@ -173,8 +169,15 @@ def push_dashboards(
     Raises:
         GrafanaError: Dashboards pushed before it stay.
     """
+    current = {"selected": True, "text": datasource, "value": datasource}
     for dashboard in dashboards.values():
-        yield _push(api, url, _with_datasource(dashboard, datasource), folder, force)
+        if datasource != DATASOURCE:
+            variables = [
+                {**each, "current": current} if each["type"] == "datasource" else each
+                for each in dashboard["templating"]["list"]
+            ]
+            dashboard = {**dashboard, "templating": {"list": variables}}
+        yield _push(api, url, dashboard, folder, force)
 
 
 def _push(api: GrafanaApi, url: str, dashboard: dict[str, Any], folder: str, force: bool) -> Pushed:
@@ -217,15 +220,6 @@ def _last_version(api: GrafanaApi, url: str, uid: str, what: str) -> dict[str, A
     return max(versions, key=lambda version: int(version["version"]), default={})
 
 
-def _with_datasource(dashboard: dict[str, Any], datasource: str) -> dict[str, Any]:
-    """Return the dashboard with this data source selected at first."""
-    copy: dict[str, Any] = json.loads(json.dumps(dashboard))
-    for variable in copy["templating"]["list"]:
-        if variable["type"] == "datasource" and datasource != DATASOURCE:
-            variable["current"] = {"selected": True, "text": datasource, "value": datasource}
-    return copy
-
-
 @dataclass(frozen=True)
 class Annotation:
     """Times in Unix milliseconds; `text` is HTML."""
@@ -239,31 +233,22 @@ class Annotation:
 def annotations_of(source: RunSource, since_s: float) -> Iterator[Annotation]:
     """Yield those of all runs that sent a message since a time, and of their findings. Raises as the source does."""
     recent = sorted((r for r in source.runs(kept=True) if r.last_message_s >= since_s), key=lambda r: r.run)
-    for run, ranks in groupby(recent, key=lambda r: r.run):
-        yield _of_run(run, list(ranks))
-        yield from (_of_finding(run, found) for found in source.findings(run))
+    for run, found in groupby(recent, key=lambda r: r.run):
+        ranks = list(found)
+        states = {rank.status for rank in ranks}
+        status = "running" if "running" in states else "lost" if "lost" in states else "ended"
+        verdict = next((rank.verdict.sentence for rank in ranks if rank.verdict is not None), "")
+        start_s, end_s = min(r.started_s for r in ranks), max(max(r.last_message_s, r.watermark_s) for r in ranks)
+        about = f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here"
+        yield _annotation([TAG, f"run:{run}", "run"], start_s, end_s, ranks[0].name, about, verdict)
+        for each in source.findings(run):
+            tags = [TAG, f"run:{run}", f"cause:{each.cause}", f"rank:{each.rank}"]
+            yield _annotation(tags, each.since_s or 0.0, each.seen_s or 0.0, each.title, each.advice)
 
 
-def _of_run(run: str, ranks: Sequence[Run]) -> Annotation:
-    states = {rank.status for rank in ranks}
-    status = "running" if "running" in states else "lost" if "lost" in states else "ended"
-    verdict = next((rank.verdict.sentence for rank in ranks if rank.verdict is not None), "")
-    return Annotation(
-        tags=[TAG, f"run:{run}", "run"],
-        time_from=_ms(min(rank.started_s for rank in ranks)),
-        time_to=_ms(max(max(rank.last_message_s, rank.watermark_s) for rank in ranks)),
-        text=_html(ranks[0].name, f"{status}, {len(ranks)} rank{'s' if len(ranks) > 1 else ''} here", verdict),
-    )
-
-
-def _of_finding(run: str, found: Finding) -> Annotation:
-    since_s = found.since_s or 0.0
-    return Annotation(
-        tags=[TAG, f"run:{run}", f"cause:{found.cause}", f"rank:{found.rank}"],
-        time_from=_ms(since_s),
-        time_to=_ms(max(found.seen_s or 0.0, since_s)),
-        text=_html(found.title, found.advice),
-    )
+def _annotation(tags: list[str], start_s: float, end_s: float, *lines: str) -> Annotation:
+    text = "<br>".join(html.escape(line, quote=False) for line in lines if line)
+    return Annotation(tags, round(1000 * start_s), round(1000 * max(start_s, end_s)), text)
 
 
 def push_annotations(api: GrafanaApi, url: str, annotations: Iterable[Annotation]) -> dict[Outcome, int]:
@@ -287,11 +272,3 @@ def push_annotations(api: GrafanaApi, url: str, annotations: Iterable[Annotation
                 with explained(url, "change an annotation"):  # as a whole: the client's partial update clears the tags
                     api.annotations.update_annotation(known["id"], **asdict(new))
     return counts
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _html(*lines: str) -> str:
-    return "<br>".join(html.escape(line, quote=False) for line in lines if line)

@@ -13,11 +13,7 @@ from gpuwatch.tools.reports.display import UNITS, Unit
 from gpuwatch_dashboards.query import Match, Query
 
 Kind = Literal["lines", "stack", "stat", "table"]
-Link = Literal["fleet", "node", "run", "user", "job", "runbook"]
-"""Target of a table cell's link: the fleet's, node's or run's page with this value selected, or an alert's runbook."""
 Severity = Literal["warning", "critical"]
-LINKS: dict[str, Link] = {"alertname": "runbook", "instance": "node", "run": "run", "user": "user", "job_id": "job"}
-"""By the label of a table's column: what its values link to."""
 _TITLES = {
     "alertname": "Alert",
     "instance": "Node",

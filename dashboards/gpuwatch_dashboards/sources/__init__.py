@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gpuwatch.api import Finding, Run, Series, Steps
@@ -24,11 +25,11 @@ class Source(Protocol):
     label: str
     """For people: "agent at http://127.0.0.1:9478"."""
 
-    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
-        """Return the known runs, the most recently active first. Prometheus: those of the node, `run` among them."""
+    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
+        """Return the known runs, the most recently active first.
 
-    def kept_runs(self) -> Sequence[Run]:
-        """Return the same, with ended runs that only the agent's history has. Prometheus: the same as `runs`."""
+        Prometheus: those of the node, `run` among them. An agent, with `kept`: also ended runs that only its history has.
+        """
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return what is known of the named node, else of the run's; an agent knows only its own."""
@@ -46,12 +47,12 @@ class Source(Protocol):
         """Return the report of a run with all its ranks, from its first second until now."""
 
 
+@dataclass
 class _Entry:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.until_s = float("-inf")
-        self.value: Any = None
-        self.error: Exception | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until_s: float = float("-inf")
+    value: Any = None
+    error: Exception | None = None
 
 
 class Once:
@@ -101,11 +102,8 @@ class SharedSource:
         self._once = once or Once()
         self.label = source.label
 
-    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
-        return self._once.get(("runs", node, run), lambda: self._source.runs(node, run))
-
-    def kept_runs(self) -> Sequence[Run]:
-        return self._once.get(("kept runs",), self._source.kept_runs)
+    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
+        return self._once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         key = ("node", None if run is None else _key(run), node)

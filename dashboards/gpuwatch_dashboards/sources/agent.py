@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,6 +15,9 @@ from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.query import Node, Query, Scope, Span, evaluate
 
+Request = tuple[str, tuple[str, ...] | None]
+"""A metric and the labels to keep; None: all of them, and of each interval its smallest and largest sample."""
+
 
 class AgentSource:
     """A Source: one node's agent."""
@@ -24,11 +26,8 @@ class AgentSource:
         self._client = Client(url, get=get)
         self.label = f"agent at {self._client.url}"
 
-    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
-        return self._client.runs()
-
-    def kept_runs(self) -> Sequence[Run]:
-        return self._client.runs(kept=True)
+    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
+        return self._client.runs(kept)
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         status = self._client.status()
@@ -41,7 +40,7 @@ class AgentSource:
         requests = dict.fromkeys(part for query in queries for part in _requests(query, scope))
         answers = self._client.many_series([_params(request, scope, span) for request in requests])
         raw = dict(zip(requests, answers, strict=True))
-        return [evaluate(query, {part.metric: raw[part] for part in _requests(query, scope)}) for query in queries]
+        return [evaluate(query, {part[0]: raw[part] for part in _requests(query, scope)}) for query in queries]
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         return self._client.steps(run.run, run.rank, points, start_s, end_s) or Steps()
@@ -58,56 +57,32 @@ class AgentSource:
             what = f"{self.label} has no report of {run.name or run.run}"
             raise SourceError(what, self._client.url, str(error)) from error
 
-    def close(self) -> None:
-        self._client.close()
 
-
-@dataclass(frozen=True)
-class _Request:
-    """What is requested of one metric."""
-
-    metric: str
-    by: tuple[str, ...] | None = None
-    """Labels to keep; None: all of them."""
-    extremes: bool = False
-    """Of each interval its smallest and largest sample, instead of its last."""
-
-
-def _params(request: _Request, scope: Scope, span: Span) -> Params:
+def _params(request: Request, scope: Scope, span: Span) -> Params:
     """Return one query of /api/v1/series."""
-    labels = BY_NAME[request.metric].labels
+    metric, by = request
     named = {"run": scope.run, "rank": scope.rank, "gpu": scope.gpu}
     return {
-        "metric": request.metric,
+        "metric": metric,
         "start": span.start_s,
         "end": span.end_s,
         "points": span.points,
-        **{label: value for label, value in named.items() if label in labels and value is not None},
-        **({} if request.by is None else {"by": ",".join(request.by)}),
-        **({"pick": "extremes"} if request.extremes else {}),
+        **{name: value for name, value in named.items() if name in BY_NAME[metric].labels and value is not None},
+        **({"pick": "extremes"} if by is None else {"by": ",".join(by)}),
     }
 
 
-def _requests(query: Query, scope: Scope) -> list[_Request]:
+def _requests(query: Query, scope: Scope) -> list[Request]:
     """Return what a query needs: only the labels that it reads, and the extremes of a gauge that is drawn unchanged.
 
     Extremes of two series lie at different times, so they cannot be summed or divided.
     """
-    kept = _labels(query)
-    if query.over is None:
-        fixed = {"run", "rank"} if scope.run is not None else set()
-        alone = not query.is_rate and set(BY_NAME[query.metric].labels) - fixed <= set(query.by)
-        return [_Request(query.metric, None if alone else kept, alone)]
-    return [
-        _Request(query.metric, kept),
-        *(_requests(query.over, Scope()) if query.over.metric != query.metric else ()),
-    ]
-
-
-def _labels(query: Query) -> tuple[str, ...]:
-    """Return the labels of its metric that a query, or its divisor of the same metric, groups or filters by."""
-    parts = [query]
-    if query.over is not None and query.over.metric == query.metric:
-        parts.append(query.over)
+    labels, over = BY_NAME[query.metric].labels, query.over
+    fixed = {"run", "rank"} if scope.run is not None else set()
+    if over is None and not query.is_rate and set(labels) - fixed <= set(query.by):
+        return [(query.metric, None)]
+    of_itself = over is not None and over.metric == query.metric
+    parts = [query, over] if over is not None and of_itself else [query]
     read = {label for part in parts for label in (*part.by, *(match.label for match in part.where))}
-    return tuple(label for label in BY_NAME[query.metric].labels if label in read)
+    kept = (query.metric, tuple(label for label in labels if label in read))
+    return [kept] if over is None or of_itself else [kept, *_requests(over, Scope())]

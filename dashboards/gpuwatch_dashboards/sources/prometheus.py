@@ -44,24 +44,16 @@ class PrometheusSource:
     """A Source: a Prometheus that scrapes agents. It has no evidence of findings, and of steps only a histogram."""
 
     def __init__(
-        self,
-        url: str,
-        get: Get | None = None,
-        scrape_interval_s: float = 15.0,
-        now: Callable[[], float] = time.time,
+        self, url: str, get: Get | None = None, scrape_interval_s: float = 15.0, now: Callable[[], float] = time.time
     ) -> None:
         self._api = JsonServer(url, "Prometheus", REMEDY, get)
-        self._window_s = SCRAPES_PER_WINDOW * scrape_interval_s
-        self._scrape_interval_s = scrape_interval_s
+        self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
         self._agents: dict[str, AgentSource] = {}
         self.label = f"Prometheus at {self._api.url}"
 
-    def runs(self, node: str | None = None, run: str | None = None) -> Sequence[Run]:
+    def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
         return scraped_runs(self.instant, node, run, self._window_s, self._now())
-
-    def kept_runs(self) -> Sequence[Run]:
-        return self.runs()
 
     def node(self, run: Run | None, node: str | None = None) -> Node:
         """Return the named node, or the run's; without either only Prometheus's own name is known."""
@@ -106,11 +98,6 @@ class PrometheusSource:
 
     def report(self, run: Run) -> RunReport:
         return self._agent_of(run).report(run)
-
-    def close(self) -> None:
-        self._api.close()
-        for agent in self._agents.values():
-            agent.close()
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
         """Return (labels, value) of each series of an expression, now or at a time."""

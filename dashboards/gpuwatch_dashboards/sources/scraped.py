@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
-from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
@@ -57,7 +56,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
                 found.setdefault(_run_key(labels), {})[labels.get(label, "unknown")] = seconds
         return found
 
-    infos = instant(f"last_over_time(gpuwatch_run_info{past})")
+    infos = {_run_key(labels): labels for labels, _ in instant(f"last_over_time(gpuwatch_run_info{past})")}
     up = values(f"gpuwatch_run_up{where}")
     steps = values(f"last_over_time(gpuwatch_steps_total{past})")
     watermarks = values(f"last_over_time(gpuwatch_ledger_watermark_timestamp_seconds{past})")
@@ -75,9 +74,11 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     mfu = values(f"gpuwatch_run_mfu_ratio{where}")
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
-    runs: dict[Key, Run] = {}
-    for labels, _ in infos:
-        key, world_size = _run_key(labels), labels.get("world_size", "")
+    runs: list[Run] = []
+    for key, labels in infos.items():
+        world_size = labels.get("world_size", "")
+        rank = int(key[1]) if key[1].isdigit() else 0
+        of_rank, whole = _of_rank(findings.get(key[0], ()), rank, late.get(key)), states.get(key, {})
         recent = Recent(
             duration_s=window_s,
             states=recent_states.get(key, {}),
@@ -87,11 +88,12 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
             mfu_ratio=mfu.get(key),
         )
-        rank = int(key[1]) if key[1].isdigit() else 0
-        found, whole = _of_rank(findings.get(key[0], ()), rank, late.get(key)), states.get(key, {})
-        idle_s = now_s - last_steps[key] if key in last_steps else None
+        named = recent_declared if recent.states else declared
+        judged = _window(recent.states, whole, phases.get(key, {}), named.get(key, {}), labels)
+        if key in last_steps and any(finding.cause == "stalled" for finding in of_rank):
+            judged = replace(judged, stalled_s=now_s - last_steps[key])
         watermark_s = watermarks.get(key, now_s)
-        runs[key] = ScrapedRun(
+        one = ScrapedRun(
             run=key[0],
             rank=rank,
             name=labels.get("name") or key[0],
@@ -108,19 +110,12 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             states=whole,
             phases=declared.get(key, {}),
             recent=recent,
-            verdict=_verdict(
-                recent.states or whole,
-                bool(recent.states),
-                phases.get(key, {}),
-                (recent_declared if recent.states else declared).get(key, {}),
-                found,
-                labels,
-                idle_s,
-            ),
-            findings=found,
+            verdict=give_verdict(judged, of_rank) if judged.states_s else None,
+            findings=of_rank,
             instance=labels.get(INSTANCE),
         )
-    return sorted(runs.values(), key=lambda run: (-round(run.watermark_s), run.run, run.rank))
+        runs.append(one)
+    return sorted(runs, key=lambda run: (-round(run.watermark_s), run.run, run.rank))
 
 
 def _run_key(labels: Mapping[str, str]) -> Key:
@@ -151,37 +146,27 @@ def _of_rank(findings: Sequence[Finding], rank: int, late_ratio: float | None) -
     return tuple(replace(f, rank=rank, ratio=late_ratio) if f.cause == "straggler" else f for f in own)
 
 
-def _verdict(
-    states_s: Mapping[str, float],
-    is_recent: bool,
+def _window(
+    recent_s: Mapping[str, float],
+    whole_s: Mapping[str, float],
     phases_s: Mapping[str, float],
     declared_s: Mapping[str, float],
-    findings: Sequence[Finding],
     info: Mapping[str, str],
-    idle_s: float | None,
-) -> Verdict | None:
-    """Return the agent's verdict; None without states.
+) -> Window:
+    """Return what a verdict is about: seconds by state of the last minute, or of the whole run once it is over.
 
-    Args:
-        states_s: Seconds by state, of the last minute (`is_recent`), or of the whole run once it is over.
-        phases_s: Seconds by phase. Single steps are not exported: their sum stands for them.
-        idle_s: Since the last step ended.
+    Single steps are not exported: the sum of each phase stands for them.
     """
-    if not states_s:
-        return None
+    states_s = recent_s or whole_s
     data_wait, transfer, compute = ((phases_s.get(phase, 0.0),) for phase in ("data_wait", "transfer", "compute"))
-    total = StepColumns(data_wait, transfer, compute, (False,))
-    stalled = any(finding.cause == "stalled" for finding in findings)
-    window = Window(
+    return Window(
         duration_s=sum(states_s.values()),
         states_s=states_s,
         declared_s=declared_s,
         timeline=info.get("timeline", "host"),
         device=info.get("device", "cpu"),
-        steps=total if phases_s or not is_recent else StepColumns(),
-        stalled_s=idle_s if stalled else None,
+        steps=StepColumns(data_wait, transfer, compute, (False,)) if phases_s or not recent_s else StepColumns(),
     )
-    return give_verdict(window, findings)
 
 
 def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu, ...] | None:

@@ -22,7 +22,7 @@ from rich.text import Text
 from gpuwatch.api import Points, Series
 from gpuwatch.formatting import percent
 from gpuwatch.ledger.states import shares
-from gpuwatch.tools.reports.display import STATES, Look
+from gpuwatch.tools.reports.display import STATES, Look, Unit, display
 
 GLYPHS: dict[str, str] = {
     "compute": "█", "eval": "▓", "checkpoint": "▒", "compile": "=", "startup": "░", "transfer": "▞", "input_wait": "╱",
@@ -261,11 +261,15 @@ def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s:
 class Curve:
     name: str
     points: Points
-    last: str
-    """The latest value with its unit."""
+    unit: Unit
     colour: str = "default"
     maximum: float | None = 1.0
     """Upper end; None: by the largest value."""
+
+    @property
+    def last(self) -> str:
+        """Return the latest value with its unit."""
+        return display(Series({}, self.points).last, self.unit)
 
 
 def curve_lines(

@@ -14,26 +14,12 @@ from rich.text import Text
 
 from gpuwatch.api import Run
 from gpuwatch.errors import SourceError
-from gpuwatch.tools.reports.display import STATES, display
+from gpuwatch.tools.reports.display import STATES
 from gpuwatch_dashboards.panels import live_panels
 from gpuwatch_dashboards.render.charts import drawn_lines
 from gpuwatch_dashboards.selection import key_of
-from gpuwatch_dashboards.top import Facts, Reader, Sampled, last
+from gpuwatch_dashboards.top import Facts, Reader, Sampled, last, sections
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
-from gpuwatch_dashboards.top.sections import (
-    all_findings,
-    area_lines,
-    finding_lines,
-    gpu_detail,
-    gpu_strip,
-    gpu_table,
-    ledger_lines,
-    node_lines,
-    run_curves,
-    run_list,
-    step_lines,
-    verdict_lines,
-)
 
 PageName = Literal["runs", "gpus", "findings", "panels", "help"]
 TALL = 40
@@ -94,37 +80,39 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
     if isinstance(facts, SourceError):
         return Page(away(facts, width))
     if view.page == "findings":
-        return Page(all_findings(facts, width))
+        return Page(sections.all_findings(facts, width))
     if view.page == "panels":
         return Page(panel_lines(facts.series, width))
-    node = node_lines(facts, whole)
+    node = sections.node_lines(facts, whole)
     if view.page == "gpus":
         node = [rule(f"node {facts.node.host}", whole), *node]
         selected = max(0, min(view.gpu, len(facts.gpus) - 1))
-        detail = gpu_detail(facts, facts.gpus[selected], width, height) if facts.gpus else []
+        detail = sections.gpu_detail(facts, facts.gpus[selected], width, height) if facts.gpus else []
         room = height - len(node) - 1
-        return Page(detail, gpu_table(facts, selected, whole, max(3, min(8, room // 2), room - len(detail))), node)
+        return Page(
+            detail, sections.gpu_table(facts, selected, whole, max(3, min(8, room // 2), room - len(detail))), node
+        )
     run = selected_run(view, facts)
     if run is None:
-        gpus = [rule("GPUs", width), *gpu_table(facts, None, width, len(facts.gpus))] if facts.gpus else []
+        gpus = [rule("GPUs", width), *sections.gpu_table(facts, None, width, len(facts.gpus))] if facts.gpus else []
         return Page(no_runs(facts.node.host, width) + gpus, [], node)
     tall, small = height >= TALL, height < SMALL
     node = node[:2] if small else [rule(f"node {facts.node.host}", whole), *node]
-    gpus = gpu_strip(facts.gpus, whole) if facts.gpus else []
+    gpus = sections.gpu_strip(facts.gpus, whole) if facts.gpus else []
     if facts.gpus and tall:
-        gpus = [rule("GPUs", whole), *gpu_table(facts, None, whole, 8)]
-    above = run_list(facts.runs, key_of(run), whole, max(3, height // 6))
+        gpus = [rule("GPUs", whole), *sections.gpu_table(facts, None, whole, 8)]
+    above = sections.run_list(facts.runs, key_of(run), whole, max(3, height // 6))
     series = facts.series if facts.series.run == key_of(run) else facts.series.of_node_only()
-    body = [*verdict_lines(run, width), *ledger_lines(run, width, 0.02 if small else 0.0005)]
-    body += step_lines(run, series, width)
-    curves, live = run_curves(series, width, 2 if tall else 1), run.status == "running"
+    body = [*sections.verdict_lines(run, width), *sections.ledger_lines(run, width, 0.02 if small else 0.0005)]
+    body += sections.step_lines(run, series, width)
+    curves, live = sections.run_curves(series, width, 2 if tall else 1), run.status == "running"
     room = height - len(above) - len(body) - len(curves) - len(gpus) - len(node)
-    found = finding_lines(run.findings, facts.time_s, live, width)
+    found = sections.finding_lines(run.findings, facts.time_s, live, width)
     if len(found) > room:
-        found = finding_lines(run.findings, facts.time_s, live, width, full=False)
+        found = sections.finding_lines(run.findings, facts.time_s, live, width, full=False)
     body += found + curves
     if tall and room - len(found) > LEAST_AREA:
-        body += [Text(), *area_lines(series, width, min(MOST_AREA, room - len(found) - 1))]
+        body += [Text(), *sections.area_lines(series, width, min(MOST_AREA, room - len(found) - 1))]
     return Page(body, above, gpus + node)
 
 
@@ -138,10 +126,7 @@ def panel_lines(series: Sampled, width: int) -> list[Text]:
         top = panel.maximum or max(
             (value for line in drawn for _, value in line.points if value is not None), default=0.0
         )
-        curves = [
-            Curve(line.name or panel.title, line.points, display(last(line.points), panel.unit), line.colour, top)
-            for line in drawn
-        ]
+        curves = [Curve(line.name or panel.title, line.points, panel.unit, line.colour, top) for line in drawn]
         lines += [
             rule(panel.title, width),
             *curve_lines(curves, series.start_s, series.end_s, width, label=min(24, width // 2 - 4)),
@@ -202,16 +187,21 @@ def once(reader: Reader, width: int) -> list[Text]:
     """Return the list of runs, details of the running ones (else of the latest), GPUs and node. Raises SourceError."""
     facts = reader.read()
     runs = list(facts.runs)
-    lines = run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
+    lines = sections.run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
     for run in [run for run in runs if run.status == "running"] or runs[:1]:
         series = facts.series if facts.selected == key_of(run) else reader.read(key_of(run)).series
-        lines += [Text(), *verdict_lines(run, width), *ledger_lines(run, width), *step_lines(run, series, width)]
-        lines += finding_lines(run.findings, facts.time_s, run.status == "running", width)
-        lines += run_curves(series, width)
+        lines += [
+            Text(),
+            *sections.verdict_lines(run, width),
+            *sections.ledger_lines(run, width),
+            *sections.step_lines(run, series, width),
+        ]
+        lines += sections.finding_lines(run.findings, facts.time_s, run.status == "running", width)
+        lines += sections.run_curves(series, width)
     if facts.gpus:
-        lines += [Text(), rule("GPUs", width), *gpu_table(facts, None, width, len(facts.gpus))]
-        lines += finding_lines(facts.node.findings, facts.time_s, True, width) if facts.node.findings else []
-    return [*lines, Text(), rule(f"node {facts.node.host}", width), *node_lines(facts, width)]
+        lines += [Text(), rule("GPUs", width), *sections.gpu_table(facts, None, width, len(facts.gpus))]
+        lines += sections.finding_lines(facts.node.findings, facts.time_s, True, width) if facts.node.findings else []
+    return [*lines, Text(), rule(f"node {facts.node.host}", width), *sections.node_lines(facts, width)]
 
 
 def print_once(reader: Reader) -> None:

@@ -139,13 +139,12 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
 
 def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
     """Return the curves of the last minutes, each `rows` high."""
-    step, shm = series.points("step"), series.shm_ratio()
-    wait, cpu = series.points("ledger {state}", state="input_wait"), series.points("cpu busy, of all cores")
+    wait = series.points("ledger {state}", state="input_wait")
     curves = [
-        Curve("step time", step, display(last(step), "s"), PHASES["compute"].colour, None),
-        Curve("input wait", wait, display(last(wait), "ratio"), PHASES["data_wait"].colour),
-        Curve("CPU", cpu, display(last(cpu), "ratio")),
-        Curve("/dev/shm", shm, display(last(shm), "ratio")),
+        Curve("step time", series.points("step"), "s", PHASES["compute"].colour, None),
+        Curve("input wait", wait, "ratio", PHASES["data_wait"].colour),
+        Curve("CPU", series.points("cpu busy, of all cores"), "ratio"),
+        Curve("/dev/shm", series.shm_ratio(), "ratio"),
     ]
     return curve_lines(curves, series.start_s, series.end_s, width, rows)
 
@@ -276,17 +275,18 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
 
 def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
     """Return one GPU's curves; empty without samples."""
-    names = ("gpu_utilization GPU {gpu}", "gpu_memory GPU {gpu}", "gpu_power GPU {gpu}", "gpu_temperature GPU {gpu}")
-    points = [series.points(name, gpu=gpu.gpu, UUID=gpu.uuid) for name in names]
-    if not any(points):
-        return []
-    lasts = [last(each) for each in points]
+    shown = (
+        ("utilisation", "gpu_utilization", "ratio", BLUE, 1.0),
+        ("memory", "gpu_memory", "ratio", GREEN, 1.0),
+        ("power", "gpu_power", "watts", ORANGE, None),
+        ("temperature", "gpu_temperature", "celsius", "default", 100.0),
+    )
     curves = [
-        Curve("utilisation", points[0], display(lasts[0], "ratio"), BLUE),
-        Curve("memory", points[1], display(lasts[1], "ratio"), GREEN),
-        Curve("power", points[2], display(lasts[2], "watts"), ORANGE, None),
-        Curve("temperature", points[3], "–" if lasts[3] is None else f"{lasts[3]:.0f} °C", "default", 100.0),
+        Curve(name, series.points(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid), unit, colour, top)
+        for name, key, unit, colour, top in shown
     ]
+    if not any(curve.points for curve in curves):
+        return []
     return curve_lines(curves, series.start_s, series.end_s, width, rows)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import streamlit as st
-from markupsafe import Markup
 
 from gpuwatch.api import Run
 from gpuwatch.formatting import duration
@@ -17,8 +15,7 @@ from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import Card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Option, decal, reference, tooltip, value_axis
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.selection import chosen
-from gpuwatch_dashboards.views.site import Site, draw_card, foot, redrawn, remember, top_bar
+from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, redrawn, remember
 
 EVERY_S = 15.0
 MOST_RUNS = 6
@@ -26,15 +23,10 @@ PARAM = "runs"
 _CHOICE = "compared_runs"
 
 
+@redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """Draw the page, now and then every fifteen seconds."""
-    redrawn(_compare, site, EVERY_S)
-
-
-def _compare(site: Site) -> None:
-    runs = site.source.kept_runs()
-    top_bar(site, chosen(st.query_params))
-    firsts = first_ranks(runs)
+    """The page, drawn every fifteen seconds."""
+    firsts = first_ranks(site.source.runs(kept=True))
     if len(firsts) < 2:
         st.html(PAGES.too_few_to_compare(len(firsts)))
         return
@@ -42,18 +34,12 @@ def _compare(site: Site) -> None:
     if len(wanted) < 2:
         st.html(PAGES.nothing("Choose a second run: the first one is what the others are compared with."))
         return
-    base, *others = [site.source.report(run) for run in wanted]
-    drawn = site.once.get(
-        ("compare", *((r.run, r.generated_s) for r in (base, *others))), lambda: content(base, others)
-    )
-    for number, outcome in enumerate(drawn.outcomes):
-        with st.container(key=f"box-outcome-{number}"):
-            st.html(outcome)
-    with st.container(key="grid-two"):
-        for card in (drawn.speeds, drawn.steps):
-            draw_card(card)
-    with st.container(key="box-shares"):
-        st.html(drawn.shares)
+    reports = [site.source.report(run) for run in wanted]
+    comparisons = [compare(reports[0], other) for other in reports[1:]]
+    for number, found in enumerate(comparisons):
+        box(f"outcome-{number}", PAGES.outcome(found))
+    draw_cards("grid-two", (speeds_card(reports[0], comparisons), steps_card(reports)))
+    box("shares", PAGES.shares(reports, legend_of(state for report in reports for state in report.shares)))
     st.html(foot(site))
 
 
@@ -83,15 +69,6 @@ _SPEEDS = "Predicted and achieved"
 _STEPS = "Step time over the run"
 
 
-@dataclass(frozen=True)
-class Content:
-    outcomes: tuple[Markup, ...]
-    """Of each run against the first one."""
-    speeds: Card
-    steps: Card
-    shares: Markup
-
-
 def first_ranks(runs: Sequence[Run]) -> list[Run]:
     """Return one entry a run, the latest started first."""
     firsts: dict[str, Run] = {}
@@ -110,18 +87,7 @@ def label_of(run: Run) -> str:
     return f"{run.name or run.run} · {sign} {run.status} · {length} · {run.steps:,} steps"
 
 
-def content(base: RunReport, others: Sequence[RunReport]) -> Content:
-    """Return the page's parts."""
-    comparisons, reports = [compare(base, other) for other in others], (base, *others)
-    return Content(
-        outcomes=tuple(PAGES.outcome(found) for found in comparisons),
-        speeds=_speeds(base, comparisons),
-        steps=_steps(reports),
-        shares=PAGES.shares(reports, legend_of(state for report in reports for state in report.shares)),
-    )
-
-
-def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
+def speeds_card(base: RunReport, found: Sequence[Comparison]) -> Card:
     """Return predicted and achieved throughput, in times that of the first run."""
     entries = [Look("predicted, at most", ORANGE, "/"), Look("achieved", BLUE)]
     question = f"How many times the throughput of {base.name}? Predicted is the gain of its first finding."
@@ -151,7 +117,7 @@ def _speeds(base: RunReport, found: Sequence[Comparison]) -> Card:
     return Card("panel-speeds", head, option, 60 + ROW_PX * len(found), f"{_SPEEDS}, times {base.name}: {words}")
 
 
-def _steps(reports: Sequence[RunReport]) -> Card:
+def steps_card(reports: Sequence[RunReport]) -> Card:
     """Return the median step time of each run over its own time."""
     known = [(n, report) for n, report in enumerate(reports) if report.steps_over_time.time_s]
     entries = [Look(report.name, SEQUENCE[n % len(SEQUENCE)]) for n, report in known]

@@ -13,8 +13,8 @@ from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel
 from gpuwatch_dashboards.query import Scope, Span
 from gpuwatch_dashboards.render.cards import Answers, figures
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.selection import MAX_POINTS, chosen
-from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot, redrawn, top_bar
+from gpuwatch_dashboards.selection import MAX_POINTS
+from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot, redrawn
 
 EVERY_S = 30.0
 RECORDED_S = 300.0
@@ -27,13 +27,9 @@ MUCH = 0.1
 FIRST = ("lost_now", "fleet_alerts", "silent_nodes")
 
 
+@redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """Draw the page, now and then every half minute."""
-    redrawn(_fleet, site, EVERY_S)
-
-
-def _fleet(site: Site) -> None:
-    top_bar(site, chosen(st.query_params))
+    """The page, drawn every half minute."""
     if site.prometheus is None:
         st.html(PAGES.fleet_needs_prometheus())
         return

@@ -7,39 +7,30 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import streamlit as st
-from markupsafe import Markup
 
 from gpuwatch.api import Run, Series
+from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import markup
 from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.selection import (
-    DEFAULT_WINDOW,
-    WINDOWS_S,
-    Chosen,
-    chosen,
-    in_order,
-    key_of,
-    settled,
-    span_between,
-    span_of,
-    span_of_node,
-)
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
+    REFRESH_S,
     Site,
+    box,
     choice,
     chosen_run,
     draw_card,
+    draw_cards,
     draw_panels,
     foot,
+    go_to,
     redrawn,
     remember,
     run_box,
-    top_bar,
 )
 
 ALL_GPUS = "all"
@@ -52,11 +43,6 @@ SMALL_POINTS = 160
 """A small chart is some 400 px wide: more points than this fall on each other."""
 MORE_HOLD_S = 15.0
 _MORE = "more_panels"
-
-
-def page(site: Site) -> None:
-    """Draw the page, now and then every two seconds."""
-    redrawn(_live, site)
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,7 @@ class _Shown:
 
     @property
     def key(self) -> Hashable:
-        who = None if self.run is None else key_of(self.run)
+        who = None if self.run is None else selection.key_of(self.run)
         return who, self.gpu, self.node.host, self.node.gpus is None, self.span
 
     @property
@@ -91,21 +77,26 @@ class _Shown:
         return min(MOST_HOLD_S, max(LEAST_HOLD_S, (self.span.end_s - self.span.start_s) / self.span.points))
 
 
-def _live(site: Site) -> None:
-    selection = chosen(st.query_params)
-    runs = in_order(site.source.runs(selection.node, selection.run))
+@redrawn(REFRESH_S)
+def page(site: Site) -> None:
+    """The page, drawn every two seconds."""
+    params, stretch = st.query_params, selection.stretch_of(st.query_params)
+    asked = params.get("node")
+    runs = selection.in_order(site.source.runs(asked, params.get("run")))
     # of a run that spans nodes, the ranks of the named node
-    here = [run for run in runs if selection.node in (None, run.instance)] or runs
+    here = [run for run in runs if asked in (None, run.instance)] or runs
     run = chosen_run(here)
-    node = site.source.node(run, selection.node)
-    top_bar(site, selection if run is None else replace(selection, run=run.run, rank=str(run.rank)))
+    node = site.source.node(run, asked)
     if run is None and not node.gpus:
         st.html(PAGES.no_runs(node) + foot(site, node))
         return
-    window = _choices(here, run, selection)
+    window = _choices(here, run, stretch)
     now_s = float(int(time.time()))
-    gpu = selection.gpu if node.gpus and any(each.gpu == selection.gpu for each in node.gpus) else None
-    shown = _Shown(runs, run, node, gpu, _span(run, window, selection, now_s))
+    gpu = next((each.gpu for each in node.gpus or () if each.gpu == params.get("gpu")), None)
+    span = selection.span_between(*stretch) if stretch else selection.span_of(run, selection.WINDOWS_S[window], now_s)
+    if stretch is None and (run is None or run.status == "running"):
+        span = selection.settled(span)
+    shown = _Shown(runs, run, node, gpu, span)
     # in this order: what is drawn is on its way to the reader while the next part is fetched and made
     if run is not None:
         with st.container(key="verdict"):
@@ -118,54 +109,32 @@ def _live(site: Site) -> None:
     st.html(foot(site, node, run))
 
 
-def _choices(runs: Sequence[Run], run: Run | None, selection: Chosen) -> str:
+def _choices(runs: Sequence[Run], run: Run | None, stretch: tuple[float, float] | None) -> str:
     """Draw the choice of run and time; return the name of the window."""
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
         if run is not None:
             run_box(runs, run)
-        window = choice("Time range", list(WINDOWS_S), "window", DEFAULT_WINDOW, "window")
-        if selection.range is not None:
-            st.button("Back to now", on_click=lambda: remember(**{"from": None, "to": None}))
+        window = choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
+        if stretch is not None:
+            st.button("Back to now", on_click=go_to)
     return window
-
-
-def _span(run: Run | None, window: str, selection: Chosen, now_s: float) -> Span:
-    """Return the stretch of time to draw. It is the same for all viewers of a second."""
-    if selection.range is not None:
-        return span_between(*selection.range)
-    if run is None:
-        return settled(span_of_node(WINDOWS_S[window], now_s))
-    span = span_of(run, WINDOWS_S[window], now_s)
-    return settled(span) if run.status == "running" else span
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    findings, runs, ranks = site.once.get(("texts", shown.key), lambda: _texts(shown, now_s))
+    found = (*markup.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
             draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
-        with st.container(key="box-findings"):
-            st.html(PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make."))
-            st.html(findings)
-    for key, title, question, table in (
-        ("runs", f"Runs on {node.host}", "Which one needs attention?", runs),
-        ("ranks", "Ranks", "Which rank loses most, and do the others wait for it?", ranks),
-    ):
-        if table:
-            with st.container(key=f"box-{key}"):
-                st.html(PAGES.panel_head(title, question) + table)
-
-
-def _texts(shown: _Shown, now_s: float) -> tuple[Markup, Markup, Markup]:
-    """Return the findings of now, all runs that go on (empty where there is no other), and the run's ranks on this node."""
-    run = shown.run
-    found = (*markup.findings_of(shown.runs, run), *shown.node.findings)
-    findings = markup.findings(found, now_s, run is None or run.status == "running")
+        head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
+        box("findings", head + markup.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
-        return findings, Markup(), Markup()
+        return
     here = [each for each in shown.runs if each.instance == run.instance]
-    return findings, markup.run_table(here, run), markup.rank_table(markup.ranks_of(here, run), run)
+    if runs := markup.run_table(here, run):
+        box("runs", PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
+    if ranks := markup.rank_table(markup.ranks_of(here, run), run):
+        box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
 
 
 def _ledger(source: Source, shown: _Shown) -> Card:
@@ -201,18 +170,13 @@ def _rest(site: Site, shown: _Shown) -> None:
         ("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s
     )
     if gpus := node.gpus:
-        with st.container(key="box-gpus"):
-            st.html(PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?"))
-            st.html(site.once.get(("gpus", shown.key), lambda: markup.gpu_table(gpus, states, shown.runs)))
+        head = PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?")
+        box("gpus", head + markup.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:
             options = [ALL_GPUS, *(each.gpu for each in gpus)]
             choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
-        with st.container(key="grid-gpu"):
-            for each in of_gpus:
-                draw_card(each)
-    with st.container(key="grid"):
-        for each in others:
-            draw_card(each)
+        draw_cards("grid-gpu", of_gpus)
+    draw_cards("grid", others)
 
 
 def _gpu_name(gpu: str) -> str:

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from gpuwatch.api import Finding, Run, Series, Steps
+from gpuwatch.api import Finding, Run, Steps
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render import markup, timeline
 from gpuwatch_dashboards.render.cards import Card, card, read_panels
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.render.timeline import (
-    RANK_STEPS,
-    heat_card,
-    merged,
-    nothing_card,
-    shown_one_by_one,
-    step_cards,
-    trace,
-)
-from gpuwatch_dashboards.selection import chosen, in_order, key_of, span_between, span_of
+from gpuwatch_dashboards.selection import in_order, key_of, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
     Site,
+    box,
     chosen_run,
-    draw_card,
+    draw_cards,
     foot,
+    go_to,
     reader_clock,
     redrawn,
-    remember,
     run_box,
-    top_bar,
 )
 
 EVERY_S = 5.0
@@ -50,34 +40,42 @@ WITHOUT_AGENT = ("step_time", "findings")
 """Panels that show from Prometheus alone what the agent's steps and findings would."""
 
 
+@redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """Draw the page, now and then every five seconds."""
-    redrawn(_run, site, EVERY_S)
-
-
-def _run(site: Site) -> None:
-    selection = chosen(st.query_params)
-    runs = in_order(site.source.runs(selection.node, selection.run))
-    run = chosen_run(runs)
+    """The page, drawn every five seconds."""
+    runs = in_order(site.source.runs(st.query_params.get("node"), st.query_params.get("run")))
+    run, stretch = chosen_run(runs), stretch_of(st.query_params)
     node = site.source.node(run)
-    stretch = selection.range
     if run is None:
-        top_bar(site, selection)
         st.html(PAGES.no_runs(node) + foot(site, node))
         return
-    top_bar(site, replace(selection, run=run.run, rank=str(run.rank)))
-    now_s = time.time() // EVERY_S * EVERY_S
-    span = span_between(*stretch) if stretch else span_of(run, None, now_s)
+    span = span_between(*stretch) if stretch else span_of(run, None, time.time() // EVERY_S * EVERY_S)
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
         run_box(runs, run)
         _zoom(run, span, stretch)
-    box = st.container(key="verdict")
-    head = _early_head(run, box)
-    # a run that is over stays as it is
-    key = ("run", key_of(run), stretch, span, run.status, len(runs))
-    drawn = site.once.get(key, lambda: _content(site.source, runs, run, span, stretch), lambda _: EVERY_S)
-    head.html(PAGES.run_head(run, drawn.steps, drawn.past is not None))
-    _draw(drawn)
+    head = _early_head(run, st.container(key="verdict"))
+    steps, past, away = _kept(site.source, run, stretch)
+    head.html(PAGES.run_head(run, steps, away is None))
+    scope = Scope(run.run, str(run.rank), run.instance)
+    [(panel, ledger)] = read_panels(site.source, [BY_KEY["ledger"]], scope, span)
+    marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
+    cards = timeline.step_cards(steps, span, marks) if steps.step else [timeline.nothing_card(away)]
+    if away is not None:
+        known = read_panels(site.source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
+        cards += [card(*each, span, timeline.HEIGHT_PX, zoom=True) for each in known]
+    cards.append(card(panel, ledger, span, timeline.HEIGHT_PX, marks=marks, zoom=True))
+    if away is None and not timeline.shown_one_by_one(steps):
+        cards.append(timeline.heat_card(steps))
+    everyone = markup.ranks_of(runs, run)
+    if away is None and len(everyone) > 1:
+        cards.append(_of_ranks(site.source, everyone, span, stretch))
+    draw_cards("stack", cards)
+    if table := markup.rank_table(everyone, run):
+        about = "Which rank do the others wait for? Of the last minute, or the whole run."
+        box("ranks", PAGES.panel_head("Ranks", about) + table)
+    if away is None:
+        title = PAGES.panel_head("Found in this run", "What was found, and from when to when?")
+        box("past", title + markup.past_findings(past, reader_clock()))
     st.html(foot(site, node, run))
 
 
@@ -92,13 +90,8 @@ def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
         "Later": (span.start_s + length / 2, span.end_s + length / 2, stretch is not None),
     }
     for name, (start_s, end_s, can) in moves.items():
-        st.button(name, on_click=_go, args=(max(run.started_s, start_s), end_s), disabled=not can)
-    st.button("Whole run", on_click=_go, args=(None, None), disabled=stretch is None)
-
-
-def _go(start_s: float | None, end_s: float | None) -> None:
-    ends = (None, None) if start_s is None or end_s is None else (f"{start_s:.3f}", f"{end_s:.3f}")
-    remember(**{"from": ends[0], "to": ends[1]})
+        st.button(name, on_click=go_to, args=(max(run.started_s, start_s), end_s), disabled=not can)
+    st.button("Whole run", on_click=go_to, disabled=stretch is None)
 
 
 def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
@@ -111,68 +104,6 @@ def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
     return head
 
 
-def _draw(drawn: _Content) -> None:
-    with st.container(key="stack"):
-        for card in drawn.timeline:
-            draw_card(card)
-        draw_card(drawn.ledger)
-        if drawn.heat is not None:
-            draw_card(drawn.heat)
-        if drawn.ranks is not None:
-            draw_card(drawn.ranks)
-    if drawn.table:
-        with st.container(key="box-ranks"):
-            st.html(
-                PAGES.panel_head("Ranks", "Which rank do the others wait for? Of the last minute, or the whole run.")
-            )
-            st.html(drawn.table)
-    if drawn.past is None:
-        return
-    with st.container(key="box-past"):
-        st.html(PAGES.panel_head("Found in this run", "What was found, and from when to when?"))
-        st.html(markup.past_findings(drawn.past, reader_clock()))
-
-
-@dataclass(frozen=True)
-class _Content:
-    steps: Steps
-    timeline: tuple[Card, ...]
-    ledger: Card
-    heat: Card | None
-    """None where the steps are few enough to be shown one by one, or none are at hand."""
-    ranks: Card | None
-    """Step times of all ranks; None for a run of one."""
-    table: str
-    """HTML; empty for a run of one rank."""
-    past: tuple[Finding, ...] | None
-    """None: the agent that keeps them is away; the timeline then has a note, and what Prometheus knows."""
-
-
-def _content(
-    source: Source, runs: Sequence[Run], run: Run, span: Span, stretch: tuple[float, float] | None
-) -> _Content:
-    """Return the content; `stretch` is the time that was chosen, None for the whole run. Raises SourceError."""
-    steps, past, away = _kept(source, run, stretch)
-    scope = Scope(run.run, str(run.rank), run.instance)
-    [(panel, ledger)] = read_panels(source, [BY_KEY["ledger"]], scope, span)
-    marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
-    timeline = step_cards(steps, span, marks) if steps.step else [nothing_card(away)]
-    if away is not None:
-        known = read_panels(source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
-        timeline += [card(*each, span, 200, zoom=True) for each in known]
-    everyone = markup.ranks_of(runs, run)
-    several = len(everyone) > 1
-    return _Content(
-        steps=steps,
-        timeline=tuple(timeline),
-        ledger=card(panel, ledger, span, 200, marks=marks, zoom=True),
-        heat=None if away is not None or shown_one_by_one(steps) else heat_card(steps),
-        ranks=_of_ranks(source, everyone, span, stretch) if several and away is None else None,
-        table=markup.rank_table(everyone, run),
-        past=tuple(past) if away is None else None,
-    )
-
-
 def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[Finding], str | None]:
     """Return what only the agent of the run's node keeps; with Prometheus as source, why it does not answer."""
     try:
@@ -180,23 +111,19 @@ def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tupl
     except SourceError as error:
         if run.instance is None:
             raise
-        what = f"{error.what[:1].upper()}{error.what[1:]}"
-        return (
-            Steps(),
-            [],
-            f"Single steps are kept by the node's own agent. {what}: {error.remedy}. The rest is Prometheus's.",
-        )
+        why = f"{error.what[:1].upper()}{error.what[1:]}: {error.remedy}"
+        return Steps(), [], f"Single steps are kept by the node's own agent. {why}. The rest is Prometheus's."
 
 
 def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:
     lines = []
     for rank in everyone[:MOST_RANKS]:
         try:
-            steps = merged(source.steps(rank, RANK_BUCKETS, *(stretch or (None, None))), RANK_BUCKETS)
+            steps = source.steps(rank, RANK_BUCKETS, *(stretch or (None, None)))
         except SourceError:  # the agent of another node is away: the ranks of the others are compared
             continue
         columns = [steps.column(name) for name in ("data_wait_s", "transfer_s", "compute_s")]
         means = zip(*(column.mean for column in columns if column is not None), strict=True)
-        whole = trace(steps, [sum(value or 0.0 for value in parts) for parts in means], "rank", str(rank.rank))
-        lines.append(Series({"rank": str(rank.rank)}, whole.points))
-    return card(RANK_STEPS, [lines], replace(span, points=RANK_BUCKETS), 200, zoom=True)
+        wholes = [sum(value or 0.0 for value in parts) for parts in means]
+        lines.append(timeline.trace(steps, wholes, "rank", str(rank.rank)))
+    return card(timeline.RANK_STEPS, [lines], span, timeline.HEIGHT_PX, zoom=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -20,7 +20,7 @@ from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.charts import picked
 from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.selection import Chosen, chosen, find, key_of, select
+from gpuwatch_dashboards.selection import find, key_of, select
 from gpuwatch_dashboards.sources import Once, Source
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
@@ -29,7 +29,6 @@ CURRENCY_S = 300.0
 CLOSER, CLOSEST_S = 8.0, 0.5
 """A click shows an eighth of the time that was shown, and no less than half a second."""
 _WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
-_BAR_IS_DRAWN = "bar_is_drawn"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
     "run": ("node", "run", "rank", "from", "to"),
@@ -56,30 +55,46 @@ class Site:
         return self.once.get(("currency",), self.prometheus.currency, lambda _: CURRENCY_S)
 
 
-def redrawn(body: Callable[[Site], None], site: Site, every_s: float | None = REFRESH_S) -> None:
-    """Draw a page's body now and, where it is seen, every `every_s`; with a clear message while its source is away."""
+def redrawn(every_s: float) -> Callable[[Callable[[Site], None]], Callable[[Site], None]]:
+    """Make a page of its body: drawn now and, where it is seen, every `every_s`; with a message while its source is away."""
 
-    def attempt() -> None:
-        st.session_state[_BAR_IS_DRAWN] = False
-        try:
-            body(site)
-        except SourceError as error:  # at any point: what is drawn already stays above the message
-            if not st.session_state[_BAR_IS_DRAWN]:
-                top_bar(site, chosen(st.query_params))
-            st.html(PAGES.away(error))
+    def page_of(body: Callable[[Site], None]) -> Callable[[Site], None]:
+        def page(site: Site) -> None:
+            def draw() -> None:
+                _top_bar(site)
+                try:
+                    body(site)
+                except SourceError as error:  # at any point: what is drawn already stays above the message
+                    st.html(PAGES.away(error))
 
-    st.fragment(attempt, run_every=None if site.hidden else every_s)()
+            st.fragment(draw, run_every=None if site.hidden else every_s)()
+
+        return page
+
+    return page_of
 
 
-def top_bar(site: Site, selection: Chosen) -> None:
-    """Draw the brand and the links to the other pages; they carry what is selected."""
-    params = selection.params()
-    st.session_state[_BAR_IS_DRAWN] = True
+def _top_bar(site: Site) -> None:
+    """Draw the brand and the links to the other pages; they carry what is selected, and the run that was shown last."""
+    run, _, rank = st.session_state.get(_SHOWN, "").rpartition("/")
+    shown = {"run": run, "rank": rank} if run and st.query_params.get("run", run) == run else {}
+    params = {**shown, **st.query_params.to_dict()}
     with st.container(key="top", horizontal=True, vertical_alignment="center"):
         st.html('<div class="gw-brand">gpuwatch</div>', width="content")
         for key, page in site.pages.items():
             kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
             st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
+
+
+def box(key: str, html: str) -> None:
+    with st.container(key=f"box-{key}"):
+        st.html(html)
+
+
+def draw_cards(key: str, cards: Iterable[Card]) -> None:
+    with st.container(key=key):
+        for each in cards:
+            draw_card(each)
 
 
 def chosen_run(runs: Sequence[Run]) -> Run | None:
@@ -121,10 +136,8 @@ def _choice(run: Run) -> str:
 def _remember_choice(key: str) -> None:
     """Put the choice into the address: a link to it, and what the next refresh goes by."""
     run, _, rank = st.session_state[key].rpartition("/")
-    st.query_params["run"] = run
-    st.query_params["rank"] = rank
-    for name in ("from", "to"):  # another run's time
-        st.query_params.pop(name, None)
+    remember(run=run, rank=rank)
+    go_to()  # the stretch was another run's
 
 
 def remember(**params: str | None) -> None:
@@ -136,6 +149,11 @@ def remember(**params: str | None) -> None:
             st.query_params[name] = text
 
 
+def go_to(start_s: float | None = None, end_s: float | None = None) -> None:
+    """Put a stretch of time into the address; None: all of it."""
+    remember(**{name: f"{at:.3f}" if at is not None else None for name, at in (("from", start_s), ("to", end_s))})
+
+
 def choice(
     label: str, options: Sequence[str], param: str, default: str, key: str, name: Callable[[str], str] = str
 ) -> str:
@@ -145,8 +163,9 @@ def choice(
     show: dict[str, Any] = {"default": asked if asked in options else default, "required": True, "format_func": name}
 
     def changed() -> None:
-        of_time: dict[str, str | None] = {"from": None, "to": None} if param == "window" else {}
-        remember(**{param: st.session_state[key]}, **of_time)
+        remember(**{param: st.session_state[key]})
+        if param == "window":
+            go_to()
 
     show |= {"label_visibility": "collapsed", "on_change": changed}
     return st.segmented_control(label, list(options), key=key, **show) or default
@@ -173,7 +192,10 @@ def draw_card(card: Card) -> None:
         def clicked() -> None:
             st.session_state[_ZOOMS] = st.session_state.get(_ZOOMS, 0) + 1
             for group in st.session_state[key].selection.selected:
-                _zoom_in(picked(group["data_indices"][0], start_s, end_s), end_s - start_s)
+                middle_s = picked(group["data_indices"][0], start_s, end_s)
+                half_s = max(CLOSEST_S, (end_s - start_s) / CLOSER) / 2
+                remember(window=None)
+                go_to(middle_s - half_s, middle_s + half_s)
 
         st.echarts_chart(card.option, key=key, on_select=clicked, **draw)
 
@@ -201,17 +223,9 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
     key = ("panels", name, tuple(panel.key for panel in panels), scope, span)
     stats, cards = site.once.get(key, made, lambda _: hold_s)
     if stats:
-        with st.container(key=f"box-{name}"):
-            st.html(stats)
+        box(name, stats)
     if cards:
-        with st.container(key=f"grid-{name}"):
-            for each in cards:
-                draw_card(each)
-
-
-def _zoom_in(middle_s: float, length_s: float) -> None:
-    half_s = max(CLOSEST_S, length_s / CLOSER) / 2
-    remember(**{"from": f"{middle_s - half_s:.3f}", "to": f"{middle_s + half_s:.3f}", "window": None})
+        draw_cards(f"grid-{name}", cards)
 
 
 def reader_clock() -> Callable[[float], str]:

@@ -65,7 +65,7 @@ def test_runs_to_compare_are_those_that_are_kept_as_well() -> None:
         }
         return Reply(200, json.dumps({"runs": [{**kept, "status": "ended"}]}).encode())
 
-    [run] = agent(handler).kept_runs()
+    [run] = agent(handler).runs(kept=True)
     assert (run.name, run.status, run.recent) == ("resnet50-a", "ended", None)
     assert asked == ["/api/v1/runs?kept=all"]
 
