@@ -255,7 +255,7 @@ def test_the_chosen_gpu_has_its_last_minutes_below_the_list() -> None:
     [power] = [line for line in lines if line.startswith(" power")]
     assert utilization.count("▂") == 18 and "25%" in utilization
     assert "memory      ▄" in utilization and " 50%" in utilization
-    assert "412 W" in power and "61 °C" in power
+    assert "412 W" in power and "61.0 °C" in power
     assert sum("141 GiB" in line for line in lines) == 8
 
 
