@@ -85,11 +85,6 @@ class Query:
     def of_a_run(self) -> bool:
         return "run" in BY_NAME[self.metric].labels
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Return the names of all metrics that it reads."""
-        return (self.metric, *(self.over.metrics if self.over else ()))
-
 
 @dataclass(frozen=True, eq=False)
 class Line:

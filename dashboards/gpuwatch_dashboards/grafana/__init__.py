@@ -64,12 +64,12 @@ def _set_thresholds(dashboard: dict[str, Any], thresholds: Thresholds) -> None:
     require("numpy", "dashboard")
     from gpuwatch_dashboards.panels import PANELS
 
-    by_text = {(panel.title, panel.question): panel for panel in PANELS if panel.thresholds}
+    by_text = {(panel.title, panel.question): panel for panel in PANELS if panel.thresholds()}
     for drawn in dashboard["panels"]:
         if panel := by_text.get((drawn["title"], drawn.get("description", ""))):
             steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1:]
-            for step, limit in zip(steps, panel.thresholds, strict=True):
-                step["value"] = limit.value_in(thresholds)
+            for step, (value, _) in zip(steps, panel.thresholds(thresholds), strict=True):
+                step["value"] = value
 
 
 def _fitted(content: str, config: Config) -> str:

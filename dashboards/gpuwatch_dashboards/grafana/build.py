@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Proper
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
 from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Curve, Severity, Threshold, title_of
+from gpuwatch_dashboards.panels.panel import Curve, Severity, title_of
 from gpuwatch_dashboards.query import Scope, render
 
 COLUMNS = 24
@@ -271,9 +271,9 @@ def _chart(panel: Panel, scope: Scope) -> timeseries.Panel:
         built = built.max(panel.maximum)
     if panel.stacked:
         built = built.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL).group("A"))
-    if panel.thresholds:
+    if panel.thresholds():
         style = common.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED)
-        built = built.thresholds(_thresholds(panel.thresholds, "transparent")).thresholds_style(style)
+        built = built.thresholds(_thresholds(panel, "transparent")).thresholds_style(style)
     for number, curve in enumerate(panel.curves):
         built = built.with_target(_target(curve, scope, number).legend_format(_legend(curve)).range())
         for value, look in _LOOKS.get(curve.legend.strip("{}"), {}).items():
@@ -293,13 +293,13 @@ def _legend(curve: Curve) -> str:
 
 
 def _stat(panel: Panel, scope: Scope) -> stat.Panel:
-    coloured = common_models.BigValueColorMode.VALUE if panel.thresholds else common_models.BigValueColorMode.NONE
+    coloured = common_models.BigValueColorMode.VALUE if panel.thresholds() else common_models.BigValueColorMode.NONE
     built = (
         stat.Panel()
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .color_mode(coloured)
-        .thresholds(_thresholds(panel.thresholds, "text"))
+        .thresholds(_thresholds(panel, "text"))
         .max_data_points(TABLE_POINTS)
     )
     if panel.unit in DECIMALS:
@@ -309,7 +309,7 @@ def _stat(panel: Panel, scope: Scope) -> stat.Panel:
 
 
 def _table(panel: Panel) -> table.Panel:
-    limits = _thresholds(panel.thresholds, "text")
+    limits = _thresholds(panel, "text")
     built = table.Panel().show_header(True).thresholds(limits).max_data_points(TABLE_POINTS)
     for number, curve in enumerate(panel.curves):
         query = _target(curve, OF_NODE, number).instant()
@@ -335,7 +335,7 @@ def _value_properties(curve: Curve, panel: Panel) -> Iterator[Property]:
         yield Property("decimals", DECIMALS[unit])
     if unit == "up":
         yield Property("mappings", [_UP])
-    if unit == "up" or panel.thresholds:
+    if unit == "up" or panel.thresholds():
         yield Property("custom.cellOptions", {"type": "color-text"})
 
 
@@ -366,8 +366,8 @@ def _ref_id(number: int) -> str:
     return chr(ord("A") + number)
 
 
-def _thresholds(limits: Sequence[Threshold], below: str) -> dashboard.ThresholdsConfig:
+def _thresholds(panel: Panel, below: str) -> dashboard.ThresholdsConfig:
     """Return a panel's thresholds; `below` is the colour of values under all of them."""
     steps = [models.Threshold(value=None, color=below)]
-    steps += [models.Threshold(value=limit.value, color=COLOURS[limit.severity]) for limit in limits]
+    steps += [models.Threshold(value=value, color=COLOURS[severity]) for value, severity in panel.thresholds()]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

@@ -54,13 +54,7 @@ class Pushed:
 
 
 def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False) -> GrafanaApi:
-    """Return a connection to a Grafana that answers.
-
-    Args:
-        url: With Grafana's path, if there is one.
-        token: Of a service account.
-        ca: The certificate authority's certificate, in PEM. None: those that the system trusts.
-        insecure: Accept any certificate.
+    """Return a connection to a Grafana that answers, at a URL with its path, by the token of a service account.
 
     Raises:
         ConfigError: For an invalid address, a missing token or file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -30,29 +30,8 @@ _TITLES = {
     "GPU_I_ID": "MIG instance",
     "GPU_I_PROFILE": "Profile",
 }
-_THRESHOLD_NAMES = {each.name for each in fields(Thresholds)}
 _PARTS = ("state", "phase")
 """A quotient by these labels is a share: its divisor is the sum over them."""
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A value from which on a panel warns: a field of `gpuwatch.diagnosis.thresholds`. Raises ValueError for another name."""
-
-    name: str
-    severity: Severity = "warning"
-
-    def __post_init__(self) -> None:
-        if self.name not in _THRESHOLD_NAMES:
-            raise ValueError(f"{self.name}: not a field of gpuwatch.diagnosis.thresholds.Thresholds; add it there")
-
-    @property
-    def value(self) -> float:
-        return self.value_in(THRESHOLDS)
-
-    def value_in(self, thresholds: Thresholds) -> float:
-        """Return the value in a site's configuration."""
-        return float(getattr(thresholds, self.name))
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ class Panel:
     """Upper end of the axis; None: of the data. The lower end is always 0."""
     warning: str = ""
     critical: str = ""
-    """Names of its thresholds; empty: none."""
+    """Fields of `gpuwatch.diagnosis.thresholds`, from whose values on it warns; empty: none."""
     empty: str = "No samples in this time range."
     """Shown instead of an empty panel: the reason, or what to do."""
     runbook: str = ""
@@ -140,10 +119,10 @@ class Panel:
     def stacked(self) -> bool:
         return self.kind == "stack"
 
-    @property
-    def thresholds(self) -> tuple[Threshold, ...]:
+    def thresholds(self, own: Thresholds | None = None) -> list[tuple[float, Severity]]:
+        """Return the values from which on it warns, by a site's thresholds (None: the defaults)."""
         named: tuple[tuple[str, Severity], ...] = ((self.warning, "warning"), (self.critical, "critical"))
-        return tuple(Threshold(name, severity) for name, severity in named if name)
+        return [(float(getattr(own or THRESHOLDS, name)), severity) for name, severity in named if name]
 
 
 def title_of(label: str) -> str:

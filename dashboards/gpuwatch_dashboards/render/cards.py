@@ -147,5 +147,5 @@ def _text(value: float | None, unit: Unit, currency: str) -> str:
 
 def _colour(panel: Panel, value: float | None) -> str:
     """Return the colour of the highest threshold that a value reaches; empty below all of them."""
-    reached = [limit for limit in panel.thresholds if value is not None and value >= limit.value]
-    return SEVERITIES[max(reached, key=lambda limit: limit.value).severity].colour if reached else ""
+    reached = [limit for limit in panel.thresholds() if value is not None and value >= limit[0]]
+    return SEVERITIES[max(reached)[1]].colour if reached else ""

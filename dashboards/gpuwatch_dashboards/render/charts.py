@@ -191,8 +191,7 @@ def line_option(
         series.append(_series(line, number, clock, alone=len(lines) == 1))
     if series:
         series[0] |= _lines_and_bands(marks, span)
-        if panel.thresholds:
-            limits = [each.value * scale.factor for each in panel.thresholds]
+        if limits := [value * scale.factor for value, _ in panel.thresholds()]:
             series[-1]["markLine"] = reference("yAxis", limits, VERMILLION)
     return {
         "animation": False,

@@ -45,10 +45,12 @@ KINDS: dict[str, Look] = {
 """What a piece may be."""
 
 
-NOTHING = "No step of this run is kept for this time. Steps are kept for seven days."
-HOST_STEPS = stack("steps", "Steps on the host", "s", empty=NOTHING).asks(
-    "Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}")
-)
+HOST_STEPS = stack(
+    "steps",
+    "Steps on the host",
+    "s",
+    empty="No step of this run is kept for this time. Steps are kept for seven days.",
+).asks("Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}"))
 DEVICE_STEPS = stack("device_steps", "Steps on the device", "s").asks(
     "Which states make up a step's time on the device's clock?", Curve("{state}")
 )
@@ -85,10 +87,6 @@ def step_cards(steps: Steps, span: Span, marks: Sequence[Mark]) -> list[Card]:
         drawn.append((LONGEST, longest))
     cards = [card(panel, traces, span, HEIGHT_PX, marks=marks, zoom=True) for panel, traces in drawn]
     return [step_rows(steps), *cards] if one_by_one else cards
-
-
-def nothing_card(why: str | None = None) -> Card:
-    return text_card(HOST_STEPS.key, PAGES.panel_head(HOST_STEPS.title, HOST_STEPS.question), why or NOTHING)
 
 
 def merged(steps: Steps, most: int) -> Steps:

@@ -69,18 +69,12 @@ class Sampled:
 
     def phases_s(self) -> dict[str, float]:
         """Return seconds by phase of the last minute's mean step, without empty phases."""
-        steps_per_s = self._recent("steps")
-        if not steps_per_s:
-            return {}
-        phases = {trace.labels.get("phase", "") for trace in self.traces.get("phases", ())}
-        rates = {phase: self._recent("phases", phase=phase) for phase in phases}
-        return {phase: rate / steps_per_s for phase, rate in rates.items() if rate}
+        steps_per_s = sum(self._recent("steps", "").values())
+        return {phase: rate / steps_per_s for phase, rate in self._recent("phases", "phase").items() if steps_per_s}
 
     def gpu_shares(self, gpu: Gpu) -> dict[str, float]:
         """Return a GPU's shares of the last minute by state; empty: not known."""
-        states = {t.labels.get("state", "unknown") for t in self.traces.get("gpu states", ())}
-        shares = {state: self._recent("gpu states", gpu=gpu.gpu, UUID=gpu.uuid, state=state) for state in states}
-        return {state: share for state, share in shares.items() if share}
+        return self._recent("gpu states", "state", gpu=gpu.gpu, UUID=gpu.uuid)
 
     def shm_bytes(self) -> tuple[Points, Points]:
         """Return the bytes used of the fullest /dev/shm (the node's, or a run's own), and its size."""
@@ -95,10 +89,14 @@ class Sampled:
         sizes = dict(size)
         return tuple((at, None if v is None or not sizes.get(at) else v / (sizes[at] or 1.0)) for at, v in used)
 
-    def _recent(self, name: str, **labels: str) -> float | None:
-        """Return the mean of the last minute."""
-        values = [v for at, v in self.points(name, **labels) if v is not None and at > self.end_s - RECENT_S]
-        return sum(values) / len(values) if values else None
+    def _recent(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return the means of the last minute by a label of the series with these labels, without zeros."""
+        means = {}
+        for trace in self.traces.get(name, ()):
+            values = [v for at, v in trace.points if v is not None and at > self.end_s - RECENT_S]
+            if labels.items() <= trace.labels.items() and any(values):
+                means[trace.labels.get(label, "unknown")] = sum(values) / len(values)
+        return means
 
 
 def last(points: Points) -> float | None:

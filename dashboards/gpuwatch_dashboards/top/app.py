@@ -28,8 +28,6 @@ from gpuwatch_dashboards.top.pages import Page, PageName, View, header, page, se
 
 REFRESH_S = 1.0
 INTERRUPTED = 130
-KEYS_WIDTH = 51
-"""Cells of the GPUs page's keys: a narrower terminal shows them in two rows."""
 
 
 class Lines(ScrollView, can_focus=False):
@@ -54,14 +52,6 @@ class Lines(ScrollView, can_focus=False):
         return Strip(segments).adjust_cell_length(self.size.width)
 
 
-class Keys(Footer):
-    """Textual's footer, which can show its keys in rows of three (style `two-rows`)."""
-
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        self.styles.grid_size_columns = 3  # Footer has set it to the number of keys
-
-
 class StdoutDriver(LinuxDriver):
     """Draws on stdout. Textual's own draws on stderr: `gpuwatch top 2>log` would draw into the log."""
 
@@ -84,7 +74,6 @@ class Top(App[None]):
     Screen { background: ansi_default; color: ansi_default; }
     Lines { height: auto; background: ansi_default; color: ansi_default; scrollbar-size: 0 1; }
     .body { height: 1fr; overflow-y: auto; scrollbar-gutter: stable; }
-    .two-rows Footer { height: 2; layout: grid; }
     """
     BINDINGS: ClassVar = [
         Binding("down,j", "move(1)", show=False),
@@ -95,13 +84,13 @@ class Top(App[None]):
         Binding("end", "move(1000000)", show=False),
         Binding("J", "scroll(1)", show=False),
         Binding("K", "scroll(-1)", show=False),
-        Binding("enter", "run_of_gpu", "its run", key_display="⏎"),
         Binding("g", "page('gpus')", "GPUs"),
         Binding("f", "page('findings')", "findings"),
         Binding("p", "page('panels')", "panels"),
         Binding("question_mark,h", "page('help')", "help", key_display="?"),
         Binding("escape,r", "page('runs')", show=False),
         Binding("q,ctrl+d", "quit", "quit", key_display="q"),
+        Binding("enter", "run_of_gpu", "its run", key_display="⏎"),  # last: a narrow terminal cuts it
         Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
         Binding("ctrl+l", "redraw", show=False),
@@ -120,7 +109,7 @@ class Top(App[None]):
         yield Lines(id="above")
         yield Lines(id="body", classes="body")
         yield Lines(id="below")
-        yield Keys(compact=True, show_command_palette=False)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         self.theme = "ansi-dark"
@@ -153,9 +142,7 @@ class Top(App[None]):
 
     def draw(self) -> None:
         width, height = self.size
-        two_rows = width < KEYS_WIDTH and self.view.page == "gpus"
-        self.screen.set_class(two_rows, "two-rows")
-        drawn: Page = page(self.view, self.facts, width, height - 2 - two_rows)
+        drawn: Page = page(self.view, self.facts, width, height - 2)
         self.query_one("#header", Lines).show([header(self.facts, width)], width)
         self.query_one("#above", Lines).show(drawn.above, width)
         self.query_one("#body", Lines).show(drawn.body, width - 1)

@@ -326,7 +326,7 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     known = [figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
     pieces += [Text().join([words("pressure", DIM), *known])] if known else []
     used, whole = (last(points) for points in series.shm_bytes())
-    if used is not None:
+    if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
     available, total = series.last("memory available"), series.last("memory total")
     if available is not None and total:
@@ -343,15 +343,13 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     return flowed(pieces, width) if pieces else [words(" node: no samples yet", DIM)]
 
 
-def _share(name: str, used_bytes: float, whole_bytes: float | None, high_ratio: float) -> Text:
+def _share(name: str, used_bytes: float, whole_bytes: float, high_ratio: float) -> Text:
     """Return e.g. "shm 25/64 MiB", highlighted from `high_ratio` on."""
-    if not whole_bytes:
-        return figure(name, size(used_bytes))
-    scale, marked = scale_for("bytes", whole_bytes), used_bytes / whole_bytes >= high_ratio
+    scale = scale_for("bytes", whole_bytes)
+    text = "/".join(_three_digits(each * scale.factor) for each in (used_bytes, whole_bytes)) + scale.suffix
     if 0 < used_bytes * scale.factor < 0.1:
-        return figure(name, f"{size(used_bytes)}/{size(whole_bytes)}", marked=marked)
-    numbers = "/".join(_three_digits(each * scale.factor) for each in (used_bytes, whole_bytes))
-    return figure(name, f"{numbers}{scale.suffix}", marked=marked)
+        text = f"{size(used_bytes)}/{size(whole_bytes)}"
+    return figure(name, text, marked=used_bytes / whole_bytes >= high_ratio)
 
 
 def _three_digits(value: float) -> str:

@@ -48,7 +48,7 @@ def _choice(firsts: Sequence[Run]) -> list[Run]:
     by_key = {run.run: run for run in firsts}
     if _CHOICE not in st.session_state:
         asked = [key for key in (st.query_params.get(PARAM) or "").split(",") if key in by_key]
-        st.session_state[_CHOICE] = asked or [run.run for run in newest_two(firsts)]
+        st.session_state[_CHOICE] = asked or [run.run for run in firsts[1::-1]]
     known = [key for key in st.session_state[_CHOICE] if key in by_key]
     if known != st.session_state[_CHOICE]:
         st.session_state[_CHOICE] = known
@@ -75,11 +75,6 @@ def first_ranks(runs: Sequence[Run]) -> list[Run]:
     for run in sorted(runs, key=lambda run: run.rank):
         firsts.setdefault(run.run, run)
     return sorted(firsts.values(), key=lambda run: -run.started_s)
-
-
-def newest_two(firsts: Sequence[Run]) -> list[Run]:
-    """Return the two runs that were started last, the earlier one first: what a change is compared with."""
-    return list(reversed(firsts[:2]))
 
 
 def label_of(run: Run) -> str:

@@ -59,7 +59,8 @@ def page(site: Site) -> None:
     scope = Scope(run.run, str(run.rank), run.instance)
     [(panel, ledger)] = read_panels(site.source, [BY_KEY["ledger"]], scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
-    cards = timeline.step_cards(steps, span, marks) if steps.step else [timeline.nothing_card(away)]
+    nothing = card(timeline.HOST_STEPS, [[]], span, empty=away)
+    cards = timeline.step_cards(steps, span, marks) if steps.step else [nothing]
     if away is not None:
         known = read_panels(site.source, [BY_KEY[key] for key in WITHOUT_AGENT], scope, span)
         cards += [card(*each, span, timeline.HEIGHT_PX, zoom=True) for each in known]

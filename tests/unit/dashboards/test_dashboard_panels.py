@@ -15,7 +15,7 @@ from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME, CATALOGUE
 from gpuwatch.tools.reports.display import PHASES, STATES
 from gpuwatch_dashboards.panels import BY_KEY, PANELS, Panel, live_panels
-from gpuwatch_dashboards.panels.panel import Threshold, unit_of
+from gpuwatch_dashboards.panels.panel import unit_of
 from gpuwatch_dashboards.query import Match, Query, Scope, Span, filled, render
 
 
@@ -63,7 +63,7 @@ def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
     )
     read = {
         *re.findall(r"gpuwatch_\w+", text),
-        *(m for panel in live_panels() for c in panel.curves for m in c.query.metrics),
+        *(part.metric for panel in live_panels() for c in panel.curves for part in parts(c.query)),
     }
     unread = [
         metric.name
@@ -75,10 +75,11 @@ def test_every_metric_is_read_by_a_rule_a_panel_a_page_or_a_command() -> None:
 
 
 def test_a_threshold_is_a_name_of_the_catalogue() -> None:
-    assert Threshold("shm_used").value == THRESHOLDS.shm_used == 0.8
-    assert BY_KEY["node_shm"].thresholds[0].value_in(Thresholds(shm_used=0.7)) == 0.7
-    with pytest.raises(ValueError, match="shm_usde"):
-        Threshold("shm_usde")
+    assert BY_KEY["node_shm"].thresholds() == [(THRESHOLDS.shm_used, "warning")] == [(0.8, "warning")]
+    assert BY_KEY["node_shm"].thresholds(Thresholds(shm_used=0.7)) == [(0.7, "warning")]
+    assert all(isinstance(value, float) for panel in PANELS for value, _ in panel.thresholds())
+    with pytest.raises(AttributeError, match="shm_usde"):
+        Panel("key", "title", warning="shm_usde").thresholds()
 
 
 def test_every_state_and_phase_has_a_look_of_its_own() -> None:
