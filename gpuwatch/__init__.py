@@ -13,7 +13,8 @@ from gpuwatch.hook.watch import Watch, watch
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
-    from gpuwatch.tools.tuning import TuneResult, tune
+    from gpuwatch.tools.tuning import tune
+    from gpuwatch.tools.tuning.result import TuneResult
 
 __all__ = [
     "ConfigError",

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from statistics import median
 from types import FrameType
 from typing import Annotated
@@ -15,17 +11,13 @@ import typer
 
 from gpuwatch.api.client import Client
 from gpuwatch.commands.options import AGENT, Agent
-from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import duration
+from gpuwatch.errors import ConfigError
+from gpuwatch.formatting import as_json, duration
 from gpuwatch.tools.reports.gather import choose
-from gpuwatch.tools.tuning import Interrupted, Progress, TuneResult
 from gpuwatch.tools.tuning import tune as tune_loader
-from gpuwatch.tools.tuning.result import as_json, line, table
+from gpuwatch.tools.tuning.result import TuneResult, as_dict, line
+from gpuwatch.tools.tuning.sweep import Interrupted
 from gpuwatch.tools.tuning.target import load
-
-_NARROW = 76
-"""Terminals of fewer columns show no progress bar."""
-_REDRAW_S = 0.1
 
 
 def tune(
@@ -42,7 +34,7 @@ def tune(
     budget_s: Annotated[float, typer.Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
     max_workers: Annotated[int | None, typer.Option(help="Maximum number of workers to try.", min=0)] = None,
     ranks: Annotated[int, typer.Option(help="Training processes that share this node.", min=1)] = 1,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Try a loader's settings, alone and within the machine's limits; print the smallest that feed a training step.
 
@@ -53,7 +45,6 @@ def tune(
 
     Exit codes: 0 done, 2 no such loader or none that gives a batch, 130 after Ctrl-C, with what was measured so far.
     """
-    require("rich", "all")
     if step_ms is not None and run is not None:
         raise ConfigError("--step-ms and --run both give the step time; use one of them")
     if step_ms is not None and not step_ms > 0:
@@ -63,16 +54,20 @@ def tune(
     signal.signal(signal.SIGTERM, _interrupt)
     result: TuneResult | None
     try:
-        with _progress() as progress:
-            result = tune_loader(
-                found, step_s, budget_s=budget_s, max_workers=max_workers, ranks=ranks, progress=progress, name=loader
-            )
-            code = 0
+        result = tune_loader(
+            found,
+            step_s,
+            budget_s=budget_s,
+            max_workers=max_workers,
+            ranks=ranks,
+            progress=lambda row: typer.echo(line(row), err=True),
+            name=loader,
+        )
+        code = 0
     except Interrupted as interrupted:
         result, code = interrupted.result, 130
     if result is not None:
-        width = shutil.get_terminal_size((80, 24)).columns
-        typer.echo(json.dumps(as_json(result), indent=2) if as_json_ else table(result, min(width, 120)))
+        typer.echo(as_json(as_dict(result)) if json else str(result))
     else:
         typer.echo("gpuwatch: interrupted before anything was measured", err=True)
     raise typer.Exit(code)
@@ -80,55 +75,6 @@ def tune(
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """Give what shows progress on stderr: a line per setting, and on a terminal a bar below them.
-
-    The bar has no thread: a process that forks while a thread holds a lock may hang.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-    from rich.table import Column
-
-    console = Console(stderr=True)
-    column = Column(
-        no_wrap=True, overflow="ellipsis", max_width=min(40, console.width - 16)
-    )  # the rest is for the time
-    setting = TextColumn("{task.description}", markup=False, table_column=column)
-    bars = () if console.width < _NARROW else (BarColumn(bar_width=20),)
-    printed, drawn_s = 0, 0.0
-    with Bar(
-        setting,
-        *bars,
-        TextColumn("{task.fields[time]}"),
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("starting", total=1.0, time="")
-
-        def show(progress: Progress) -> None:
-            nonlocal printed, drawn_s
-            for row in progress.rows[printed:]:
-                console.print(line(row), markup=False, highlight=False, soft_wrap=not console.is_terminal)
-            printed = len(progress.rows)
-            if progress.trying is not None and progress.elapsed_s - drawn_s < _REDRAW_S:
-                return
-            drawn_s = progress.elapsed_s
-            if progress.trying is not None:
-                bar.update(task, description=f"trying {progress.trying}")
-            bar.update(
-                task,
-                completed=min(1.0, progress.elapsed_s / progress.budget_s),
-                time=f"{progress.elapsed_s:.0f} of {duration(progress.budget_s)}",
-            )
-            bar.refresh()
-
-        yield show
 
 
 def step_of_run(agent: str, name: str) -> float:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from gpuwatch.api import LastSteps, Run, Runs
 from gpuwatch.commands.tune import step_of_run
 from gpuwatch.errors import ConfigError
-from gpuwatch.tools.tuning import Failed, LeftOut, Measured, Setting, TuneResult, tune
+from gpuwatch.tools.tuning import tune
+from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Setting, TuneResult
 from gpuwatch.tools.tuning.trial import descendants
 from tests.memory_limit import memory_limit
 
@@ -264,40 +261,6 @@ def test_ctrl_c_prints_what_was_measured_and_leaves_nothing(tmp_path: Path) -> N
     assert process.returncode == 130, err
     assert "batch every" in out and "interrupted" in out
     assert not any(lives(pid) for pid in children)
-
-
-def test_in_a_narrow_terminal_ctrl_c_leaves_it_as_it_was_and_what_was_measured_readable(tmp_path: Path) -> None:
-    terminal, child = os.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 40, 0, 0))
-    before = termios.tcgetattr(child)
-    tuning = ["setsid", "--ctty", "--wait", *command(tmp_path, "--step-ms", "1", sleep_s=0.05)]
-    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    environment = {**inherited, "TERM": "xterm-256color"}
-    process = subprocess.Popen(tuning, cwd=tmp_path, stdin=child, stdout=child, stderr=child, env=environment)
-    try:
-        seen = _read_until(terminal, "trying num_workers=1")
-        os.write(terminal, b"\x03")
-        assert process.wait(20) == 130
-        seen += _read_until(terminal, "persistent_workers=False)")
-        assert termios.tcgetattr(child) == before
-    finally:
-        process.kill()
-        process.wait()
-        os.close(child)
-        os.close(terminal)
-    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "the cursor stays hidden"
-    lines = seen[seen.index("workers prefetch") :].splitlines()
-    assert lines[0] == "workers prefetch batch every    step" and lines[1].startswith("      0        - ")
-    assert "interrupted" in "".join(lines) and max(map(len, lines)) <= 40
-
-
-def _read_until(terminal: int, text: str) -> str:
-    """Return what a program writes up to a text, and what has come with it."""
-    seen, end = "", time.monotonic() + 30
-    while text not in seen:
-        assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], seen
-        seen += os.read(terminal, 65536).decode(errors="replace")
-    return seen
 
 
 def test_the_step_of_a_run_is_its_transfer_and_compute(tmp_path: Path) -> None:

@@ -7,28 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook.evidence import usable_cores
 from gpuwatch.tools.tuning.measure import measure, room
-from gpuwatch.tools.tuning.result import Failed, LeftOut, Measured, Row, Setting, TuneResult, Usage
-from gpuwatch.tools.tuning.sweep import Goal, Interrupted, Progress, Sweep
+from gpuwatch.tools.tuning.result import Row, TuneResult
+from gpuwatch.tools.tuning.sweep import Goal, Sweep
 from gpuwatch.tools.tuning.target import target
-
-__all__ = [
-    "Failed",
-    "Interrupted",
-    "LeftOut",
-    "Measured",
-    "Progress",
-    "Row",
-    "Setting",
-    "TuneResult",
-    "Usage",
-    "tune",
-]
 
 
 def tune(
@@ -38,7 +24,7 @@ def tune(
     budget_s: float = 60.0,
     max_workers: int | None = None,
     ranks: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Row], None] = lambda row: None,
     name: str | None = None,
 ) -> TuneResult:
     """Return the loader settings that feed a training step, and the result of each setting tried.
@@ -50,7 +36,7 @@ def tune(
         budget_s: time budget for all trials, in seconds.
         max_workers: maximum number of workers to try; None: derived from the cores and the CPU use of a fetch.
         ranks: training processes that share this node's cores, memory and /dev/shm equally.
-        progress: called about fifty times a second.
+        progress: called with each setting's result.
         name: the loader's name in messages.
 
     Raises:
@@ -66,21 +52,14 @@ def tune(
     if sys.platform != "linux":
         raise ConfigError("tuning needs Linux: it reads /proc to stay within the machine")
     wanted = target(make_loader, name)
-    takes = wanted.varies - ({"pin_memory"} if _cuda_in_use() else set())
+    torch = sys.modules.get("torch")
+    cuda_in_use = torch is not None and torch.cuda.is_initialized()  # a child could not use it
+    takes = wanted.varies - {"pin_memory"} if cuda_in_use else wanted.varies
     cores = max(1, (usable_cores() or 1) // ranks)
     sweep = Sweep(
-        Goal(step_s, budget_s, max_workers, ranks, wanted.name, frozenset(takes)),
-        lambda setting, plan, watcher: measure(wanted, setting, plan, cores, watcher),
+        Goal(step_s, budget_s, max_workers, ranks, wanted.name, takes),
+        lambda setting, plan: measure(wanted, setting, plan, cores),
         lambda: room(cores),
-        progress or (lambda _: None),
+        progress,
     )
-    result = sweep.run()
-    if "pin_memory" in wanted.varies - takes:
-        note = "pin_memory was not varied: CUDA is in use in this process, and its children cannot use it; run `gpuwatch tune`"
-        result = replace(result, notes=(*result.notes, note))
-    return result
-
-
-def _cuda_in_use() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    return sweep.run()

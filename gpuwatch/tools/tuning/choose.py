@@ -7,7 +7,7 @@ from math import floor, hypot, sqrt
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.tools.tuning.result import Failed, LeftOut, Limit, Measured, Room, Row, Setting, cost_s
+from gpuwatch.tools.tuning.result import Failed, LeftOut, Limit, Measured, Room, Row, Setting, cost_s, measured
 
 SHARE = 0.60
 """Of free memory and of free /dev/shm that a loader may take."""
@@ -23,14 +23,10 @@ _ALONE_FASTER = 0.80
 """Without a known step, no workers are chosen only if that takes at most this share of the time: a worker also hides its fetch."""
 
 
-def measured(rows: Iterable[Row]) -> list[Measured]:
-    return [row for row in rows if isinstance(row, Measured)]
-
-
 def fetch_s(rows: Iterable[Row]) -> float | None:
     """Return how long one worker makes a batch, from the trial with the fewest workers."""
-    done = sorted(measured(rows), key=lambda row: row.setting.num_workers)
-    return done[0].batch_s * max(1, done[0].setting.num_workers) if done else None
+    least = min(measured(rows), key=lambda row: row.setting.num_workers, default=None)
+    return None if least is None else least.batch_s * max(1, least.setting.num_workers)
 
 
 def fetch_cpu_ratio(rows: Iterable[Row]) -> float | None:
@@ -38,7 +34,7 @@ def fetch_cpu_ratio(rows: Iterable[Row]) -> float | None:
 
     Time in the queue for a core, on a shared machine, is excluded.
     """
-    for row in sorted(measured(rows), key=lambda row: (row.setting.num_workers == 0, row.setting.num_workers)):
+    for row in sorted(measured(rows), key=lambda row: row.setting.num_workers or float("inf")):
         used = row.worker_cpu_ratio if row.setting.num_workers else row.main_cpu_ratio
         if row.cpu_demand_ratio is not None and used is not None:
             sleeps = 1 - row.cpu_demand_ratio
@@ -52,53 +48,39 @@ def most_workers(rows: Sequence[Row], cores: int, max_workers: int | None) -> tu
     A fetch that computes needs a core; one that sleeps (storage, network) leaves its core to others meanwhile.
     """
     ceiling = max_workers if max_workers is not None else max(_FEWEST_TRIED, min(_MOST_TRIED, 8 * cores))
-    named = f"--max-workers {ceiling}" if max_workers is not None else f"{ceiling} workers is the most that is tried"
-    ratio = fetch_cpu_ratio(rows)
-    if ratio is None or ratio <= 0:
-        return ceiling, "max_workers", named
-    useful = cores if ratio >= THRESHOLDS.worker_busy else max(cores, floor(cores / ratio + 0.05))
+    ratio = fetch_cpu_ratio(rows) or 0.0
+    useful = ceiling
+    if ratio > 0:
+        useful = cores if ratio >= THRESHOLDS.worker_busy else max(cores, floor(cores / ratio + 0.05))
     if useful >= ceiling:
+        named = (
+            f"--max-workers {ceiling}" if max_workers is not None else f"{ceiling} workers is the most that is tried"
+        )
         return ceiling, "max_workers", named
     if ratio >= THRESHOLDS.fetch_on_cpu:
         return useful, "cpu", f"a fetch computes ({percent(ratio)} of a core), and there are {_cores(cores)}"
     return useful, "cpu", f"{useful} fetches at {percent(ratio)} of a core keep {_cores(cores)} busy"
 
 
-def forecast_shm_bytes(setting: Setting, rows: Sequence[Row]) -> int | None:
-    """Return the use of /dev/shm when training is slower than the loader: all prefetched batches, and the current one.
+def left_out(setting: Setting, rows: Sequence[Row], room: Room, ranks: int) -> LeftOut | None:
+    """Return why a setting must not be tried, None if it may.
 
-    None before any batch was seen. A trial, which consumes batches at once, uses less.
-    """
-    sizes = [row.shared_bytes for row in measured(rows) if row.shared_bytes is not None]
-    return (setting.batches_ahead + 1) * max(sizes) if sizes and setting.num_workers else None
-
-
-def forecast_memory_bytes(setting: Setting, rows: Sequence[Row]) -> int | None:
-    """Return the memory that workers and their batches add; None before any trial.
-
-    Before any trial with workers, a worker is assumed to need what the main process did: at most a copy of the same objects.
+    /dev/shm is that of a training slower than its loader: all prefetched batches, and the current one. Before any trial with workers
+    a worker is assumed to need what the main process did: at most a copy of the same objects.
     """
     done = measured(rows)
-    workers = [row.usage.worker_private_bytes for row in done if row.usage.worker_private_bytes]
-    mains = [row.usage.main_private_bytes for row in done if row.usage.main_private_bytes]
-    if not mains:
-        return None
-    worker = max(workers) if workers else max(mains)
-    return max(mains) + setting.num_workers * worker + (forecast_shm_bytes(setting, done) or 0)
-
-
-def left_out(setting: Setting, rows: Sequence[Row], room: Room, ranks: int) -> LeftOut | None:
-    """Return why a setting must not be tried, None if it may."""
+    batch = max((row.shared_bytes or 0 for row in done), default=0)
+    main = max((row.usage.main_private_bytes or 0 for row in done), default=0)
+    worker = max((row.usage.worker_private_bytes or 0 for row in done), default=0) or main
+    shm = (setting.batches_ahead + 1) * batch if setting.num_workers else 0
     each = f", for each of {ranks} ranks" if ranks > 1 else ""
-    shm = forecast_shm_bytes(setting, rows)
     batches = f" ({setting.num_workers} × {setting.prefetch_factor} + 1 batches{each})"
-    memory = forecast_memory_bytes(setting, rows)
-    limits: tuple[tuple[Limit, int | None, int | None, str], ...] = (
+    limits: tuple[tuple[Limit, int, int | None, str], ...] = (
         ("shm", shm, room.shm_bytes, f"/dev/shm{batches}"),
-        ("memory", memory, room.memory_bytes, f"memory{each}"),
+        ("memory", main + setting.num_workers * worker + shm, room.memory_bytes, f"memory{each}"),
     )
     for kind, needed, free, what in limits:
-        if needed is not None and free is not None and needed * ranks > SHARE * free:
+        if free is not None and needed * ranks > SHARE * free:
             text = f"would take up to {size(needed)} of {what}; {percent(SHARE)} of the {size(free)} free is {size(SHARE * free)}"
             return LeftOut(setting, kind, text)
     return None
@@ -114,7 +96,7 @@ def feeds(row: Measured, step_s: float) -> bool:
 
 
 def choose(rows: Sequence[Row], step_s: float | None) -> Measured | None:
-    """Return the smallest setting that feeds the step; if none does, or without a step, the smallest within 5% of the best."""
+    """Return the smallest setting that is good enough; None where nothing was measured."""
     done = sorted(measured(rows), key=lambda row: (row.setting.num_workers, row.setting.prefetch_factor or 0))
     return next((row for row in done if good_enough(row, done, step_s)), None)
 
@@ -123,11 +105,10 @@ def good_enough(row: Measured, done: Sequence[Measured], step_s: float | None) -
     """Return whether a setting feeds the step; if none does, or without a step, whether it is within 5% of the best."""
     if step_s is not None and any(feeds(other, step_s) for other in done):
         return feeds(row, step_s)
-    best = min(cost_s(other, step_s) for other in done)
     if step_s is None and row.setting.num_workers == 0:
         others = [other.batch_s for other in done if other.setting.num_workers]
         return not others or row.batch_s <= _ALONE_FASTER * min(others)
-    return cost_s(row, step_s) <= (1 + WORTH) * best
+    return cost_s(row, step_s) <= (1 + WORTH) * min(cost_s(other, step_s) for other in done)
 
 
 def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
@@ -144,8 +125,7 @@ def saturated(done: Sequence[Measured], step_s: float | None) -> bool:
 
 def faster(row: Measured, than: Measured) -> bool:
     """Return whether a setting is faster by 5%, and by more than chance explains (95%) given the spread of both."""
-    gain = 1 - row.batch_s / than.batch_s
-    return gain >= max(WORTH, 2 * hypot(doubt(row), doubt(than)))
+    return 1 - row.batch_s / than.batch_s >= max(WORTH, 2 * hypot(doubt(row), doubt(than)))
 
 
 def doubt(row: Measured) -> float:
@@ -162,91 +142,77 @@ def doubt(row: Measured) -> float:
 def limit(rows: Sequence[Row], cores: int) -> str:
     """Return what limits the best setting, with numbers."""
     done = measured(rows)
-    if not done:
-        return "nothing could be measured"
     best = min(done, key=lambda row: row.batch_s)
-    if best.cpu_cores is not None:
-        exhausted = THRESHOLDS.cores_exhausted * cores
-        busy_cores = f"all {cores} cores are busy" if cores > 1 else "the one core is busy"
-        if best.cpu_cores >= exhausted:
-            return busy_cores
-        if best.others_cores is not None and best.cpu_cores + best.others_cores >= exhausted:
-            return f"{busy_cores}, {best.others_cores:.1f} of them with other processes"
-    if best.setting.num_workers and best.main_cpu_ratio is not None and best.main_cpu_ratio >= 0.9:
+    workers, others = best.setting.num_workers, best.others_cores or 0.0
+    if best.cpu_cores is not None and best.cpu_cores + others >= THRESHOLDS.cores_exhausted * cores:
+        busy = f"all {cores} cores are busy" if cores > 1 else "the one core is busy"
+        alone = best.cpu_cores >= THRESHOLDS.cores_exhausted * cores
+        return busy if alone else f"{busy}, {others:.1f} of them with other processes"
+    if workers and best.main_cpu_ratio is not None and best.main_cpu_ratio >= 0.9:
         return f"the main process is busy receiving batches ({percent(min(1.0, best.main_cpu_ratio))} of a core)"
-    if not any(row.setting.num_workers > best.setting.num_workers for row in done):
+    if not any(row.setting.num_workers > workers for row in done):
         for row in rows:
-            if isinstance(row, LeftOut | Failed) and row.setting.num_workers > best.setting.num_workers:
-                named = isinstance(row, Failed) or row.limit in ("shm", "memory")
-                return f"{row.setting} {row.text}" if named else row.text
-    busy, wanted = best.worker_cpu_ratio, best.cpu_demand_ratio
-    if busy is not None and max(busy, wanted or 0.0) < THRESHOLDS.worker_busy:
-        read = best.read_bytes_per_s
-        reads = f", reading {size(read)}/s from storage" if read is not None and read >= 1024**2 else ""
-        return f"workers wait, on the CPU {percent(busy)} of the time{reads}: storage, network or a lock"
-    if wanted is not None and wanted >= THRESHOLDS.worker_busy:
+            if not isinstance(row, Measured) and row.setting.num_workers > workers:
+                return reason(row)
+    used, wanted = best.worker_cpu_ratio, best.cpu_demand_ratio or 0.0
+    if wanted >= THRESHOLDS.worker_busy:
         return f"a fetch computes (it demands a core for {percent(wanted)} of its time), and there are {_cores(cores)}"
+    if used is not None and used < THRESHOLDS.worker_busy:
+        read = best.read_bytes_per_s or 0.0
+        reads = f", reading {size(read)}/s from storage" if read >= 1024**2 else ""
+        return f"workers wait, on the CPU {percent(used)} of the time{reads}: storage, network or a lock"
     return "no reason was found"
 
 
-def why(
-    rows: Sequence[Row],
-    chosen: Measured,
-    setting: Setting,
-    step_s: float | None,
-    cores: int,
-    interrupted: bool = False,
-) -> str:
+def reason(row: Failed | LeftOut) -> str:
+    """Return why a setting gave no measurement; with its name where the text is about it alone."""
+    named = isinstance(row, Failed) or row.limit in ("shm", "memory")
+    return f"{row.setting} {row.text}" if named else row.text
+
+
+def why(rows: Sequence[Row], chosen: Measured, step_s: float | None, cores: int, interrupted: bool = False) -> str:
     """Return the verdict: what to choose, what it achieves, and what smaller or larger settings do."""
     the_limit = "interrupted before more was tried" if interrupted else f"the limit: {limit(rows, cores)}"
     every = f"a batch every {duration(chosen.batch_s)}"
-    name = f"num_workers={setting.num_workers}"
-    others = [row for row in measured(rows) if row.setting.num_workers != setting.num_workers]
-    larger = [row for row in others if row.setting.num_workers > setting.num_workers]
+    workers = chosen.setting.num_workers
+    name = f"num_workers={workers}"
+    done = sorted(measured(rows), key=lambda row: row.setting.num_workers)
     if step_s is None:
-        more = _gained(larger, chosen, limit(rows, cores)) if larger else f"; {the_limit}" if len(rows) > 1 else ""
+        more = f"; {the_limit}" if len(rows) > 1 else ""
+        if above := next((row for row in done if row.setting.num_workers > workers), None):
+            gain = 1 - above.batch_s / chosen.batch_s
+            gained = "gains nothing more" if gain < WORTH else f"gains {percent(gain)}"
+            more = f"; {above.setting.num_workers} {gained}: {limit(rows, cores)}"
         return f"{name} is the smallest within 5% of the best ({every}, {chosen.batches_per_s:.3g} a second){more}"
     step = duration(step_s)
     if feeds(chosen, step_s):
-        smaller = [row for row in others if row.setting.num_workers < setting.num_workers]
-        below = max(smaller, key=lambda row: row.setting.num_workers, default=None)
+        below = next((row for row in reversed(done) if row.setting.num_workers < workers), None)
         if below is None:
             return f"{name} feeds a {step} step ({every})"
         if below.setting.num_workers == 0:
             return f"{name} feeds a {step} step ({every}); 0 would add its {duration(below.batch_s)} to each step"
         lacks = "leaves less than 10% to spare" if below.batch_s <= step_s else "does not"
         return f"{name} feeds a {step} step ({every}); {below.setting.num_workers} {lacks} ({duration(below.batch_s)})"
-    if setting.num_workers and chosen.batch_s <= step_s:
+    if workers and chosen.batch_s <= step_s:
         return f"{name} keeps up with a {step} step, with less than 10% to spare ({every}); {the_limit}"
     slower = percent(max(0.0, cost_s(chosen, step_s) / step_s - 1))
     nothing = "nothing that was tried" if interrupted else "nothing"
     return f"{nothing} feeds a {step} step; {name} comes closest ({every}, steps {slower} longer); {the_limit}"
 
 
-def _gained(larger: Sequence[Measured], chosen: Measured, reason: str) -> str:
-    next_one = min(larger, key=lambda row: row.setting.num_workers)
-    gain = 1 - next_one.batch_s / chosen.batch_s
-    gained = "gains nothing more" if gain < WORTH else f"gains {percent(gain)}"
-    return f"; {next_one.setting.num_workers} {gained}: {reason}"
-
-
 def warnings(rows: Sequence[Row], chosen: Measured, start: Room) -> list[str]:
     """Return a sentence for each way in which the measurements may mislead."""
     found = []
     done = measured(rows)
-    first, last = done[0].read_bytes_per_s, chosen.read_bytes_per_s
-    if first is not None and last is not None and done[0].batch_bytes:
-        per_batch, later = first * done[0].batch_s, last * chosen.batch_s
-        if per_batch > 0.05 * done[0].batch_bytes and later < 0.5 * per_batch:
+    if done[0].batch_bytes and done[0].read_bytes_per_s is not None and chosen.read_bytes_per_s is not None:
+        before, later = (
+            row.read_bytes_per_s * row.batch_s for row in (done[0], chosen) if row.read_bytes_per_s is not None
+        )
+        if before > 0.05 * done[0].batch_bytes and later < 0.5 * before:
             found.append(
-                f"storage: the first trial read {size(per_batch)} a batch, the chosen one {size(later)}; "
+                f"storage: the first trial read {size(before)} a batch, the chosen one {size(later)}; "
                 "the rest came from the page cache, and a cold pass is slower"
             )
-    others = max(row.others_cores or 0.0 for row in done)
-    if others > 0.25 * start.cores:
-        found.append(
-            f"the machine was shared: other processes kept up to {others:.1f} cores busy meanwhile, which slows some rows"
-        )
     if any(not row.steady for row in done):
         found.append("* a pass is shorter than what workers prefetch: whole passes were timed, their start included")
     if chosen.cpu_cores is not None and chosen.setting.num_workers and chosen.cpu_cores > start.cores - 0.5:

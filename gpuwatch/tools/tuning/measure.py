@@ -14,10 +14,10 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,9 +38,7 @@ _KEEP_FREE_RATIO, _KEEP_FREE_BYTES = 0.10, 2 * 1024**3
 """A trial that leaves less free than the smaller of the two, of memory or /dev/shm, is ended, whatever was forecast."""
 _OUTPUT_KEPT = 4000
 _PR_SET_PDEATHSIG = 1
-
-Watcher = Callable[[], None]
-"""Called about fifty times a second while a trial runs; an exception from it ends the trial."""
+_BUS_ERROR = "a worker was killed by a bus error: /dev/shm was full"
 
 
 def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
@@ -60,17 +58,8 @@ def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
     return Room(cores, available, total, shm_size - shm_used, shm_size)
 
 
-def _memory_of(pid: int) -> tuple[int, int] | None:
-    """Return (resident, private) bytes of a process; None if it is gone or not ours."""
-    try:
-        sizes = mapped_bytes(pid)
-        return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes.get("Swap", 0)
-    except (NoData, KeyError, ValueError):
-        return None
-
-
-def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: Watcher) -> Measured | Failed:
-    """Return the result of a trial. A KeyboardInterrupt, or what `watcher` raises, propagates once the processes are gone."""
+def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measured | Failed:
+    """Return the result of a trial. A KeyboardInterrupt propagates once the processes are gone."""
     kills = OomKills()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -81,36 +70,36 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int, watcher: W
             process.start()
         sender.close()
         assert process.pid is not None
-        watch = _Watch(process.pid)
+        watch = _Watch(process.pid, cores)
+        answer: Measured | Failed | None = None
         try:
-            answer = _answer(receiver, watch, plan, watcher, cores)
-        except BaseException:
-            _end(process, at_once=True)
-            raise
-        _end(process, at_once=not isinstance(answer, Measured))
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
-        printed = output.read().decode(errors="replace").strip()
+            answer = _answer(receiver, watch, setting, plan)
+        finally:
+            _end(process, at_once=not isinstance(answer, Measured))
         if isinstance(answer, Measured):
             return replace(answer, usage=watch.usage())
-        return _failure(setting, answer, process.exitcode, printed, killed_for_memory=bool(kills.grown()))
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_KEPT))
+        printed = output.read().decode(errors="replace").strip()
+        failed = answer or _ended(setting, process.exitcode or 0)
+        kind, text = failed.kind, failed.text
+        if kind == "killed" and kills.grown():
+            kind, text = "out_of_memory", f"{text}: the kernel ended it for memory"
+        elif kind == "killed" and "us error" in printed:
+            kind, text = "bus_error", _BUS_ERROR
+        return Failed(setting, kind, text, "\n".join(part for part in (failed.detail, printed) if part))
 
 
-Answer = Measured | tuple[FailureKind, str, str] | None
-"""A measurement, a failure (kind, text, detail), or None: the process ended without sending either."""
-
-
-def _answer(receiver: Connection, watch: _Watch, plan: Plan, watcher: Watcher, cores: int) -> Answer:
+def _answer(receiver: Connection, watch: _Watch, setting: Setting, plan: Plan) -> Measured | Failed | None:
+    """Return what the child sends; None where it ended without sending anything."""
     deadline = time.perf_counter() + plan.limit_s + 1.0  # it ends by itself, between two batches, at plan.limit_s
     while not receiver.poll(_POLL_S):
-        watcher()
-        watch.sample()
-        danger = _danger(room(cores, watch.shm))
+        danger = _danger(watch.sample())
         if danger is not None:
-            return "host_protected", danger, ""
+            return Failed(setting, "host_protected", danger)
         if time.perf_counter() >= deadline:
-            return "timeout", f"nothing measured within {plan.limit_s:.0f} s", ""
+            return Failed(setting, "timeout", f"nothing measured within {plan.limit_s:.0f} s")
     try:
-        answer: Answer = receiver.recv()
+        answer: Measured | Failed = receiver.recv()
     except EOFError:
         return None
     watch.sample()
@@ -130,52 +119,51 @@ def _danger(now: Room) -> str | None:
 class _Watch:
     """The peaks of a trial's processes."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, cores: int) -> None:
         self._pid = pid
-        self.shm = Path(f"/proc/{pid}/root/dev/shm")
-        self._shm_before = self._shm_used()
-        self._shm_peak = self._shm_before
+        self._cores = cores
         self._memory_due = 0.0
-        self._main = (0, 0)
-        self._workers_rss = 0
-        self._worker_private = 0
+        self._main_rss = self._main_private = self._worker_private = 0
+        self._shm_free = self._least_shm_free = self._room().shm_bytes
 
-    def sample(self) -> None:
-        used = self._shm_used()
-        if used is not None and self._shm_peak is not None:
-            self._shm_peak = max(self._shm_peak, used)
+    def _room(self) -> Room:
+        return room(self._cores, Path(f"/proc/{self._pid}/root/dev/shm"))
+
+    def sample(self) -> Room:
+        """Return what is free now."""
+        free = self._room()
+        if free.shm_bytes is not None and self._least_shm_free is not None:
+            self._least_shm_free = min(self._least_shm_free, free.shm_bytes)
         now = time.perf_counter()
-        if now < self._memory_due:
-            return
-        main = _memory_of(self._pid)
-        if main is not None:
-            self._main = max(self._main[0], main[0]), max(self._main[1], main[1])
-        workers = [found for pid in descendants(self._pid) if (found := _memory_of(pid)) is not None]
-        self._workers_rss = max(self._workers_rss, sum(resident for resident, _ in workers))
-        self._worker_private = max([self._worker_private, *(private for _, private in workers)])
-        spent = time.perf_counter() - now
-        self._memory_due = now + max(_MEMORY_EVERY_S, 20 * spent)  # at most 5% of a core
+        if now >= self._memory_due:
+            resident, private = _memory_of(self._pid)
+            self._main_rss, self._main_private = max(self._main_rss, resident), max(self._main_private, private)
+            workers = [_memory_of(pid)[1] for pid in descendants(self._pid)]
+            self._worker_private = max([self._worker_private, *workers])
+            spent = time.perf_counter() - now
+            self._memory_due = now + max(_MEMORY_EVERY_S, 20 * spent)  # at most 5% of a core
+        return free
 
     def usage(self) -> Usage:
-        shm = None
-        if self._shm_before is not None and self._shm_peak is not None:
-            shm = self._shm_peak - self._shm_before
-        return Usage(
-            self._main[0] or None, self._workers_rss or None, self._main[1] or None, self._worker_private or None, shm
-        )
+        grown = None
+        if self._shm_free is not None and self._least_shm_free is not None:
+            grown = self._shm_free - self._least_shm_free
+        return Usage(self._main_rss or None, self._main_private or None, self._worker_private or None, grown)
 
-    def _shm_used(self) -> int | None:
-        try:
-            return shm_bytes(self.shm)[1]
-        except NoData:
-            return None
+
+def _memory_of(pid: int) -> tuple[int, int]:
+    """Return (resident, private) bytes of a process; 0 if it is gone or not ours."""
+    try:
+        sizes = mapped_bytes(pid)
+        return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes.get("Swap", 0)
+    except (NoData, KeyError, ValueError):
+        return 0, 0
 
 
 def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Connection, output: BinaryIO) -> None:
     """Run a trial and send its result."""
     os.setsid()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -183,66 +171,51 @@ def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Con
     warnings.simplefilter("ignore")  # DataLoader warns of more workers than cores
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
-    with suppress(AttributeError, OSError):
-        mine = sorted(os.sched_getaffinity(0))
-        if cores < len(mine):
-            os.sched_setaffinity(0, mine[:cores])
+    with suppress(OSError):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     try:
         run_trial(target, setting, plan, sender.send)
     except BaseException as error:
-        kind, text = _failure_of(error)
-        sender.send((kind, text, traceback.format_exc()))
+        sender.send(Failed(setting, *_failure_of(error), traceback.format_exc()))
 
 
 def _failure_of(error: BaseException) -> tuple[FailureKind, str]:
     """Return what an exception in a trial means. DataLoader reports a worker's death only in the message."""
     message = str(error).strip()
+    first = message.partition("\n")[0] or "no message"
     if isinstance(error, ConfigError):
         return "no_loader", message
-    if "Bus error" in message or "bus error" in message or "No space left on device" in message:
-        return "bus_error", "a worker was killed by a bus error: /dev/shm was full"
-    if "killed by signal: Killed" in message or isinstance(error, MemoryError):
-        return "killed", "a worker was killed" if message else "out of memory"
+    if "us error" in message or "No space left on device" in message:
+        return "bus_error", _BUS_ERROR
+    if isinstance(error, MemoryError):
+        return "killed", "out of memory"
     if "killed by signal" in message or "exited unexpectedly" in message:
-        return "killed", _line(message)
+        return "killed", first
     # A worker's exception arrives as text: its place is the last "File" line of its traceback.
     remote = [line.strip() for line in message.splitlines() if line.strip().startswith('File "')]
     place = remote[-1] if remote else place_of(error)
-    last = message.splitlines()[-1] if remote else f"{type(error).__name__}: {_line(message)}"
+    last = message.splitlines()[-1] if remote else f"{type(error).__name__}: {first}"
     return "error", f"{last} ({place})" if place else last
 
 
-def _line(message: str) -> str:
-    return message.partition("\n")[0] or "no message"
+def _ended(setting: Setting, exit_code: int) -> Failed:
+    """Return the failure of a process that ended without a word."""
+    if exit_code >= 0:
+        return Failed(setting, "error", f"the loader's process ended with status {exit_code}")
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+    kind: FailureKind = "bus_error" if name == "SIGBUS" else "killed"
+    return Failed(setting, kind, f"the loader's process was killed by {name}")
 
 
-def _failure(setting: Setting, answer: Answer, exit_code: int | None, printed: str, killed_for_memory: bool) -> Failed:
-    if isinstance(answer, tuple):
-        kind, text, detail = answer
-    elif exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
-        kind = "bus_error" if name == "SIGBUS" else "killed"
-        text, detail = f"the loader's process was killed by {name}", ""
-    else:
-        kind, text, detail = "error", f"the loader's process ended with status {exit_code}", ""
-    if kind == "killed" and killed_for_memory:
-        kind, text = "out_of_memory", f"{text}: the kernel ended it for memory"
-    if kind == "killed" and "us error" in printed:
-        kind, text = "bus_error", "a worker was killed by a bus error: /dev/shm was full"
-    return Failed(setting, kind, text, "\n".join(part for part in (detail, printed) if part))
-
-
-def _end(process: multiprocessing.process.BaseProcess, at_once: bool) -> None:
+def _end(process: BaseProcess, at_once: bool) -> None:
     """End a trial's process and all that it started, and wait for them."""
     assert process.pid is not None
     if not at_once:
         process.join(_END_WAIT_S)
     others = descendants(process.pid)
-    if process.is_alive() or others:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.is_alive():
-        process.kill()  # it may not have reached setsid yet
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it may not have reached setsid yet
     process.join()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # workers that lived on

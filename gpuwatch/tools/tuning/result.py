@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gpuwatch.formatting import duration, percent, size
 
 FailureKind = Literal["error", "no_loader", "out_of_memory", "bus_error", "killed", "timeout", "host_protected"]
-Limit = Literal["cpu", "memory", "shm", "max_workers", "budget", "failures"]
-WIDTH, LEAST_WIDTH = 80, 40
-_NARROW_HEAD = f"{'workers':>7} {'prefetch':>8} {'batch every':>11} {'step':>7}"
-"""Where the other columns have no room."""
+Limit = Literal["cpu", "memory", "shm", "max_workers", "budget"]
+_WIDTH = 80
 _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batch/s':>8} {'cores':>5} {'memory':>8} {'step':>7}"
 
 
@@ -39,7 +37,6 @@ class Setting:
     persistent_workers: bool = False
 
     def keywords(self) -> dict[str, int | bool | None]:
-        """Return it as the keyword arguments of a DataLoader."""
         return asdict(self)
 
     @property
@@ -55,7 +52,7 @@ class Setting:
         return " ".join(words)
 
 
-SETTINGS = tuple(Setting.__dataclass_fields__)
+SETTINGS = frozenset(Setting.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class Usage:
     """Peak use of the machine by a trial."""
 
     main_rss_bytes: int | None = None
-    workers_rss_bytes: int | None = None
-    """Of all workers together; pages that they share count once for each."""
     main_private_bytes: int | None = None
     worker_private_bytes: int | None = None
     """Of the largest worker, without what it shares: the cost of one more worker."""
@@ -102,8 +97,7 @@ class Measured:
     worker_cpu_ratio: float | None = None
     """CPU use of a worker, 1.0 = one core, on average."""
     cpu_demand_ratio: float | None = None
-    """Share of time in which the fetching process (a worker, or the main process) ran or waited for a core, 0–1. On a shared machine
-    a fetch that computes gets less CPU than it demands."""
+    """Share of time in which the fetching process (a worker, or the main process) ran or waited for a core, 0–1."""
     read_bytes_per_s: float | None = None
     """Read from storage (not from the page cache)."""
     second_first_batch_s: float | None = None
@@ -141,12 +135,16 @@ class LeftOut:
 Row = Measured | Failed | LeftOut
 
 
+def measured(rows: Iterable[Row]) -> list[Measured]:
+    return [row for row in rows if isinstance(row, Measured)]
+
+
 @dataclass(frozen=True)
 class TuneResult:
     """What was tried, what to choose and why. `str()` is the table with the verdict."""
 
     rows: tuple[Row, ...]
-    chosen: Setting | None
+    chosen: Setting
     """The smallest setting that feeds the step; without a step, or where nothing feeds it, the smallest within 5% of the best."""
     feeds: bool | None
     """Whether `chosen` feeds the step with 10% to spare; None: no step was given."""
@@ -158,18 +156,26 @@ class TuneResult:
     """Why no more was tried."""
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
-    facts: Mapping[str, float | None] = field(default_factory=dict)
+    facts: dict[str, int | None] = field(default_factory=dict)
     """What the machine had free at the start: memory_available_bytes, shm_free_bytes."""
 
     def keywords(self) -> dict[str, int | bool | None]:
         """Return the chosen setting as keyword arguments: `DataLoader(dataset, **result.keywords())`."""
-        return self.chosen.keywords() if self.chosen else {}
+        return self.chosen.keywords()
 
     def measured(self) -> tuple[Measured, ...]:
-        return tuple(row for row in self.rows if isinstance(row, Measured))
+        return tuple(measured(self.rows))
 
     def __str__(self) -> str:
-        return table(self)
+        lines = [_HEAD if self.step_s is not None else _HEAD[:-8]]
+        for row in self.rows:
+            lines += _row(row, self)
+        lines += ["", *_wrap(self.why)]
+        for note in self.notes:
+            lines += _wrap(f"- {note}", "  ")
+        lines += _wrap(f"stopped after {duration(self.elapsed_s)}: {self.stopped}")
+        words = ", ".join(f"{key}={value}" for key, value in self.keywords().items())
+        return "\n".join([*lines, "", *_wrap(f"DataLoader(…, {words})", "    ")])
 
 
 def cost_s(row: Measured, step_s: float | None) -> float:
@@ -179,8 +185,8 @@ def cost_s(row: Measured, step_s: float | None) -> float:
     return row.batch_s + step_s if row.setting.num_workers == 0 else max(step_s, row.batch_s)
 
 
-def as_json(result: TuneResult) -> dict[str, Any]:
-    """Return the result as plain values. Times in seconds, sizes in bytes, ratios 0–1; null: not measured."""
+def as_dict(result: TuneResult) -> dict[str, Any]:
+    """Return the result as plain values, for JSON."""
     kinds = {Measured: "measured", Failed: "failed", LeftOut: "left_out"}
     rows = [{"result": kinds[type(row)], **asdict(row)} for row in result.rows]
     return {**asdict(result), "rows": rows}
@@ -193,63 +199,31 @@ def line(row: Row) -> str:
     return f"{row.setting}: {'failed' if isinstance(row, Failed) else 'left out'}: {row.text}"
 
 
-def table(result: TuneResult, width: int = WIDTH) -> str:
-    """Return the table, the verdict, and the keywords to use; lines of at most `width` characters, 40 or more."""
-    width = max(LEAST_WIDTH, width)
-    head = _NARROW_HEAD if _is_narrow(width) else _HEAD
-    lines = [head if result.step_s is not None else head[:-8]]
-    for row in result.rows:
-        lines += _row(row, result, width)
-    lines += ["", *_paragraph(result.why, width)]
-    for note in result.notes:
-        lines += _paragraph(f"- {note}", width, "  ")
-    lines += _paragraph(f"stopped after {duration(result.elapsed_s)}: {result.stopped}", width)
-    if result.chosen is not None:
-        words = ", ".join(f"{key}={value}" for key, value in result.keywords().items())
-        lines += ["", *_paragraph(f"DataLoader(…, {words})", width, "    ")]
-    return "\n".join(lines)
-
-
-def _row(row: Row, result: TuneResult, width: int) -> list[str]:
+def _row(row: Row, result: TuneResult) -> list[str]:
     start = f"{row.setting.num_workers:>7} {row.setting.prefetch_factor or '-':>8} "
-    if isinstance(row, LeftOut | Failed):
-        text = f"{'left out' if isinstance(row, LeftOut) else 'FAILED'}: {row.text}"
-        return textwrap.wrap(text, width, initial_indent=f"{start} ", subsequent_indent=" " * (len(start) + 1))
-    time = duration(row.batch_s) + ("" if row.steady else "*")
-    if _is_narrow(width):
-        cells = [f"{time:>11}"]
-    else:
-        spread = f"±{percent(row.spread_ratio)}" if row.spread_ratio is not None else ""
-        memory = (row.usage.main_rss_bytes or 0) + row.setting.num_workers * (row.usage.worker_private_bytes or 0)
-        cells = [
-            f"{duration(row.first_batch_s):>7}",
-            f"{time:>9} {spread:>5}",
-            f"{row.batches_per_s:>8.3g}",
-            f"{row.cpu_cores:>5.1f}" if row.cpu_cores is not None else f"{'-':>5}",
-            f"{size(memory) if memory else '-':>8}",
-        ]
+    if not isinstance(row, Measured):
+        return _wrap(f"{start} {'FAILED' if isinstance(row, Failed) else 'left out'}: {row.text}", " " * 18)
+    spread = f"±{percent(row.spread_ratio)}" if row.spread_ratio is not None else ""
+    memory = (row.usage.main_rss_bytes or 0) + row.setting.num_workers * (row.usage.worker_private_bytes or 0)
+    cells = [
+        f"{duration(row.first_batch_s):>7}",
+        f"{duration(row.batch_s) + ('' if row.steady else '*'):>9} {spread:>5}",
+        f"{row.batches_per_s:>8.3g}",
+        f"{'-' if row.cpu_cores is None else format(row.cpu_cores, '.1f'):>5}",
+        f"{size(memory) if memory else '-':>8}",
+    ]
     if result.step_s is not None:
         cells.append(f"{duration(cost_s(row, result.step_s)):>7}")
     if row.setting == result.chosen:
         cells.append("<-")
-    indent = " " * (4 if _is_narrow(width) else len(start))
-    options = textwrap.wrap(_options(row), width, initial_indent=indent, subsequent_indent=indent)
-    return [start + " ".join(cells), *options]
-
-
-def _is_narrow(width: int) -> bool:
-    return width < len(_HEAD) + len(" <-")
-
-
-def _options(row: Measured) -> str:
-    words = []
+    options = []
     if row.setting.pin_memory:
-        words.append("pin_memory" + (f": copies take {duration(row.copy_s)}" if row.copy_s is not None else ""))
+        options.append("pin_memory" + (f": copies take {duration(row.copy_s)}" if row.copy_s is not None else ""))
     if row.setting.persistent_workers:
         again = row.second_first_batch_s
-        words.append("persistent_workers" + (f": later passes start in {duration(again)}" if again is not None else ""))
-    return ", ".join(words)
+        options.append("persistent_workers" + (f": later passes start in {duration(again)}" if again else ""))
+    return [start + " ".join(cells), *(f"{'':17}{option}" for option in options)]
 
 
-def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

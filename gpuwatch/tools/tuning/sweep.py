@@ -8,29 +8,14 @@ from dataclasses import dataclass, replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration
-from gpuwatch.tools.tuning.choose import (
-    SPARE,
-    WORTH,
-    choose,
-    faster,
-    feeds,
-    fetch_s,
-    good_enough,
-    left_out,
-    measured,
-    most_workers,
-    saturated,
-    warnings,
-    why,
-)
-from gpuwatch.tools.tuning.result import SETTINGS, Failed, LeftOut, Measured, Room, Row, Setting, TuneResult
+from gpuwatch.tools.tuning import choose
+from gpuwatch.tools.tuning.result import SETTINGS, Failed, LeftOut, Measured, Room, Row, Setting, TuneResult, measured
 from gpuwatch.tools.tuning.trial import Plan
 
 PREFETCH = 2
 """DataLoader's default, used while the number of workers varies."""
 _REFINEMENTS = 4
-_LARGER_MAY_RUN = ("error", "timeout")
-"""Failures without workers that may not occur with workers."""
+_INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -44,21 +29,8 @@ class Goal:
     ranks: int = 1
     """Training processes of the node that share its cores, memory and /dev/shm."""
     name: str = "make_loader"
-    takes: frozenset[str] = frozenset(SETTINGS)
+    takes: frozenset[str] = SETTINGS
     """The settings that make_loader takes."""
-
-
-_INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The state of a sweep."""
-
-    elapsed_s: float
-    budget_s: float
-    trying: Setting | None
-    rows: tuple[Row, ...]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -69,24 +41,21 @@ class Interrupted(KeyboardInterrupt):
         self.result = result
 
 
-Measure = Callable[[Setting, Plan, Callable[[], None]], Measured | Failed]
-
-
 class Sweep:
-    """One pass through the settings."""
+    """One pass through the settings. `progress` is called with each new row."""
 
     def __init__(
         self,
         goal: Goal,
-        measure: Measure,
+        measure: Callable[[Setting, Plan], Measured | Failed],
         room: Callable[[], Room],
-        report: Callable[[Progress], None],
+        progress: Callable[[Row], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._goal = goal
         self._measure = measure
         self._room = room
-        self._report = report
+        self._progress = progress
         self._clock = clock
         self._begun = clock()
         self._start = room()
@@ -99,65 +68,55 @@ class Sweep:
         try:
             self._ladder()
             self._refine()
-            setting = self._options(choose(self._rows, self._goal.step_s))
+            best = choose.choose(self._rows, self._goal.step_s)
+            if best is not None:
+                return self._result(self._options(best))
         except KeyboardInterrupt:
             self._stopped = _INTERRUPTED
-            best = choose(self._rows, self._goal.step_s)
+            best = choose.choose(self._rows, self._goal.step_s)
             raise Interrupted(self._result(best.setting) if best else None) from None
-        if setting is None:
-            failure = next((row for row in self._rows if isinstance(row, Failed)), None)
-            if failure is None:
-                raise ConfigError(f"{self._goal.name}: nothing was measured: {self._stopped}")
-            if failure.kind == "no_loader":
-                raise ConfigError(failure.text)
-            raise ConfigError(
-                f"{self._goal.name}: the loader fails with every setting tried: {failure.text}; "
-                "take one batch from it without gpuwatch to see more"
-            )
-        return self._result(setting)
+        failure = next((row for row in self._rows if isinstance(row, Failed)), None)
+        if failure is not None and failure.kind == "no_loader":
+            raise ConfigError(failure.text)
+        what = self._stopped if failure is None else failure.text
+        raise ConfigError(
+            f"{self._goal.name}: the loader fails with every setting tried: {what}; "
+            "take one batch from it without gpuwatch to see more"
+        )
 
     def _try(self, setting: Setting, second_pass: bool = False) -> Row:
         """Try a setting unless a forecast, or the budget, forbids it."""
         for known in self._rows:
             if known.setting == setting and isinstance(known, LeftOut):
                 return known
-        row: Row | None = left_out(setting, self._rows, self._room(), self._goal.ranks)
-        elapsed = self._clock() - self._begun
-        remaining = self._goal.budget_s - elapsed
-        if row is None and self._rows and remaining < self._needs_s(setting):
-            row = LeftOut(setting, "budget", f"the budget of {duration(self._goal.budget_s)} is used up")
+        budget_s, needs_s = self._goal.budget_s, self._needs_s(setting)
+        remaining_s = budget_s - (self._clock() - self._begun)
+        row: Row | None = choose.left_out(setting, self._rows, self._room(), self._goal.ranks)
+        if row is None and self._rows and remaining_s < needs_s:
+            row = LeftOut(setting, "budget", f"the budget of {duration(budget_s)} is used up")
         if row is None:
-            tried = tuple(self._rows)
-            trial_s = max(self._goal.budget_s / 3, 3 * self._needs_s(setting))
-            plan = Plan(
-                measure_s=min(4.0, max(0.3, self._goal.budget_s / 20)),
-                limit_s=min(remaining, trial_s),
-                second_pass=second_pass,
-                seed=len(tried),
-            )
-
-            def watcher() -> None:
-                self._report(Progress(self._clock() - self._begun, self._goal.budget_s, setting, tried))
-
-            watcher()
-            row = self._measure(setting, plan, watcher)
+            measure_s = min(2.0, max(0.3, budget_s / 20))
+            limit_s = min(remaining_s, max(budget_s / 3, 3 * needs_s))
+            row = self._measure(setting, Plan(measure_s, limit_s, second_pass, seed=len(self._rows)))
         self._rows.append(row)
-        self._report(Progress(self._clock() - self._begun, self._goal.budget_s, None, tuple(self._rows)))
+        self._progress(row)
         return row
 
     def _needs_s(self, setting: Setting) -> float:
         """Return the least duration of a trial: start, prefetched batches, three cycles."""
         done = measured(self._rows)
         start = done[-1].make_s + done[-1].first_batch_s if done else 0.0
-        return 0.3 + start + (fetch_s(self._rows) or 0.0) * ((setting.prefetch_factor or 0) + 3)
+        return 0.3 + start + (choose.fetch_s(done) or 0.0) * ((setting.prefetch_factor or 0) + 3)
 
     def _ladder(self) -> None:
         workers = 0
         while True:
-            row = self._try_workers(workers)
+            row = self._try(_setting(workers))
+            if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self._goal.takes:
+                row = self._try(Setting(workers, 1))
             if self._over(row):
                 return
-            bound, limit, reason = most_workers(self._rows, self._start.cores, self._goal.max_workers)
+            bound, limit, reason = choose.most_workers(self._rows, self._start.cores, self._goal.max_workers)
             following = 2 * workers if workers else 1
             if min(following, bound) <= workers:
                 self._rows.append(LeftOut(_setting(following), limit, reason))
@@ -165,24 +124,18 @@ class Sweep:
                 return
             workers = min(following, bound)
 
-    def _try_workers(self, workers: int) -> Row:
-        row = self._try(_setting(workers))
-        if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self._goal.takes:
-            return self._try(Setting(workers, 1))
-        return row
-
     def _over(self, row: Row) -> bool:
         """Return whether to stop before larger settings, and record why."""
-        failures = sum(isinstance(other, Failed) for other in self._rows)
+        step_s = self._goal.step_s
         if isinstance(row, LeftOut):
-            self._stopped = f"{row.setting} {row.text}" if row.limit in ("shm", "memory") else row.text
+            self._stopped = choose.reason(row)
         elif isinstance(row, Failed):
-            if row.kind in _LARGER_MAY_RUN and failures == 1 and row.setting.num_workers == 0:
+            if row.kind in ("error", "timeout") and row.setting.num_workers == 0:  # it may run with workers
                 return False
             self._stopped = f"{row.setting} failed: {row.text}"
-        elif self._goal.step_s is not None and feeds(row, self._goal.step_s):
+        elif step_s is not None and choose.feeds(row, step_s):
             self._stopped = f"{row.setting} feeds the step"
-        elif saturated(measured(self._rows), self._goal.step_s):
+        elif choose.saturated(measured(self._rows), step_s):
             self._stopped = "two more settings gained less than 5%"
         else:
             return False
@@ -193,7 +146,7 @@ class Sweep:
         step_s = self._goal.step_s
         for _ in range(_REFINEMENTS):
             done = measured(self._rows)
-            good = [row.setting for row in done if good_enough(row, done, step_s)]
+            good = [row.setting for row in done if choose.good_enough(row, done, step_s)]
             if not good:
                 return
             smallest = min(good, key=lambda setting: setting.num_workers)
@@ -201,18 +154,17 @@ class Sweep:
             low = max((row.setting.num_workers for row in self._rows if row.setting.num_workers < high), default=high)
             if high - low <= 1:
                 return
-            wanted_s = SPARE * step_s if step_s is not None else (1 + WORTH) * min(row.batch_s for row in done)
-            guess = -int(-(fetch_s(done) or 0.0) // wanted_s)
+            enough_s = min(row.batch_s for row in done) * (1 + choose.WORTH)
+            wanted_s = enough_s if step_s is None else choose.SPARE * step_s
+            guess = -int(-(choose.fetch_s(done) or 0.0) // wanted_s)
             between = replace(smallest, num_workers=min(high - 1, max(low + 1, guess)))
             if isinstance(self._try(between), LeftOut):
                 return
 
-    def _options(self, best: Measured | None) -> Setting | None:
+    def _options(self, best: Measured) -> Setting:
         """Vary the other options at the chosen number of workers; return the setting to choose."""
-        if best is None:
-            return None
-        setting = best.setting
         takes = self._goal.takes
+        setting = best.setting
         if setting.num_workers and "prefetch_factor" in takes:
             setting = self._prefetch(best)
         if best.copy_s is not None and "pin_memory" in takes:
@@ -220,8 +172,6 @@ class Sweep:
             if isinstance(row, Measured) and row.copy_s is not None and row.copy_s < 0.9 * best.copy_s:
                 setting = row.setting
                 self._notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
-            elif isinstance(row, Measured) and row.copy_s is not None:
-                self._notes.append(f"pin_memory gains nothing: a copy to the GPU takes {duration(row.copy_s)}")
         if setting.num_workers and "persistent_workers" in takes:
             row = self._try(replace(setting, persistent_workers=True), second_pass=True)
             if isinstance(row, Measured) and row.second_first_batch_s is not None:
@@ -235,37 +185,35 @@ class Sweep:
 
     def _prefetch(self, best: Measured) -> Setting:
         """Return the setting with a larger prefetch_factor where that gains 5%."""
-        current = best
-        while (current.setting.prefetch_factor or PREFETCH) < 8:
-            row = self._try(replace(current.setting, prefetch_factor=2 * (current.setting.prefetch_factor or PREFETCH)))
-            if not isinstance(row, Measured) or not faster(row, current):
+        current, step_s = best, self._goal.step_s
+        while (factor := current.setting.prefetch_factor or PREFETCH) < 8:
+            row = self._try(replace(current.setting, prefetch_factor=2 * factor))
+            if not isinstance(row, Measured) or not choose.faster(row, current):
                 break
-            if self._goal.step_s is not None and feeds(current, self._goal.step_s):
+            if step_s is not None and choose.feeds(current, step_s):
                 break
             current = row
         if current is not best:
-            self._notes.append(
-                f"prefetch_factor={current.setting.prefetch_factor}: a batch every {duration(best.batch_s)} → {duration(current.batch_s)}"
-            )
+            gain = f"a batch every {duration(best.batch_s)} → {duration(current.batch_s)}"
+            self._notes.append(f"prefetch_factor={current.setting.prefetch_factor}: {gain}")
         return current.setting
 
     def _result(self, setting: Setting) -> TuneResult:
-        step_s = self._goal.step_s
-        like = [row for row in measured(self._rows) if row.setting.num_workers == setting.num_workers]
-        same = [row for row in like if row.setting.prefetch_factor == setting.prefetch_factor]
+        step_s, start = self._goal.step_s, self._start
+        shape = (setting.num_workers, setting.prefetch_factor)
+        same = [row for row in measured(self._rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
         chosen = next((row for row in same if not row.setting.persistent_workers), same[0])
-        notes = [*self._notes, *warnings(self._rows, chosen, self._start)]
         return TuneResult(
             rows=tuple(self._rows),
             chosen=setting,
-            feeds=None if step_s is None else feeds(chosen, step_s),
-            why=why(self._rows, chosen, setting, step_s, self._start.cores, self._stopped == _INTERRUPTED),
+            feeds=None if step_s is None else choose.feeds(chosen, step_s),
+            why=choose.why(self._rows, chosen, step_s, start.cores, self._stopped == _INTERRUPTED),
             step_s=step_s,
-            cores=self._start.cores,
+            cores=start.cores,
             stopped=self._stopped,
-            notes=tuple(notes),
+            notes=(*self._notes, *choose.warnings(self._rows, chosen, start)),
             elapsed_s=self._clock() - self._begun,
-            facts={"memory_available_bytes": self._start.memory_bytes, "shm_free_bytes": self._start.shm_bytes},
+            facts={"memory_available_bytes": start.memory_bytes, "shm_free_bytes": start.shm_bytes},
         )
 
 

@@ -33,18 +33,17 @@ class Target:
 
 def load(name: str) -> Any:
     """Return what `module:attribute` or `file.py:attribute` names. Raises: ConfigError, with what to do."""
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
         raise ConfigError(f"'{name}' is no module:function; give e.g. train:make_loader or train.py:make_loader")
-    path = Path(module_name)
-    if path.suffix == ".py":
+    directory = Path.cwd()
+    if module_name.endswith(".py"):
+        path = Path(module_name)
         if not path.is_file():
             raise ConfigError(f"{name}: there is no file {path}; run it where the file is, or give its path")
-        directory, module_name = str(path.resolve().parent), path.stem
-    else:
-        directory = str(Path.cwd())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
+        directory, module_name = path.resolve().parent, path.stem
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
     try:
         return pkgutil.resolve_name(f"{module_name}:{attribute}")
     except SystemExit as error:
@@ -65,12 +64,10 @@ def load(name: str) -> Any:
 
 def place_of(error: BaseException) -> str:
     """Return file:line of the innermost frame that is neither ours nor importlib's; "" where there is none."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<frozen importlib", f"{Path(__file__).parent}/"))
-    ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<frozen importlib", f"{Path(__file__).parent}/")):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def target(of: Any, name: str | None = None) -> Target:
@@ -78,7 +75,7 @@ def target(of: Any, name: str | None = None) -> Target:
     name = name or getattr(of, "__qualname__", None) or type(of).__name__
     if _is_data_loader(of):
         _check_rebuildable(of, name)
-        return Target(name, lambda setting: rebuilt(of, setting, name), frozenset(SETTINGS))
+        return Target(name, lambda setting: rebuilt(of, setting, name), SETTINGS)
     if not callable(of):
         raise ConfigError(
             f"{name} is of type {type(of).__name__}, neither a function that makes a loader nor a DataLoader; {_WRITE}"
@@ -87,49 +84,38 @@ def target(of: Any, name: str | None = None) -> Target:
         parameters = list(inspect.signature(of).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
-    takes = frozenset(SETTINGS if any(each.kind is each.VAR_KEYWORD for each in parameters) else named & {*SETTINGS})
-    missing = [
-        each.name
-        for each in parameters
-        if each.default is each.empty and each.kind not in variadic and each.name not in takes
-    ]
-    if missing:
+    takes = SETTINGS if any(each.kind is each.VAR_KEYWORD for each in parameters) else SETTINGS & named
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+    if missing := [each for each in required if each not in takes]:
         raise ConfigError(f"{name} needs {', '.join(missing)}, which gpuwatch cannot give it: add defaults; {_WRITE}")
-    if takes:
-        if "num_workers" not in takes:
-            raise ConfigError(f"{name} takes {', '.join(sorted(takes))} but no num_workers; {_WRITE}")
-        return Target(
-            name, lambda setting: of(**{key: value for key, value in setting.keywords().items() if key in takes}), takes
-        )
-    return Target(name, lambda setting: rebuilt(of(), setting, name), frozenset(SETTINGS))
+    if not takes:
+        return Target(name, lambda setting: rebuilt(of(), setting, name), SETTINGS)
+    if "num_workers" not in takes:
+        raise ConfigError(f"{name} takes {', '.join(sorted(takes))} but no num_workers; {_WRITE}")
+    return Target(name, lambda setting: of(**{key: setting.keywords()[key] for key in takes}), takes)
 
 
 def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
     """Return a DataLoader over the same data with another setting. Raises: ConfigError where that cannot be done."""
     _check_rebuildable(loader, name)
-    keywords: dict[str, Any] = {
-        **setting.keywords(),
-        "collate_fn": loader.collate_fn,
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-    }
-    for key in ("in_order", "pin_memory_device"):  # neither is in every torch
-        if getattr(loader, key, None) not in (None, ""):
-            keywords[key] = getattr(loader, key)
+    data = sys.modules["torch.utils.data"]
+    same = ["collate_fn", "worker_init_fn", "generator"]
+    same += [key for key in ("in_order", "pin_memory_device") if getattr(loader, key, "") != ""]  # not in every torch
     if setting.num_workers:
-        keywords["timeout"] = loader.timeout
-        keywords["multiprocessing_context"] = loader.multiprocessing_context
-    data = _torch_data()
+        same += ["timeout", "multiprocessing_context"]
+    keywords: dict[str, Any] = {}
     if isinstance(loader.dataset, data.IterableDataset):
-        keywords |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        same += ["batch_size", "drop_last"]
     elif loader.batch_sampler is None:
-        keywords |= {"batch_size": None, "sampler": loader.sampler}
+        same += ["sampler"]
+        keywords["batch_size"] = None
     elif loader.batch_size is not None and type(loader.batch_sampler) is data.BatchSampler:
-        keywords |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "sampler": loader.sampler}
+        same += ["batch_size", "drop_last", "sampler"]
     else:
-        keywords["batch_sampler"] = loader.batch_sampler
+        same += ["batch_sampler"]
+    keywords |= {**setting.keywords(), **{key: getattr(loader, key) for key in same}}
     return data.DataLoader(loader.dataset, **keywords)
 
 
@@ -138,7 +124,7 @@ def _check_rebuildable(loader: Any, name: str) -> None:
         raise ConfigError(
             f"{name} takes no settings and returns a {type(loader).__name__}, which is no DataLoader: nothing can be varied; {_WRITE}"
         )
-    if type(loader) is not _torch_data().DataLoader:
+    if type(loader) is not sys.modules["torch.utils.data"].DataLoader:
         raise ConfigError(
             f"{name} is a {type(loader).__name__}, a subclass of DataLoader whose constructor gpuwatch does not know, "
             f"and so cannot be started with other settings; {_WRITE}"
@@ -146,9 +132,5 @@ def _check_rebuildable(loader: Any, name: str) -> None:
 
 
 def _is_data_loader(thing: Any) -> bool:
-    data = _torch_data()
+    data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(thing, data.DataLoader)
-
-
-def _torch_data() -> Any:
-    return sys.modules.get("torch.utils.data")

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,13 +25,9 @@ from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, process_cpu_s, run
 from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
-_ENOUGH_CYCLES, _PRECISE_CYCLES = 4, 16
-"""For a spread; to end a trial early."""
-_FEWEST_CYCLES = 3
+_FEWEST_CYCLES, _CYCLES_FOR_A_SPREAD = 3, 4
 _MOST_PASSES = 1000
 _COPIES = 20
-_SHORT_RUN_S = 0.25
-"""A trial whose cycles agree may end after this share of its time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """The time between batches."""
+    """The time between batches, as in `Measured`."""
 
     batch_s: float
     spread_ratio: float | None
@@ -80,44 +76,25 @@ def pace(passes: Sequence[Sequence[float]], workers: int, ahead: int) -> Pace | 
         return None
     middle = median(cycles)
     spread = None
-    if len(cycles) >= _ENOUGH_CYCLES and middle > 0:
+    if len(cycles) >= _CYCLES_FOR_A_SPREAD and middle > 0:
         lower, _, upper = quantiles(cycles, n=4, method="inclusive")
         spread = (upper - lower) / 2 / middle
     return Pace(middle, spread, len(cycles) * max(1, workers))
 
 
-def whole_passes(durations_s: Sequence[float], counts: Sequence[int]) -> Pace | None:
+def whole_passes(durations_s: Sequence[float], counts: Sequence[int]) -> Pace:
     """Return the pace of whole passes, start-up included: for passes shorter than what is prefetched."""
-    each = [duration / count for duration, count in zip(durations_s, counts, strict=True) if count]
-    return Pace(median(each), None, sum(counts)) if each else None
-
-
-def precise(cycles: Sequence[float]) -> bool:
-    """Return whether the median is known to about 1%: the interquartile range over the root of the count."""
-    if len(cycles) < _PRECISE_CYCLES:
-        return False
-    lower, middle, upper = quantiles(cycles, n=4, method="inclusive")
-    return middle > 0 and (upper - lower) / middle / len(cycles) ** 0.5 < 0.01
+    each = [duration / count for duration, count in zip(durations_s, counts, strict=True)]
+    return Pace(median(each), None, sum(counts))
 
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of a process's children and theirs. Source: /proc/PID/task/TID/children."""
     found: list[int] = []
-    todo = [pid]
-    while todo:
+    for task in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):
-            for task in Path(f"/proc/{todo.pop()}/task").iterdir():
-                with suppress(OSError):
-                    children = [int(child) for child in (task / "children").read_text().split()]
-                    found += children
-                    todo += children
-    return found
-
-
-def _read_bytes(pids: Iterable[int]) -> int | None:
-    """Return the bytes that these processes have read from storage; None where that is unknown."""
-    found = by_pid(lambda pid, procfs: io_bytes(pid, procfs)[0], pids)
-    return sum(found.values()) if found else None
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found + [each for child in found for each in descendants(child)]
 
 
 @dataclass
@@ -126,12 +103,13 @@ class _Counters:
 
     at_s: float = field(default_factory=time.perf_counter)
     main_s: float = field(default_factory=time.process_time)
-    workers: list[int] = field(default_factory=lambda: descendants(os.getpid()))
 
     def __post_init__(self) -> None:
-        pids = [os.getpid(), *self.workers]
-        self.worker_s = by_pid(process_cpu_s, self.workers)
-        self.read = _read_bytes(pids)
+        workers = descendants(os.getpid())
+        pids = [os.getpid(), *workers]
+        self.worker_s = by_pid(process_cpu_s, workers)
+        read = by_pid(lambda pid, procfs: io_bytes(pid, procfs)[0], pids)
+        self.read = sum(read.values()) if read else None
         self.wait_s = by_pid(run_queue_s, pids)
         self.node_busy_s = cpu_times_s()[0]
 
@@ -141,18 +119,17 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
 
     Raises whatever the user's code raises; ConfigError for no iterable.
     """
-    deadline = time.perf_counter() + plan.limit_s
+    begun = time.perf_counter()
     random.seed(plan.seed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(plan.seed)
-    begun = time.perf_counter()
     loader = target.make(setting)
+    run = _Run(setting, plan, begun + plan.limit_s)
     make_s = time.perf_counter() - begun
-    run = _Run(setting, plan, deadline)
     run.iterate(loader, target.name)
     copy_s = _copy_s(run.last_batch)
-    second = _second_first_batch_s(loader, run) if plan.second_pass else None
-    steady, found = run.pace()
+    steady = pace(run.passes, setting.num_workers, setting.batches_ahead)
+    found = steady or whole_passes(run.durations_s, [len(arrivals) for arrivals in run.passes])
     send(
         Measured(
             setting=setting,
@@ -161,10 +138,10 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
             batch_s=found.batch_s,
             spread_ratio=found.spread_ratio,
             batches=found.batches,
-            steady=steady,
+            steady=steady is not None,
             batch_bytes=run.batch_bytes,
             shared_bytes=run.shared_bytes,
-            second_first_batch_s=second,
+            second_first_batch_s=_second_first_batch_s(loader, run, found.batch_s) if plan.second_pass else None,
             copy_s=copy_s,
             **run.use(),
         )
@@ -190,9 +167,10 @@ class _Run:
 
     def iterate(self, loader: Any, name: str) -> None:
         """Take batches, pass after pass, until the pace is known or time is up."""
-        begun = time.perf_counter()
-        while len(self.passes) < _MOST_PASSES:
-            started = time.perf_counter()
+        begun = now = time.perf_counter()
+        over = False
+        while not over and len(self.passes) < _MOST_PASSES:
+            started = now
             try:
                 self.iterator = iter(loader)
             except TypeError as error:
@@ -202,13 +180,12 @@ class _Run:
             arrivals: list[float] = []
             self.passes.append(arrivals)
             over = self._one_pass(self.iterator, arrivals, started)
-            self.durations_s.append(time.perf_counter() - started)
             if not arrivals:
-                raise ConfigError(
-                    f"{name}: the loader gave no batch in its pass {len(self.passes)}: is the dataset empty?"
-                )
-            if over or self._long_enough(begun):
-                break
+                raise ConfigError(f"{name}: the loader gave no batch in pass {len(self.passes)}: is the dataset empty?")
+            now = time.perf_counter()
+            self.durations_s.append(now - started)
+            long_enough = now - begun >= self.plan.measure_s and len(self.passes) >= _FEWEST_CYCLES
+            over = over or long_enough or now >= self.deadline
         self._until = _Counters()
 
     def _one_pass(self, iterator: Iterator[Any], arrivals: list[float], started: float) -> bool:
@@ -242,22 +219,7 @@ class _Run:
         if len(arrivals) <= uncounted or (len(arrivals) - uncounted) % length:
             return False
         cycles = cycles_s(self.passes, self.setting.num_workers, self.setting.batches_ahead)
-        if len(cycles) < _FEWEST_CYCLES:
-            return False
-        counted_s = sum(cycles) * length
-        return counted_s >= self.plan.measure_s or (counted_s >= _SHORT_RUN_S * self.plan.measure_s and precise(cycles))
-
-    def _long_enough(self, begun: float) -> bool:
-        now = time.perf_counter()
-        return now >= self.deadline or (now - begun >= self.plan.measure_s and len(self.passes) >= _FEWEST_CYCLES)
-
-    def pace(self) -> tuple[bool, Pace]:
-        """Return whether the pace is steady, and the pace: else of whole passes."""
-        steady = pace(self.passes, self.setting.num_workers, self.setting.batches_ahead)
-        found = steady or whole_passes(self.durations_s, [len(arrivals) for arrivals in self.passes])
-        if found is None:
-            raise ConfigError("the loader gave no batch")
-        return steady is not None, found
+        return len(cycles) >= _FEWEST_CYCLES and sum(cycles) * length >= self.plan.measure_s
 
     def use(self) -> dict[str, Any]:
         """Return CPU and reads over the counted time, as far as it was long enough to measure them."""
@@ -267,29 +229,29 @@ class _Run:
             return {}
         main = (until.main_s - since.main_s) / elapsed
         lived = [pid for pid in until.worker_s if pid in since.worker_s]
-        workers = [(until.worker_s[pid] - since.worker_s[pid]) / elapsed for pid in lived]
-        fetching = lived if self.setting.num_workers else [os.getpid()]
-        waited = [until.wait_s.get(pid, 0.0) - since.wait_s.get(pid, 0.0) for pid in fetching]
-        if self.setting.num_workers and not workers:  # they end with each pass
+        if self.setting.num_workers and not lived:  # they end with each pass
             return {"main_cpu_ratio": main}
+        of_workers = sum(until.worker_s[pid] - since.worker_s[pid] for pid in lived) / elapsed
+        fetching = lived if self.setting.num_workers else [os.getpid()]
+        waited = sum(until.wait_s.get(pid, 0.0) - since.wait_s.get(pid, 0.0) for pid in fetching) / elapsed
         read = None if since.read is None or until.read is None else max(0, until.read - since.read) / elapsed
         return {
-            "cpu_cores": main + sum(workers),
-            "others_cores": max(0.0, (until.node_busy_s - since.node_busy_s) / elapsed - main - sum(workers)),
+            "cpu_cores": main + of_workers,
+            "others_cores": max(0.0, (until.node_busy_s - since.node_busy_s) / elapsed - main - of_workers),
             "main_cpu_ratio": main,
-            "worker_cpu_ratio": sum(workers) / len(workers) if workers else None,
-            "cpu_demand_ratio": min(1.0, ((sum(workers) if workers else main) + sum(waited) / elapsed) / len(fetching)),
+            "worker_cpu_ratio": of_workers / len(lived) if lived else None,
+            "cpu_demand_ratio": min(1.0, ((of_workers if lived else main) + waited) / len(fetching)),
             "read_bytes_per_s": read,
         }
 
 
-def _second_first_batch_s(loader: Any, run: _Run) -> float | None:
+def _second_first_batch_s(loader: Any, run: _Run, batch_s: float) -> float | None:
     """Return the time from a second `iter()` to its first batch.
 
     The first pass was left early, and persistent workers finish their prefetched batches before they start the next pass, as they
     do not have to after a complete pass. So the time for that is waited out first.
     """
-    remaining_s = max(run.setting.batches_ahead, run.setting.num_workers) * run.pace()[1].batch_s
+    remaining_s = max(run.setting.batches_ahead, run.setting.num_workers) * batch_s
     if time.perf_counter() + 2 * remaining_s + 2 * run.first_batch_s >= run.deadline:
         return None
     time.sleep(1.2 * remaining_s)

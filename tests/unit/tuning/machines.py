@@ -44,11 +44,10 @@ class Machine:
         bound = self.fetch_s * self.cpu / self.cores
         return float(max(self.fetch_s / workers * self.prefetch_gain**doublings, bound, self.ceiling_s))
 
-    def measure(self, setting: Setting, plan: Plan, watcher: Callable[[], None]) -> Measured | Failed:
+    def measure(self, setting: Setting, plan: Plan) -> Measured | Failed:
         self.tried.append(setting)
         assert plan.limit_s > 0
         self.now_s += min(self.trial_s, plan.limit_s)
-        watcher()
         failed = self.fails(setting)
         if failed is not None:
             return failed
@@ -74,7 +73,6 @@ class Machine:
             usage=Usage(
                 main_rss_bytes=300 * MIB,
                 main_private_bytes=100 * MIB,
-                workers_rss_bytes=workers * 200 * MIB or None,
                 worker_private_bytes=self.worker_bytes if workers else None,
             ),
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from gpuwatch.tools.tuning.trial import pace, precise, warm_up, whole_passes
+from gpuwatch.tools.tuning.trial import pace, warm_up, whole_passes
 
 
 def arrivals(workers: int, ahead: int, fetch_s: float, count: int, start_s: float = 0.5) -> list[float]:
@@ -38,8 +36,7 @@ def test_without_workers_the_first_batch_alone_does_not_count() -> None:
 def test_a_pass_that_is_all_ready_made_has_no_pace_but_a_mean() -> None:
     passes = [arrivals(4, 8, 0.1, 8), arrivals(4, 8, 0.1, 8)]
     assert pace(passes, 4, 8) is None
-    found = whole_passes([0.8, 1.6], [8, 8])
-    assert found is not None and found.batch_s == pytest.approx(0.15)
+    assert whole_passes([0.8, 1.6], [8, 8]).batch_s == pytest.approx(0.15)
 
 
 def test_cycles_of_several_passes_are_put_together_and_none_spans_two() -> None:
@@ -59,10 +56,3 @@ def test_the_spread_is_half_the_interquartile_range() -> None:
         times.append(times[-1] + gap)
     found = pace([times], 0, 0)
     assert found is not None and found.spread_ratio == pytest.approx(0.1)
-
-
-def test_precision_needs_many_alike() -> None:
-    noise = random.Random(1)
-    assert not precise([0.1] * 15)
-    assert precise([0.1] * 16)
-    assert not precise([0.1 * noise.uniform(0.5, 1.5) for _ in range(40)])

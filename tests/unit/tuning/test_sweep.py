@@ -72,8 +72,8 @@ def test_a_machine_that_others_keep_busy_ends_no_ladder_before_its_time() -> Non
     times = {0: 0.124, 1: 0.158, 2: 0.132, 3: 0.06, 4: 0.038}
     machine = Machine(0.1, cores=2, others_cores=1.8)
 
-    def measure(setting: Setting, plan: Plan, watcher: Callable[[], None]) -> Measured | Failed:
-        row = machine.measure(setting, plan, watcher)
+    def measure(setting: Setting, plan: Plan) -> Measured | Failed:
+        row = machine.measure(setting, plan)
         assert isinstance(row, Measured)
         shown = replace(
             row, batch_s=times[setting.num_workers], spread_ratio=0.2, batches=15 * max(1, setting.num_workers)
@@ -86,7 +86,7 @@ def test_a_machine_that_others_keep_busy_ends_no_ladder_before_its_time() -> Non
 
 
 def test_a_queue_for_a_core_is_no_part_of_what_a_fetch_needs_of_it() -> None:
-    quarter = Machine(0.4).measure(Setting(1, 2), Plan(1.0, 1.0), lambda: None)
+    quarter = Machine(0.4).measure(Setting(1, 2), Plan(1.0, 1.0))
     assert isinstance(quarter, Measured)
     shared = replace(quarter, worker_cpu_ratio=0.2, cpu_demand_ratio=0.4)  # 0.2 at work, 0.2 in the queue, 0.6 asleep
     assert fetch_cpu_ratio([shared]) == pytest.approx(0.25)
@@ -204,7 +204,7 @@ def test_more_prefetch_is_taken_only_where_it_brings_something() -> None:
 
 
 def test_a_gain_within_the_spread_is_none() -> None:
-    row = Machine(0.4).measure(Setting(2, 2), Plan(1.0, 1.0), lambda: None)
+    row = Machine(0.4).measure(Setting(2, 2), Plan(1.0, 1.0))
     assert isinstance(row, Measured)
     sure, less = replace(row, spread_ratio=0.01, batch_s=0.1), replace(row, spread_ratio=0.01, batch_s=0.09)
     assert faster(less, sure) and not faster(replace(less, batch_s=0.096), sure)
@@ -236,10 +236,10 @@ def test_workers_are_kept_where_a_later_pass_then_starts_sooner() -> None:
 def test_ctrl_c_keeps_what_was_measured() -> None:
     machine = Machine(0.1)
 
-    def interrupted(setting: Setting, plan: Plan, watcher: Callable[[], None]) -> Measured | Failed:
+    def interrupted(setting: Setting, plan: Plan) -> Measured | Failed:
         if setting.num_workers == 2:
             raise KeyboardInterrupt
-        return machine.measure(setting, plan, watcher)
+        return machine.measure(setting, plan)
 
     with pytest.raises(Interrupted) as caught:
         Sweep(goal(0.04), interrupted, machine.room, lambda _: None, lambda: 0.0).run()
