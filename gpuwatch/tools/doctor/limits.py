@@ -53,10 +53,10 @@ def open_files(machine: Machine) -> Outcome:
 def locked_memory(machine: Machine) -> Outcome:
     """The limit of locked memory, which applies to the buffers of RDMA but not to memory pinned by CUDA."""
     soft, _ = machine.limits(resource.RLIMIT_MEMLOCK)
-    found = "unlimited" if soft == resource.RLIM_INFINITY else size(soft)
+    found = "unlimited" if soft == float("inf") else size(soft)
     if not any((machine.sysfs / "class/infiniband").glob("*")):
         return skipped(f"{found}; only RDMA needs it, and there is no such adapter")
-    if _finite(soft) < _GIB:
+    if soft < _GIB:
         return warning(
             f"{found}: NCCL cannot register its buffers for RDMA",
             "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
@@ -66,7 +66,7 @@ def locked_memory(machine: Machine) -> Outcome:
 
 def tasks(machine: Machine) -> Outcome:
     """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
-    limits = [(_finite(machine.limits(resource.RLIMIT_NPROC)[0]), "the user's")]
+    limits = [(machine.limits(resource.RLIMIT_NPROC)[0], "the user's")]
     for folder in folders("pids", machine.procfs, machine.sysfs):
         try:
             text = (folder / "pids.max").read_text().strip()
@@ -75,11 +75,11 @@ def tasks(machine: Machine) -> Outcome:
         if text != "max":
             limits.append((int(text), "the cgroup's"))
     least, whose = min(limits, key=lambda each: each[0])
-    if least == float("inf"):
-        return ok("unlimited processes and threads")
-    cgroup = "docker run --pids-limit 32768"
-    remedy = cgroup if whose == "the cgroup's" else "ulimit -u 32768; systemd: LimitNPROC=32768"
-    return _enough(int(least), f"{least:.0f} processes and threads ({whose})", remedy)
+    remedies = {
+        "the cgroup's": "docker run --pids-limit 32768",
+        "the user's": "ulimit -u 32768; systemd: LimitNPROC=32768",
+    }
+    return _enough(least, f"{_limit(least)} processes and threads ({whose})", remedies[whose])
 
 
 def cores(machine: Machine) -> Outcome:
@@ -112,9 +112,8 @@ def pressure(machine: Machine) -> Outcome:
 
 def clock(machine: Machine) -> Outcome:
     """Time in suspend, which nothing measures: CLOCK_BOOTTIME less CLOCK_MONOTONIC. And whether the date is plausible."""
-    clocks = machine.clocks()
-    suspended_s = clocks.boot_s - clocks.monotonic_s
-    if clocks.wall_s < _OLDEST_S:
+    wall_s, suspended_s = machine.clocks()
+    if wall_s < _OLDEST_S:
         return problem("the wall clock is years behind", f"set it: {_SYNCHRONISE}")
     if suspended_s > _SUSPENDED_S:
         return warning(
@@ -137,10 +136,10 @@ def ntp(machine: Machine) -> Outcome:
     return ok("synchronised")
 
 
-def _enough(limit: int, found: str, remedy: str) -> Outcome:
-    if _finite(limit) < _FEW:
+def _enough(limit: float, found: str, remedy: str) -> Outcome:
+    if limit < _FEW:
         return problem(found, remedy)
-    if _finite(limit) < _ENOUGH:
+    if limit < _ENOUGH:
         return warning(f"{found}: few for many workers", remedy)
     return ok(found)
 
@@ -153,9 +152,5 @@ def _recommended_gib(procfs: Path) -> int:
         return 8
 
 
-def _finite(limit: int) -> float:
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
-
-
-def _limit(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+def _limit(limit: float) -> str:
+    return "unlimited" if limit == float("inf") else f"{limit:.0f}"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,35 +88,30 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
             nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "mismatch",
         }
         return NvmlFacts(states.get(error.value, "fails"), str(error))
+    gpus, lost, pids, cuda = [], [], set(), None
     try:
-        return _driver_and_gpus(nvml)
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                gpu = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+                with contextlib.suppress(nvml.NVMLError_NotSupported):  # GB10: it shares the CPU's memory
+                    nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still give its name
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another container's
+                    lost.append(f"GPU {index}: {error}")
+                continue
+            gpus.append(gpu)
+            with contextlib.suppress(nvml.NVMLError):
+                pids |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        with contextlib.suppress(nvml.NVMLError):
+            version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            cuda = (version // 1000, version % 1000 // 10)
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
         return NvmlFacts("fails", str(error))
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-
-
-def _driver_and_gpus(nvml: Any) -> NvmlFacts:
-    gpus, lost, pids = [], [], set()
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            gpu = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
-            with contextlib.suppress(nvml.NVMLError_NotSupported):  # GB10: it shares the CPU's memory
-                nvml.nvmlDeviceGetMemoryInfo(handle)  # a GPU that fell off the bus may still give its name
-        except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another container's
-                lost.append(f"GPU {index}: {error}")
-            continue
-        gpus.append(gpu)
-        with contextlib.suppress(nvml.NVMLError):
-            pids |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    cuda = None
-    with contextlib.suppress(nvml.NVMLError):
-        version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        cuda = (version // 1000, version % 1000 // 10)
-    driver = _text(nvml.nvmlSystemGetDriverVersion())
     return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost), frozenset(pids))
 
 
@@ -168,69 +163,9 @@ def is_local(url: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """Readings taken together, in seconds."""
-
-    wall_s: float
-    monotonic_s: float
-    """CLOCK_MONOTONIC: does not advance while the machine is suspended."""
-    boot_s: float
-    """CLOCK_BOOTTIME: does."""
-
-
-def _clocks() -> Clocks:
-    return Clocks(time.time(), time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime(time.CLOCK_BOOTTIME))
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
-def _folder_of(package: str) -> Path | None:
-    spec = find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
-def _ntp() -> bool | None:
-    """Source: adjtimex(2), which only reads when called with modes=0; the status word follows six longs."""
-    timex = (ctypes.c_long * 64)()  # larger than any struct timex
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
-    if state < 0:
-        return None
-    status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
-    return state != 5 and not status & 0x0040  # TIME_ERROR, STA_UNSYNC
-
-
-def _space(path: Path) -> tuple[int, int]:
-    status = os.statvfs(path)
-    return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bavail) * status.f_frsize
-
-
-def _reads(path: Path) -> bool:
-    try:
-        if path.is_symlink():
-            path.readlink()
-        else:
-            path.read_bytes()
-    except OSError:
-        return False
-    return True
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Machine:
-    """What a check may read. Every callable may be called from any thread; the defaults are those of this process."""
+    """What a check may read. Every method may be called from any thread; tests replace what they are about."""
 
     agent_url: str
     agent_wanted: bool
@@ -241,9 +176,9 @@ class Machine:
     page_port: int
     nvml: Callable[[], NvmlFacts]
     agent: Callable[[], AgentView]
-    environ: Mapping[str, str]
-    socket_directories: Sequence[Path]
-    uid: int
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    socket_directories: Sequence[Path] = field(default_factory=endpoint.directories)
+    uid: int = field(default_factory=os.getuid)
     procfs: Path = Path("/proc")
     sysfs: Path = Path("/sys")
     dev: Path = Path("/dev")
@@ -252,41 +187,73 @@ class Machine:
     """The interpreter's version and path."""
     gpuwatch_version: str = gpuwatch.__version__
     """Of the package that is imported."""
-    version_of: Callable[[str], str | None] = _version_of
-    """The version of an installed distribution, None where it is not installed."""
-    requirements: Callable[[], list[str]] = _requirements
-    """The requirements in the metadata of the gpuwatch distribution."""
-    folder_of: Callable[[str], Path | None] = _folder_of
-    """Where a package lies, without importing it; None where it is not installed."""
     fetch: Fetch = fetch
-    clocks: Callable[[], Clocks] = _clocks
-    ntp: Callable[[], bool | None] = _ntp
-    """Whether the kernel considers its clock synchronised. None: unknown."""
-    limits: Callable[[int], tuple[int, int]] = resource.getrlimit
-    """(soft, hard) of a resource, as getrlimit(2)."""
-    cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
-    """How many cores this process may be scheduled on."""
-    space: Callable[[Path], tuple[int, int]] = _space
-    """(size, used) in bytes of the file system of a path. Raises: OSError."""
-    reads: Callable[[Path], bool] = _reads
-    """Whether a file of /proc can be read, or a link followed, by trying."""
-    writes: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK)
-    """Whether a file or folder may be written to."""
+
+    def version_of(self, distribution: str) -> str | None:
+        """Return the version of an installed distribution, None where it is not installed."""
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            return None
+
+    def requirements(self) -> list[str]:
+        """Return the requirements in the metadata of the gpuwatch distribution."""
+        try:
+            return metadata.requires(DISTRIBUTION) or []
+        except metadata.PackageNotFoundError:
+            return []
+
+    def folder_of(self, package: str) -> Path | None:
+        """Return where a package lies, without importing it; None where it is not installed."""
+        spec = find_spec(package)
+        return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+    def clocks(self) -> tuple[float, float]:
+        """Return (Unix time, seconds spent in suspend since boot: CLOCK_BOOTTIME less CLOCK_MONOTONIC)."""
+        monotonic_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+        return time.time(), time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic_s
+
+    def ntp(self) -> bool | None:
+        """Return whether the kernel considers its clock synchronised; None: unknown.
+
+        Source: adjtimex(2), which only reads when called with modes=0; the status word follows six longs.
+        """
+        timex = (ctypes.c_long * 64)()  # larger than any struct timex
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+        if state < 0:
+            return None
+        status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
+        return state != 5 and not status & 0x0040  # TIME_ERROR, STA_UNSYNC
+
+    def limits(self, number: int) -> tuple[float, float]:
+        """Return (soft, hard) of a resource, inf for none. Source: getrlimit(2)."""
+        soft, hard = (float("inf") if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(number))
+        return soft, hard
+
+    def cores(self) -> int:
+        """Return how many cores this process may be scheduled on."""
+        return len(os.sched_getaffinity(0))
+
+    def space(self, path: Path) -> tuple[int, int]:
+        """Return (size, used) in bytes of the file system of a path. Raises: OSError."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bavail) * status.f_frsize
+
+    def reads(self, path: Path) -> bool:
+        """Return whether a file of /proc can be read, or a link followed, by trying."""
+        try:
+            _ = path.readlink() if path.is_symlink() else path.read_bytes()
+        except OSError:
+            return False
+        return True
+
+    def writes(self, path: Path) -> bool:
+        return os.access(path, os.W_OK)
 
 
 def this_machine(
     agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None, page_port: int
 ) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
-    return Machine(
-        agent_url,
-        agent_wanted,
-        prometheus_url,
-        history,
-        page_port,
-        nvml=in_background(read_nvml).result,
-        agent=in_background(lambda: ask_agent(agent_url, fetch, time.time)).result,
-        environ=os.environ,
-        socket_directories=endpoint.directories(),
-        uid=os.getuid(),
-    )
+    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, fetch, time.time))
+    return Machine(agent_url, agent_wanted, prometheus_url, history, page_port, nvml.result, agent.result)

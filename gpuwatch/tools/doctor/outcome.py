@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from gpuwatch import formatting
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Status = Literal["ok", "warning", "problem", "skipped"]
 _MARKS: dict[Status, tuple[str, str]] = {
@@ -25,7 +23,7 @@ _ORDER: tuple[Status, ...] = ("problem", "warning", "ok", "skipped")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check, made by `ok`, `warning`, `problem` and `skipped`."""
+    """The result of a check."""
 
     status: Status
     found: str
@@ -37,24 +35,14 @@ class Outcome:
     """The check's place in the registry."""
 
 
-def ok(found: str) -> Outcome:
-    """Return that all is well."""
-    return Outcome("ok", found)
-
-
-def warning(found: str, remedy: str) -> Outcome:
-    """Return that something works less well than it could, or may soon fail."""
-    return Outcome("warning", found, remedy)
-
-
-def problem(found: str, remedy: str) -> Outcome:
-    """Return that something does not work."""
-    return Outcome("problem", found, remedy)
-
-
-def skipped(found: str, remedy: str | None = None) -> Outcome:
-    """Return that there is nothing to check here, and why; `remedy` would make it checkable."""
-    return Outcome("skipped", found, remedy)
+ok = partial(Outcome, "ok")
+"""All is well; of `found`."""
+warning = partial(Outcome, "warning")
+"""Something works less well than it could, or may soon fail; of `found` and `remedy`."""
+problem = partial(Outcome, "problem")
+"""Something does not work; of `found` and `remedy`."""
+skipped = partial(Outcome, "skipped")
+"""There is nothing to check here; of `found`, the reason, and a `remedy` that would make it checkable."""
 
 
 def as_text(checks: Sequence[Outcome], title: str) -> str:
@@ -70,7 +58,7 @@ def as_text(checks: Sequence[Outcome], title: str) -> str:
     return "\n".join([*lines, "", summary(checks)])
 
 
-def show(checks: Sequence[Outcome], title: str, console: Console) -> None:
+def show(checks: Sequence[Outcome], title: str, console: Any) -> None:
     """Print for a terminal: marks and colours, long lines wrapped in their column, lines that are ok cut."""
     from rich.table import Table
     from rich.text import Text

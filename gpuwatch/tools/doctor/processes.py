@@ -6,7 +6,7 @@ A process is named by its program alone: a whole command line may hold secrets.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -96,63 +96,48 @@ def _yama(procfs: Path) -> str:
     return "" if scope == "0" else f"; yama ptrace_scope {scope}: py-spy needs root"
 
 
-def port_of(url: str) -> int:
-    """Return the port of a URL."""
-    parts = urlsplit(url)
-    return parts.port or (443 if parts.scheme == "https" else 80)
-
-
 def agent_port(machine: Machine) -> Outcome:
     """The port of the agent's /metrics and API: free, gpuwatch's, or taken by another program."""
     if not is_local(machine.agent_url):
         return skipped(f"{machine.agent_url} is another machine's")
-    port = port_of(machine.agent_url)
-    try:
-        inode = listening(port, machine.procfs)
-    except OSError:
-        return skipped(f"{port}: {machine.procfs}/net/tcp cannot be read")
-    pid, by = _listener(inode, machine.procfs)
+    parts = urlsplit(machine.agent_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     status = machine.agent().status
-    if status is not None:  # it may be forwarded into a container, with no listener here
-        return ok(f"{port} is answered by gpuwatch {status.version}{by}")
-    if inode is None:
-        return ok(f"{port} is free")
-    if pid is not None and gpuwatch_part(pid, machine.procfs):
-        return ok(f"{port} is held by gpuwatch{by}")
-    return problem(
-        f"{port} is taken by another program{by}",
-        f"stop that one, or give the agent another port: gpuwatch agent --http 127.0.0.1:{port + 2}",
-    )
+    answers = "" if status is None else f"gpuwatch {status.version}"  # it may be forwarded into a container
+    return _port(machine, port, lambda program: answers, problem, f"gpuwatch agent --http 127.0.0.1:{port + 2}")
 
 
 def page_port(machine: Machine) -> Outcome:
     """The port of the live page. With a page in a container only the port forwarder shows: any Streamlit behind it counts."""
     port = machine.page_port
+
+    def answers(program: str) -> str:
+        return "a Streamlit page" if program in ("", "docker-proxy") and _is_streamlit(port, machine) else ""
+
+    return _port(machine, port, answers, warning, f"gpuwatch up --port {port + 1}")
+
+
+def _port(
+    machine: Machine, port: int, answers: Callable[[str], str], taken: Callable[[str, str], Outcome], other: str
+) -> Outcome:
+    """Return whether a port is free. `answers` returns which part of gpuwatch answers behind a program, "" for none."""
+    procfs = machine.procfs
     try:
-        inode = listening(port, machine.procfs)
+        inode = listening(port, procfs)
     except OSError:
-        return skipped(f"{port}: {machine.procfs}/net/tcp cannot be read")
+        return skipped(f"{port}: {procfs}/net/tcp cannot be read")
+    pid = None if inode is None else holder(inode, procfs)
+    program = "" if pid is None else command(pid, procfs)
+    by = "" if inode is None else " (whose process is not visible: another user's, or another container's)"
+    if pid is not None:
+        by = f": {program or 'a program'}, pid {pid}"
+    if answering := answers(program):
+        return ok(f"{port} is answered by {answering}{by}")
     if inode is None:
         return ok(f"{port} is free")
-    pid, by = _listener(inode, machine.procfs)
-    if pid is not None and gpuwatch_part(pid, machine.procfs):
+    if pid is not None and gpuwatch_part(pid, procfs):
         return ok(f"{port} is held by gpuwatch{by}")
-    if (pid is None or command(pid, machine.procfs) == "docker-proxy") and _is_streamlit(port, machine):
-        return ok(f"{port} is answered by a Streamlit page{by}")
-    return warning(
-        f"{port} is taken by another program{by}",
-        f"stop that one, or give the page another port: gpuwatch up --port {port + 1}",
-    )
-
-
-def _listener(inode: int | None, procfs: Path) -> tuple[int | None, str]:
-    """Return the process that holds a listening socket, and its name for a message; (None, "") without a socket."""
-    if inode is None:
-        return None, ""
-    pid = holder(inode, procfs)
-    if pid is None:
-        return None, " (whose process is not visible: another user's, or another container's)"
-    return pid, f": {command(pid, procfs) or 'a program'}, pid {pid}"
+    return taken(f"{port} is taken by another program{by}", f"stop that one, or use another port: {other}")
 
 
 def _is_streamlit(port: int, machine: Machine) -> bool:

@@ -15,8 +15,6 @@ from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
 _OLDEST_PYTHON = (3, 10)
-_REQUIREMENT = re.compile(r"^([\w.-]+)\s*(?:>=\s*([\d.]+))?\s*(?:;\s*(.*))?$")
-_PYTHON = re.compile(r"^python_version (>=|<) '([\d.]+)'$")
 
 
 def python(machine: Machine) -> Outcome:
@@ -84,17 +82,18 @@ def required(requirements: list[str], extra: str | None, python: tuple[int, ...]
 
     Those under another condition, such as a platform, are left out. Source: Requires-Dist, packaging.python.org.
     """
-    wanted = set() if extra is None else {f"extra == '{extra}'"}
     found = []
     for requirement in requirements:
-        parts = _REQUIREMENT.match(requirement)
-        if parts is None:
+        least, _, marker = requirement.replace('"', "'").partition(";")
+        extras, pythons = (
+            re.findall(r"extra == '(\w+)'", marker),
+            re.findall(r"python_version (>=|<) '([\d.]+)'", marker),
+        )
+        if extras != ([] if extra is None else [extra]) or "platform" in marker:
             continue
-        conditions = {part.strip(" ()") for part in (parts[3] or "").replace('"', "'").split(" and ")} - {""}
-        by_python = {condition: match for condition in conditions if (match := _PYTHON.match(condition))}
-        holds = all((python[:2] >= numbers(match[2])) == (match[1] == ">=") for match in by_python.values())
-        if holds and conditions - by_python.keys() == wanted:
-            found.append((parts[1], parts[2] or ""))
+        if all((python[:2] >= numbers(bound)) == (sign == ">=") for sign, bound in pythons):
+            name, _, version = least.partition(">=")
+            found.append((name.strip(), version.strip()))
     return found
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.tools.doctor.machine import AgentView, Clocks, Machine, NvmlFacts
+from gpuwatch.tools.doctor.machine import AgentView, Machine, NvmlFacts
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
+
+METHODS = ("requirements", "folder_of", "clocks", "ntp", "limits", "cores", "space", "reads", "writes")
 
 
 @pytest.fixture
@@ -71,13 +73,12 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "socket_directories": (tmp_path / "run",),
             "python": ("3.11.7", "/usr/bin/python3"),
             "gpuwatch_version": "0.1.0",
-            "version_of": versions.get,
             "requirements": lambda: REQUIREMENTS,
             "folder_of": lambda package: tmp_path / package,
             "nvml": lambda: nvml,
             "agent": lambda: agent,
             "fetch": answers(pages),
-            "clocks": lambda: Clocks(1_790_000_000.0, 5000.0, 5000.2),
+            "clocks": lambda: (1_790_000_000.0, 0.2),
             "ntp": lambda: True,
             "limits": lambda number: limit,
             "cores": lambda: 8,
@@ -85,6 +86,11 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "reads": lambda path: True,
             "writes": lambda path: True,
         }
-        return Machine(**{**fields, **changes})
+        methods = {"version_of": versions.get, **{name: fields.pop(name) for name in METHODS}}
+        methods |= {name: changes.pop(name) for name in METHODS if name in changes}
+        host = Machine(**{**fields, **changes})
+        for name, method in methods.items():
+            setattr(host, name, method)
+        return host
 
     return make

@@ -38,7 +38,7 @@ REQUIREMENTS = [
     "streamlit>=1.50; (python_version >= '3.11') and extra == 'dashboard'",
     "streamlit>=1.40; (python_version < '3.11') and extra == 'dashboard'",
 ]
-UNLIMITED = -1
+UNLIMITED = float("inf")
 
 
 def two_gpus(**changes: Any) -> NvmlFacts:
