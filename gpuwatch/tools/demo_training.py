@@ -11,14 +11,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gpuwatch
 from gpuwatch.errors import ConfigError
 from gpuwatch.host.shm import shm_bytes
-
-if TYPE_CHECKING:
-    import torch
 
 _SMALL_SHM_BYTES = 64 << 20
 _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
@@ -44,52 +41,63 @@ class Training:
     def over(self) -> bool:
         return time.monotonic() >= self._ends
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def step(self, images: Any, labels: Any) -> None:
         images, labels = images.to(self.device), labels.to(self.device)
         self.optimizer.zero_grad()
         self.loss(self.model(images), labels).backward()
         self.optimizer.step()
 
+    def run(self, loader: Any) -> None:
+        """Take a step with each batch until the time is over."""
+        for images, labels in gpuwatch.watch(loader):
+            self.step(images, labels)
+            del images  # frees its place in /dev/shm before the next is taken
+            if self.over():
+                break
 
-class Images:
-    """A map-style dataset of synthetic images; `decode` makes each one cost what reading a photograph costs."""
 
-    def __init__(self, count: int, side: int, decode: bool) -> None:
-        import torch
+class Items:
+    """A map-style dataset of what `make` returns for an index."""
 
-        self._side = side
-        self._decode = decode
-        self._ready = torch.rand(3, side, side)
+    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
         self._count = count
+        self._make = make
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return (_decoded(index, self._side) if self._decode else self._ready), index % 10
+    def __getitem__(self, index: int) -> Any:
+        return self._make(index)
 
 
-class ReadyBatches:
-    """A dataset of ready-made batches: nothing to decode, nothing to collate."""
+def _loader(count: int, make: Callable[[int], Any], **options: Any) -> Any:
+    from torch.utils.data import DataLoader
 
-    def __init__(self, count: int, size: int, side: int) -> None:
-        import torch
-
-        self._count = count
-        self._batch = (torch.rand(size, 3, side, side), torch.arange(size) % 10)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._batch
+    return DataLoader(Items(count, make), **options)
 
 
-def _decoded(index: int, side: int) -> torch.Tensor:
+def _images(side: int, count: int = 10_000_000, **options: Any) -> Any:
+    """Return a loader of ready-made images: nothing to decode."""
+    import torch
+
+    image = torch.rand(3, side, side)
+    return _loader(count, lambda index: (image, index % 10), **options)
+
+
+def _batches() -> Any:
+    """Return a loader of ready-made batches: nothing to decode, nothing to collate."""
+    import torch
+
+    batch = (torch.rand(32, 3, 128, 128), torch.arange(32) % 10)
+    return _loader(10_000_000, lambda index: batch, batch_size=None)
+
+
+def _decoded(index: int) -> Any:
     """Return an image made from noise the way a JPEG is: blocks through an inverse cosine transform, then augmented."""
     import torch
     from torch.nn import functional
 
+    side = 128
     noise = torch.Generator().manual_seed(index)
     blocks = torch.randn(3 * (side // 8) ** 2, 8, 8, generator=noise)
     frequencies = torch.arange(8).float()
@@ -98,31 +106,13 @@ def _decoded(index: int, side: int) -> torch.Tensor:
         blocks = (basis @ blocks @ basis.T).tanh()
     image = blocks.reshape(1, 3, side, side)
     image = functional.interpolate(image, scale_factor=1.4, mode="bicubic")[..., :side, :side].flip(-1)
-    return ((image - image.mean()) / (image.std() + 1e-6))[0]
-
-
-def train_input(training: Training) -> None:
-    """Decode in the training process: num_workers=0."""
-    for images, labels in gpuwatch.watch(_loader(Images(100_000, 128, decode=True), batch_size=32)):
-        training.step(images, labels)
-        if training.over():
-            break
-
-
-def train_none(training: Training) -> None:
-    """Data that is ready-made."""
-    for images, labels in gpuwatch.watch(_loader(ReadyBatches(10_000_000, 32, 128), batch_size=None)):
-        training.step(images, labels)
-        if training.over():
-            break
+    return ((image - image.mean()) / (image.std() + 1e-6))[0], index % 10
 
 
 def train_transfer(training: Training) -> None:
     """Large batches from pageable memory."""
     with gpuwatch.Watch() as watch:
-        for images, _labels in watch.steps(
-            _loader(Images(10_000_000, 512, decode=False), batch_size=64), to=training.device
-        ):
+        for images, _labels in watch.steps(_images(512, batch_size=64), to=training.device):
             training.model(images[:1]).sum().backward()
             if training.over():
                 break
@@ -135,9 +125,7 @@ def _slow_start(worker: int) -> None:
 def train_epoch_start(training: Training) -> None:
     """Short passes, each of which starts new workers."""
     while not training.over():
-        loader = _loader(Images(640, 128, decode=False), batch_size=32, num_workers=2, worker_init_fn=_slow_start)
-        for images, labels in gpuwatch.watch(loader):
-            training.step(images, labels)
+        training.run(_images(128, 640, batch_size=32, num_workers=2, worker_init_fn=_slow_start))
 
 
 def train_eval(training: Training) -> None:
@@ -146,9 +134,7 @@ def train_eval(training: Training) -> None:
 
     with gpuwatch.Watch() as watch:
         held_out = torch.rand(64, 3, 128, 128, device=training.device)
-        for number, (images, labels) in enumerate(
-            watch.steps(_loader(ReadyBatches(10_000_000, 32, 128), batch_size=None))
-        ):
+        for number, (images, labels) in enumerate(watch.steps(_batches())):
             training.step(images, labels)
             if number % 10 == 9:
                 with watch.phase("eval"), torch.no_grad():
@@ -163,24 +149,18 @@ def train_shm(training: Training) -> None:
     shm_size, _ = shm_bytes()
     # 2 workers × 8 batches fill 84% of it; one more is in use by the training and one in transit.
     batch_size = max(1, int(0.84 * shm_size / 16 / (3 * 64 * 64 * 4)))
-    images = Images(10_000_000, 64, decode=False)
-    loader = _loader(images, batch_size=batch_size, num_workers=2, prefetch_factor=8)
-    for batch, labels in gpuwatch.watch(loader):
-        training.step(batch, labels)
-        del batch
-        if training.over():
-            break
+    training.run(_images(64, batch_size=batch_size, num_workers=2, prefetch_factor=8))
 
 
 BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
-    "input": (train_input, 32),
+    "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
     "transfer": (train_transfer, 16),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
     "shm": (train_shm, 32),
-    "none": (train_none, 64),
+    "none": (lambda training: training.run(_batches()), 64),
 }
-"""Training loop and width of the network, by bottleneck."""
+"""Training loop and width of the network, by bottleneck; `input` decodes in the training process, as num_workers is 0."""
 
 
 def small_shm_command(command: list[str]) -> list[str]:
@@ -199,12 +179,6 @@ def small_shm_command(command: list[str]) -> list[str]:
         "--bottleneck shm needs a small /dev/shm: this machine's is large, and a mount namespace with another is not permitted "
         "(run as root, or in a container with the default of 64 MB)"
     )
-
-
-def _loader(dataset: Any, **options: Any) -> Any:
-    from torch.utils.data import DataLoader
-
-    return DataLoader(dataset, **options)
 
 
 if __name__ == "__main__":

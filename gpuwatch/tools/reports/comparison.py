@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -65,13 +66,22 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def outcome(self) -> list[str]:
         """Return sentences: faster or slower and how sure that is, and what had been predicted."""
-        return [self._speed(), *self._promise()]
+        promise = self.prediction
+        if promise is None or promise.achieved is None or promise.fulfilled is None:
+            return [self._speed()]
+        predicted, most = f"up to {promise.predicted:.2f}×", "of it"
+        if promise.predicted_range is not None:
+            low, high = promise.predicted_range
+            predicted, most = f"{low:.2f}× to {high:.2f}×", "of the most that was predicted"
+        reached = f"achieved {promise.achieved:.2f}×, {promise.fulfilled:.0%} {most}"
+        gone = "gone" if promise.gone else "still there"
+        promised = f"predicted for {promise.cause}: {predicted} the throughput"
+        return [self._speed(), f"{promised}; {reached}, and the cause is {gone}"]
 
     def _speed(self) -> str:
         a, b, ratio = self.a.name, self.b.name, self.speedup
         if ratio is None:
-            old = [run.name for run in (self.a, self.b) if run.steps and run.step_time is None]
-            if old:
+            if old := [run.name for run in (self.a, self.b) if run.steps and run.step_time is None]:
                 return f"the speeds are not compared: single steps of {' and '.join(old)} are no longer kept"
             return "one of the runs has no steps to compare"
         what = "a sample" if self.per_sample else "a step"
@@ -84,31 +94,15 @@ class Comparison(msgspec.Struct, frozen=True):
             return f"no difference in speed is proven: {what} of {b} is {times} ({sure})"
         return f"{b} is {'faster' if ratio > 1 else 'slower'}: {what} is {times} ({sure})"
 
-    def _promise(self) -> list[str]:
-        promise = self.prediction
-        if promise is None or promise.achieved is None or promise.fulfilled is None:
-            return []
-        predicted, most = f"up to {promise.predicted:.2f}×", "of it"
-        if promise.predicted_range is not None:
-            low, high = promise.predicted_range
-            predicted, most = f"{high:.2f}×", "of the most that was predicted"
-            if high - low >= 0.05:
-                predicted = f"{low:.2f}× to {predicted}"
-        return [
-            f"predicted for {promise.cause}: {predicted} the throughput; achieved {promise.achieved:.2f}×, "
-            f"{promise.fulfilled:.0%} {most}, and the cause is {'gone' if promise.gone else 'still there'}"
-        ]
-
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """Return (what, in a, in b, change)."""
         a, b = self.a, self.b
-        rows: list[tuple[str, ...]] = [
-            ("time", duration(a.until_s - a.started_s), duration(b.until_s - b.started_s), "")
-        ]
-        rows.append(("steps", f"{a.steps:,}", f"{b.steps:,}", ""))
-        if any(run.step_time and run.step_time.of_last for run in (a, b)):
-            rows.append(("of which the times are", _which(a), _which(b), ""))
+        times = (duration(run.until_s - run.started_s) for run in (a, b))
+        rows: list[tuple[str, ...]] = [("time", *times, ""), ("steps", f"{a.steps:,}", f"{b.steps:,}", "")]
+        taken = [run.step_time.of_last if run.step_time else None for run in (a, b)]
+        if any(taken):
+            rows.append(("of which the times are", *(f"the last {of:,}" if of else "all" for of in taken), ""))
         for what, name in _STEP_ROWS.items():
             before, after = (getattr(run.step_time, name) if run.step_time else None for run in (a, b))
             texts = ["" if value is None else duration(value) for value in (before, after)]
@@ -151,24 +145,21 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(a: RunReport, b: RunReport) -> Comparison:
     """Return what changed from `a` to `b`."""
     samples_a, samples_b = _samples_a_step(a), _samples_a_step(b)
-    per_sample = samples_a is not None and samples_b is not None and abs(samples_a / samples_b - 1) > 0.02
+    factor = samples_b / samples_a if samples_a and samples_b else 1.0
+    per_sample = abs(factor - 1) > 0.02
     ratio, interval = None, None
     if a.step_time is not None and b.step_time is not None:
         found = speedup(a.step_time.block_means_s, b.step_time.block_means_s)
         ratio, interval = found or (a.step_time.mean_s / b.step_time.mean_s, None)
-        if per_sample and samples_a and samples_b:
-            factor = samples_b / samples_a
+        if per_sample:
             ratio *= factor
             interval = None if interval is None else (interval[0] * factor, interval[1] * factor)
+    states = (state for state in RUN_STATES if state in a.shares or state in b.shares)
     return Comparison(
         schema=SCHEMA,
         a=a,
         b=b,
-        share_change={
-            state: b.shares.get(state, 0.0) - a.shares.get(state, 0.0)
-            for state in RUN_STATES
-            if state in a.shares or state in b.shares
-        },
+        share_change={state: b.shares.get(state, 0.0) - a.shares.get(state, 0.0) for state in states},
         speedup=ratio,
         speedup_interval=interval,
         per_sample=per_sample,
@@ -198,78 +189,49 @@ def _samples_a_step(report: RunReport) -> float | None:
     return report.samples / steps if report.samples and steps else None
 
 
-def _which(run: RunReport) -> str:
-    """Return which of a run's steps its times are of."""
-    return f"the last {run.step_time.of_last:,}" if run.step_time and run.step_time.of_last else "all"
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A limit: a state's share of the run's time (0–1), `step_s`, the mean step time in seconds, or, of two runs, `slower`: by which
-    share the second one may be slower than the first."""
-
-    name: str
-    most: float
-
-    def text(self, value: float) -> str:
-        return duration(value) if self.name == STEP else percent(value)
-
-
 @dataclass(frozen=True)
 class Broken:
-    """A gate that the run does not pass."""
+    """A limit that the run does not keep."""
 
-    gate: Gate
+    name: str
+    """A state, whose share of the run's time is limited (0–1), `step_s`, the mean step in seconds, or `slower`: by which share the
+    second of two runs may be slower."""
+    most: float
     value: float | None
-    """None: not measured, which passes no gate."""
+    """None: not measured, which keeps no limit."""
 
     def __str__(self) -> str:
-        name, most = self.gate.name, self.gate.text(self.gate.most)
+        text = duration if self.name == STEP else percent
         if self.value is None:
-            return f"{name} was not measured (limit {most})"
-        if name == SLOWER:
-            return f"it is {percent(self.value)} slower, which is over the limit of {most}"
-        over = self.value - self.gate.most
-        by = duration(over) if name == STEP else f"{over * 100:.1f} points"
-        return f"{name} is {self.gate.text(self.value)}, {by} over the limit of {most}"
+            return f"{self.name} was not measured (limit {text(self.most)})"
+        if self.name == SLOWER:
+            return f"it is {percent(self.value)} slower, which is over the limit of {percent(self.most)}"
+        over = self.value - self.most
+        by = duration(over) if self.name == STEP else f"{over * 100:.1f} points"
+        return f"{self.name} is {text(self.value)}, {by} over the limit of {text(self.most)}"
 
 
-def parse_gate(text: str, of_two: bool = False) -> Gate:
-    """Return the limit in e.g. "input_wait=0.1"; with `of_two` "slower=0.05" too. Raises: ConfigError."""
-    name, sign, number = text.partition("=")
+def parse_gate(text: str, of_two: bool = False) -> tuple[str, float]:
+    """Return the name and the limit in e.g. "input_wait=0.1"; with `of_two` "slower=0.05" too. Raises: ConfigError."""
+    name, _, number = text.partition("=")
     name = name.strip()
     known = (*RUN_STATES, STEP, *((SLOWER,) if of_two else ()))
     if name not in known:
         near = get_close_matches(name, known, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
         raise ConfigError(f"--fail-on {text}: {name!r} is no state; {hint}")
-    try:
-        most = float(number)
-    except ValueError:
-        most = -1.0
-    if not sign or not 0 <= most < (float("inf") if name == STEP else 1.0000001):
-        wanted = "seconds, e.g. step_s=0.05" if name == STEP else f"a share from 0 to 1, e.g. {name}=0.1"
-        raise ConfigError(f"--fail-on {text}: give {wanted}")
-    return Gate(name, most)
+    with suppress(ValueError):
+        if 0 <= (most := float(number)) <= (float("inf") if name == STEP else 1):
+            return name, most
+    wanted = "seconds, e.g. step_s=0.05" if name == STEP else f"a share from 0 to 1, e.g. {name}=0.1"
+    raise ConfigError(f"--fail-on {text}: give {wanted}")
 
 
-def broken(report: RunReport, gates: list[Gate], against: Comparison | None = None) -> list[Broken]:
-    """Return the gates that the run does not pass; with `against` as the second of two runs, which `slower` is about."""
-    found = []
-    for gate in gates:
-        if gate.name == SLOWER:
-            value = None if against is None else _slower_by(against)
-        elif gate.name == STEP:
-            value = report.step_time.mean_s if report.step_time else None
-        else:
-            value = report.shares.get(gate.name, 0.0) if report.states else None
-        if value is None or value > gate.most:
-            found.append(Broken(gate, value))
-    return found
-
-
-def _slower_by(comparison: Comparison) -> float | None:
-    """Return the share by which the second run is slower, and no more of it than the interval proves; None: not known."""
-    speedup, interval = comparison.speedup, comparison.speedup_interval
-    at_best = interval[1] if interval is not None else speedup
-    return None if at_best is None or speedup is None or at_best <= 0 else 1 / at_best - 1
+def broken(report: RunReport, gates: list[tuple[str, float]], against: Comparison | None = None) -> list[Broken]:
+    """Return the limits that the run does not keep; with `against` as the second of two runs, which `slower` is about."""
+    values: dict[str, float | None] = {state: report.shares.get(state, 0.0) for state in RUN_STATES if report.states}
+    values[STEP] = report.step_time.mean_s if report.step_time else None
+    if against is not None and against.speedup is not None:  # no more of it than the interval proves
+        values[SLOWER] = 1 / (against.speedup_interval or (0.0, against.speedup))[1] - 1
+    found = [Broken(name, most, values.get(name)) for name, most in gates]
+    return [each for each in found if each.value is None or each.value > each.most]

@@ -35,8 +35,6 @@ _ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
 """Causes that nothing is weighed against: they are found once, at the end."""
 _DEVICE = ("input_wait_s", "device_transfer_s", "device_compute_s", "host_wait_s")
 _HOST = ("data_wait_s", "transfer_s", "compute_s")
-_Group = tuple[float, float, float, float, float]
-"""Begin, 5th percentile, median, 95th percentile, mean wait for data."""
 
 
 def choose(source: RunSource, wanted: str) -> list[Run]:
@@ -72,8 +70,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     phases = {name: sum(rank.phases.get(name, 0.0) for rank in ranks) for name in names}
     started_s, until_s = min(rank.started_s for rank in ranks), max(rank.watermark_s for rank in ranks)
     taken = source.last_steps(run, first.rank, _STEPS)
-    columns, times = _columns(taken) if taken else (StepColumns(), [])
-    of_last = _of_last(first, taken, columns)
+    columns = _columns(taken) if taken is not None else StepColumns()
     timeline = "device" if columns.hidden_wait_s else first.timeline
     duration_s = sum(states.values())
     samples = [rank.samples for rank in ranks if rank.samples is not None]
@@ -104,7 +101,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
                 steps=columns,
             )
         ),
-        step_time=_statistics(columns, of_last),
+        step_time=_statistics(columns, _of_last(first, taken, len(columns))),
         findings=merge_findings(source.findings(run)),
         ranks=tuple(
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
@@ -112,7 +109,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         loader=None if first.loader is None else msgspec.structs.asdict(first.loader),
         gpus=_gpu_models(source, run, started_s, now_s),
         over_time=_over_time(source, run, started_s, until_s),
-        steps_over_time=_steps_over_time(source, first, columns, times, taken is not None and of_last is None),
+        steps_over_time=_steps_over_time(source.steps(run, first.rank, _POINTS) or Steps()),
         cost=_cost(ranks, prices),
     )
 
@@ -126,39 +123,32 @@ def _ordered(states: Mapping[str, float]) -> dict[str, float]:
     return {state: states[state] for state in RUN_STATES if states.get(state)}
 
 
-def _columns(taken: LastSteps) -> tuple[StepColumns, list[float]]:
-    """Return steps as a diagnosis sees them, with the begin of each; rows without host times are left out."""
-    waits, copies, rests, hidden, firsts, times = [], [], [], [], [], []
+def _columns(taken: LastSteps) -> StepColumns:
+    """Return steps as a diagnosis sees them; rows without host times are left out."""
+    rows: list[tuple[float, float, float, bool, float]] = []
     on_device = False
-    for index, begin_s in enumerate(taken.time_s):
-        wait, copy, rest = (column[index] for column in (taken.data_wait_s, taken.transfer_s, taken.compute_s))
+    for index, first in enumerate(taken.epoch_start):
+        wait, copy, rest = taken.data_wait_s[index], taken.transfer_s[index], taken.compute_s[index]
         if wait is None or copy is None or rest is None:
             continue
-        exposed = taken.input_wait_s[index]
+        hidden, exposed = 0.0, taken.input_wait_s[index]
         if exposed is not None:
             on_device = True
-            hidden.append(max(0.0, wait - exposed))
-            wait, copy = exposed, taken.device_transfer_s[index] or 0.0
+            hidden, wait, copy = max(0.0, wait - exposed), exposed, taken.device_transfer_s[index] or 0.0
             rest = (taken.device_compute_s[index] or 0.0) + (taken.host_wait_s[index] or 0.0)
-        else:
-            hidden.append(0.0)
-        waits.append(wait)
-        copies.append(copy)
-        rests.append(rest)
-        firsts.append(bool(taken.epoch_start[index]))
-        times.append(begin_s)
-    columns = StepColumns(tuple(waits), tuple(copies), tuple(rests), tuple(firsts), tuple(hidden) if on_device else ())
-    return columns, times
+        rows.append((wait, copy, rest, bool(first), hidden))
+    waits, copies, rests, firsts, hiddens = zip(*rows, strict=True) if rows else ((),) * 5
+    return StepColumns(waits, copies, rests, firsts, hiddens if on_device else ())
 
 
 def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatistics | None:
-    kept = [index for index, first in enumerate(columns.epoch_start) if not first]
+    parts = zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, columns.epoch_start, strict=True)
+    kept = [(wait, copy, rest) for wait, copy, rest, first in parts if not first]
     if not kept:
         return None
-    every = _step_totals(columns)
-    totals = [every[index] for index in kept]
-    ordered = sorted(totals)
-    blocks = block_means(totals)
+    totals = [sum(each) for each in kept]
+    ordered, blocks = sorted(totals), block_means(totals)
+    wait_s, transfer_s, compute_s = (fmean(column) for column in zip(*kept, strict=True))
     return model.StepStatistics(
         measured=len(totals),
         mean_s=fmean(totals),
@@ -166,71 +156,44 @@ def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatisti
         median_s=median(ordered),
         p05_s=quantile(ordered, 0.05),
         p95_s=quantile(ordered, 0.95),
-        data_wait_s=fmean(columns.data_wait_s[index] for index in kept),
-        transfer_s=fmean(columns.transfer_s[index] for index in kept),
-        compute_s=fmean(columns.compute_s[index] for index in kept),
+        data_wait_s=wait_s,
+        transfer_s=transfer_s,
+        compute_s=compute_s,
         block_means_s=blocks,
         of_last=of_last,
     )
 
 
-def _of_last(first: Run, taken: LastSteps | None, columns: StepColumns) -> int | None:
+def _of_last(first: Run, taken: LastSteps | None, count: int) -> int | None:
     """Return how many of its last steps were taken, None for all of those whose records came."""
-    expected, count = first.steps - first.records_lost, len(columns)
+    expected = first.steps - first.records_lost
     if taken is None or count >= expected:
         return None
     older = count >= _STEPS or taken.first_step > 0 or count < (1 - _MISSED) * expected
     return count if older else None
 
 
-def _steps_over_time(
-    source: RunSource, first: Run, columns: StepColumns, times: Sequence[float], whole: bool
-) -> model.StepsOverTime:
-    """Return groups of single steps where those of the whole run are known, else the run as the source has downsampled it."""
-    downsampled = None if whole or not first.steps else source.steps(first.run, first.rank, _POINTS)
-    if downsampled is not None:
-        return _of_buckets(downsampled)
-    totals = _step_totals(columns)
-    size = max(1, -(-len(totals) // _POINTS))
-    groups: list[_Group] = []
-    for at in range(0, len(totals), size):
-        group, wait_s = sorted(totals[at : at + size]), fmean(columns.data_wait_s[at : at + size])
-        groups.append((times[at], quantile(group, 0.05), median(group), quantile(group, 0.95), wait_s))
-    return _of_groups(groups, steps=len(totals), means=0)
-
-
-def _of_buckets(downsampled: Steps) -> model.StepsOverTime:
-    """Return groups of /api/v1/runs/{run}/steps?points=. Of old steps only sums are kept: their groups come first, as means."""
-    spread = downsampled.bucket_s
-    groups: list[_Group] = []
+def _steps_over_time(found: Steps) -> model.StepsOverTime:
+    """Return groups of steps. Of old steps only sums are kept: their groups come first, as means."""
+    groups: list[tuple[float, float, float, float, float]] = []
     means = 0
 
     def mean(name: str, index: int) -> float | None:
-        column = downsampled.column(name)
+        column = found.column(name)
         return None if column is None else column.mean[index]
 
-    for index, time_s in enumerate(downsampled.time_s):
+    for index, begin_s in enumerate(found.time_s):
         device = [mean(name, index) for name in _DEVICE]
         wait_s, *rest = device if device[0] is not None else [mean(name, index) for name in _HOST]
         if wait_s is None:
             continue
-        mean_s = wait_s + sum(part for part in rest if part is not None)
-        low, middle, high = (spread[name][index] if name in spread else None for name in ("p5", "p50", "p95"))
+        low, middle, high = (found.bucket_s[name][index] for name in ("p5", "p50", "p95"))
         if low is None or middle is None or high is None:
             means += 1
-            low = middle = high = mean_s
-        groups.append((time_s, low, middle, high, wait_s))
-    return _of_groups(groups, steps=downsampled.steps, means=means)
-
-
-def _of_groups(groups: Sequence[_Group], steps: int, means: int) -> model.StepsOverTime:
-    time_s, p05_s, median_s, p95_s, data_wait_s = (tuple(group[index] for group in groups) for index in range(5))
-    return model.StepsOverTime(time_s, p05_s, median_s, p95_s, data_wait_s, steps, means)
-
-
-def _step_totals(columns: StepColumns) -> list[float]:
-    """Return how long each step took, in seconds."""
-    return [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
+            low = middle = high = wait_s + sum(part for part in rest if part is not None)
+        groups.append((begin_s, low, middle, high, wait_s))
+    time_s, p05_s, median_s, p95_s, data_wait_s = zip(*groups, strict=True) if groups else ((),) * 5
+    return model.StepsOverTime(time_s, p05_s, median_s, p95_s, data_wait_s, found.steps, means)
 
 
 def _over_time(source: RunSource, run: str, started_s: float, until_s: float) -> model.LedgerOverTime:
@@ -264,15 +227,11 @@ def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:
     """Return the ranks' costs together: by the prices given here, else as the agent has them; None where none is known."""
-    if prices is not None and prices.gpu_hour is not None:
-        return total_cost(
-            [
-                cost
-                for rank in ranks
-                if (cost := cost_of(rank.states, prices.hourly(rank.gpus), prices.currency)) is not None
-            ]
-        )
-    return total_cost([rank.cost for rank in ranks if rank.cost is not None])
+    if prices is None or prices.gpu_hour is None:
+        costs = [rank.cost for rank in ranks]
+    else:
+        costs = [cost_of(rank.states, prices.hourly(rank.gpus), prices.currency) for rank in ranks]
+    return total_cost([cost for cost in costs if cost is not None])
 
 
 def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:
@@ -293,13 +252,14 @@ def merge_findings(rows: Sequence[Finding]) -> tuple[model.Found, ...]:
     # a consequence without its root is a root
     found = [f if (f.rank, f.root) in causes else msgspec.structs.replace(f, root=None) for f in found]
     result: list[model.Found] = []
-    for root in [each for each in found if each.root is None]:
-        _with_consequences(root, found, result)
-    return (*result, *(each for each in found if each not in result))
 
+    def add(each: model.Found) -> None:
+        if each not in result:
+            result.append(each)
+            for other in found:
+                if other.root == each.cause and other.rank == each.rank:
+                    add(other)
 
-def _with_consequences(root: model.Found, found: Sequence[model.Found], result: list[model.Found]) -> None:
-    result.append(root)
-    for each in found:
-        if each.root == root.cause and each.rank == root.rank and each not in result:
-            _with_consequences(each, found, result)
+    for each in sorted(found, key=lambda each: each.root is not None):  # those of a circle of roots come last
+        add(each)
+    return tuple(result)

@@ -163,10 +163,8 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def plotted_steps(self) -> str:
-        """Return which steps a plot of step times shows as means alone, or not at all; empty for none."""
+        """Return which steps a plot of step times shows as means alone; empty for none."""
         over = self.steps_over_time
-        if self.step_time is not None and self.step_time.of_last == over.steps:  # an agent that does not downsample
-            return f"shown are {self.measured_steps}"
         if not over.means:
             return ""
         until = "" if over.means == len(over.time_s) else f"up to {when(over.time_s[over.means])} "

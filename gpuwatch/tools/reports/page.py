@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from math import ceil, floor, log10
+from math import floor, log10
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -28,6 +28,7 @@ from gpuwatch.tools.stacks.records import rows as stack_rows
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
+_DISPLAY = ("KINDS", "PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
 _MANY, _FLATTENED, _ROOM_ABOVE = 20, 2.0, 1.25
 """`step_top_s`: from so many points on, a highest one of more than so many times what all but one in twenty stay below is cut off."""
 
@@ -43,29 +44,11 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {
-        "code": code,
-        "digits": display.digits,
-        "display": display.display,
-        "duration": duration,
-        "hours": lambda hours: f"{display.digits(hours) if hours else 0} h",
-        "money": money,
-        "percent": percent,
-        "plain": plain,
-        "sentence": sentence,
-        "shares": shares,
-        "when": when,
-    }
-    made.globals |= {
-        "KINDS": display.KINDS,
-        "PHASES": display.PHASES,
-        "SEVERITIES": SEVERITIES,
-        "STATES": STATES,
-        "STATUS_SIGNS": display.STATUS_SIGNS,
-        "VERDICTS": display.VERDICTS,
-        "VISIBLE": VISIBLE,
-        "stack_rows": stack_rows,
-    }
+    filters = (code, display.digits, display.display, duration, money, percent, plain, sentence, shares, when)
+    made.filters |= {each.__name__: each for each in filters}
+    made.filters["hours"] = lambda hours: f"{display.digits(hours) if hours else 0} h"
+    made.globals |= {name: getattr(display, name) for name in _DISPLAY}
+    made.globals |= {"VISIBLE": VISIBLE, "stack_rows": stack_rows}
     return made
 
 
@@ -206,7 +189,4 @@ def _round_up(value: float) -> float:
     if value <= 0:
         return 1.0
     scale = float(10 ** floor(log10(value)))
-    return next(
-        (step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if value <= step * scale),
-        ceil(value / scale) * scale,
-    )
+    return next(step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 20) if value <= step * scale)

@@ -11,62 +11,60 @@ from dataclasses import dataclass, field
 from math import sin
 from typing import Any
 
-from gpuwatch.ledger.states import (
-    COMM_WAIT,
-    COMPUTE,
-    GPU_STATES,
-    HELD_IDLE,
-    HOST_WAIT,
-    INPUT_WAIT,
-    OTHER,
-    RUN_STATES,
-    STALLED,
-    TRANSFER,
-)
-from gpuwatch.metrics import BY_NAME
+from gpuwatch.ledger import states as s
+from gpuwatch.metrics import BY_NAME, CATALOGUE
 from gpuwatch.tools.simulation.story import FINDINGS, Job, Node, Piece
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-STEP_STATES = (INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT)
-PHASES = {"data_wait": (INPUT_WAIT,), "transfer": (TRANSFER,), "compute": (COMPUTE, HOST_WAIT, COMM_WAIT)}
+STEP_STATES = (s.INPUT_WAIT, s.TRANSFER, s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT)
+PHASES = {
+    "data_wait": (s.INPUT_WAIT,),
+    "transfer": (s.TRANSFER,),
+    "compute": (s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT),
+}
 BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 GONE_AFTER_S = 900.0
 """A run's series disappear this long after its end, as with the agent."""
 GPU_BYTES = 141 * 2**30
-GPM = {
-    "gpuwatch_gpu_sm_active_ratio": 0.8,
-    "gpuwatch_gpu_tensor_active_ratio": 0.4,
-    "gpuwatch_gpu_dram_bandwidth_ratio": 0.5,
-}
 NODE_RATES = {
-    "gpuwatch_cpu_seconds_total": {"user": 28.0, "system": 3.0, "iowait": 1.0, "idle": 160.0},
-    "gpuwatch_disk_read_bytes_total": {"nvme0n1": 9e8},
-    "gpuwatch_disk_written_bytes_total": {"nvme0n1": 4e7},
-    "gpuwatch_disk_io_time_seconds_total": {"nvme0n1": 0.4},
-    "gpuwatch_network_receive_bytes_total": {"eth0": 3e7, "ib0": 2e9},
-    "gpuwatch_network_transmit_bytes_total": {"eth0": 2e7, "ib0": 2e9},
-    "gpuwatch_pressure_cpu_waiting_seconds_total": {"": 0.05},
-    "gpuwatch_pressure_io_waiting_seconds_total": {"": 0.1},
-    "gpuwatch_pressure_io_stalled_seconds_total": {"": 0.02},
-    "gpuwatch_pressure_memory_waiting_seconds_total": {"": 0.0},
-    "gpuwatch_pressure_memory_stalled_seconds_total": {"": 0.0},
-    "gpuwatch_messages_received_total": {"": 16.0},
-    "gpuwatch_agent_cpu_seconds_total": {"": 0.03},
-    "gpuwatch_nvml_call_seconds_total": {"utilization": 0.002, "memory": 0.001, "processes": 0.004, "gpm": 0.003},
+    "cpu_seconds": {"user": 28.0, "system": 3.0, "iowait": 1.0, "idle": 160.0},
+    "disk_read_bytes": {"nvme0n1": 9e8},
+    "disk_written_bytes": {"nvme0n1": 4e7},
+    "disk_io_time_seconds": {"nvme0n1": 0.4},
+    "network_receive_bytes": {"eth0": 3e7, "ib0": 2e9},
+    "network_transmit_bytes": {"eth0": 2e7, "ib0": 2e9},
+    "pressure_cpu_waiting_seconds": {"": 0.05},
+    "pressure_io_waiting_seconds": {"": 0.1},
+    "pressure_io_stalled_seconds": {"": 0.02},
+    "pressure_memory_waiting_seconds": {"": 0.0},
+    "pressure_memory_stalled_seconds": {"": 0.0},
+    "messages_received": {"": 16.0},
+    "agent_cpu_seconds": {"": 0.03},
+    "nvml_call_seconds": {"utilization": 0.002, "memory": 0.001, "processes": 0.004, "gpm": 0.003},
 }
 NODE_GAUGES = {
-    "gpuwatch_cpu_cores": (192, 0),
-    "gpuwatch_load1": (40, 6),
-    "gpuwatch_procs_running": (30, 0),
-    "gpuwatch_memory_total_bytes": (2 * 2**40, 0),
-    "gpuwatch_memory_available_bytes": (1.5 * 2**40, 2**30),
-    "gpuwatch_history_bytes": (5e8, 0),
-    "gpuwatch_history_failures_total": (0, 0),
-    "gpuwatch_agent_resident_memory_bytes": (1.2e8, 0),
+    "cpu_cores": (192, 0),
+    "load1": (40, 6),
+    "procs_running": (30, 0),
+    "memory_total_bytes": (2 * 2**40, 0),
+    "memory_available_bytes": (1.5 * 2**40, 2**30),
+    "history_bytes": (5e8, 0),
+    "history_failures_total": (0, 0),
+    "agent_resident_memory_bytes": (1.2e8, 0),
 }
 """Value and amplitude of its wiggle."""
+COLLECTORS = ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process")
+PER_STEP = {"steps": 1.0, "samples": 64.0, "comm_steps": 1.0, "device_steps": 1.0, "fetches_sampled": 1 / 8}
+PER_STEP |= {"loader_fetches": 1.0, "loader_ready_batches": 3.0}
+PER_SECOND = {"hook_overhead_seconds": 0.002, "step_records_lost": 0.0, "loader_worker_cpu_seconds": 4.0}
+PER_SECOND |= {"loader_worker_read_bytes": 2e7, "loader_worker_run_queue_seconds": 0.1}
+"""Counters of a run."""
+FAULTY_GPU = ("ecc_errors", "nvlink_errors", "pcie_replays")
+FAULTY_NODE = ("infiniband_symbol_errors", "infiniband_link_downed", "messages_rejected", "run_failures")
+FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged")
+FAULT_LABELS = {"kind": "corrected", "device": "mlx5_0", "port": "1", "reason": "given_up"}
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,14 @@ class Template:
     begin_s: float
     end_s: float
     text: str = ""
-    lines: list[tuple[float, float]] = field(default_factory=list)
-    waves: list[tuple[float, float]] = field(default_factory=list)
+    lines: list[tuple[float, float, float]] = field(default_factory=list)
 
     def render(self, time_s: float) -> bytes:
         since_s = time_s - self.begin_s
-        values = [base + pace * since_s for base, pace in self.lines]
-        values += [base + size * sin(time_s / 7 + base + place) for place, (base, size) in enumerate(self.waves)]
+        values = [
+            base + pace * since_s + (wiggle * sin(time_s / 7 + place) if wiggle else 0.0)
+            for place, (base, pace, wiggle) in enumerate(self.lines)
+        ]
         return (self.text % tuple(values)).encode()
 
 
@@ -106,8 +105,8 @@ class NodePages:
         self._epoch_s = epoch_s
         self._pieces = node.pieces()
         self._piece = next(self._pieces)
-        self._states = dict.fromkeys(GPU_STATES, 0.0)
-        self._run_states: dict[str, float] = dict.fromkeys(RUN_STATES, 0.0)
+        self._states = dict.fromkeys(s.GPU_STATES, 0.0)
+        self._run_states: dict[str, float] = dict.fromkeys(s.RUN_STATES, 0.0)
         self._energy_j = 0.0
         self._former: tuple[Job, dict[str, float]] | None = None
         self._template: Template | None = None
@@ -126,15 +125,14 @@ class NodePages:
     def _close(self) -> None:
         piece, length_s = self._piece, self._piece.end_s - self._piece.begin_s
         self._template = None
-        for state, share in piece.mix.items():
-            self._states[state] += share * length_s
-            if state in self._run_states:
-                self._run_states[state] += share * length_s
+        for states in (self._states, self._run_states):
+            for state in states.keys() & piece.mix.keys():
+                states[state] += piece.mix[state] * length_s
         self._energy_j += piece.power_w * length_s
         self._piece = next(self._pieces)
         if self._piece.job is not piece.job:
             self._former = (piece.job, self._run_states) if piece.job.run else None
-            self._run_states = dict.fromkeys(RUN_STATES, 0.0)
+            self._run_states = dict.fromkeys(s.RUN_STATES, 0.0)
 
     def _make(self, time_s: float) -> Template:
         """Return the template from now until the next change."""
@@ -143,134 +141,124 @@ class NodePages:
         lost = lost_s is not None and time_s >= lost_s
         changes = [piece.end_s, *(at_s for at_s in (lost_s, gone_s) if at_s is not None and at_s > time_s)]
         template = Template(piece.begin_s, min(changes))
-        lines = [*self._gpu_lines(lost), *self._run_lines(), *self._node_lines(lost)]
-        if self._former is not None and gone_s is not None and time_s < gone_s:
-            job, states = self._former
-            for gpu in range(self.node.gpus):
-                lines += _rank_lines(job, self.node, gpu, states, None, 0.0)
-        parts, waves = [], []
-        for name in BY_NAME:
-            mine = [line for line in lines if _family(line.metric) == name]
-            if mine:
-                metric = BY_NAME[name]
-                kind = "gauge" if metric.kind == "info" else metric.kind
-                parts.append(f"# HELP {name} {metric.help.replace('%', '%%')}\n# TYPE {name} {kind}\n")
-            for line in mine:
-                labels = ",".join(f'{key}="{value}"' for key, value in line.labels.items() if value).replace("%", "%%")
-                body = f"{line.metric}{{{labels}}}" if labels else line.metric
-                if line.wiggle:
-                    waves.append((body, line))
-                elif line.pace:
-                    parts.append(f"{body} %.3f\n")
-                    template.lines.append((line.base, line.pace))
+        by_family: dict[str, list[Line]] = {metric.name: [] for metric in CATALOGUE}
+        for line in self._lines(lost, self._former if gone_s is not None and time_s < gone_s else None):
+            family = line.metric if line.metric in by_family else line.metric.rpartition("_")[0]  # of a histogram
+            by_family[family].append(line)
+        for name, lines in by_family.items():
+            if not lines:
+                continue
+            kind = BY_NAME[name].kind.replace("info", "gauge")
+            template.text += f"# HELP {name} {BY_NAME[name].help}\n# TYPE {name} {kind}\n".replace("%", "%%")
+            for line in lines:
+                labels = ",".join(f'{key}="{value}"' for key, value in line.labels.items() if value)
+                template.text += f"{line.metric}{{{labels}}} ".replace("%", "%%")
+                if line.pace or line.wiggle:
+                    template.text += "%.4f\n"
+                    template.lines.append((line.base, line.pace, line.wiggle))
                 else:
-                    parts.append(f"{body} {line.base:.10g}\n")
-        for body, line in waves:  # their values follow those of the straight lines
-            parts.append(f"{body} %.4f\n")
-            template.waves.append((line.base, line.wiggle))
-        template.text = "".join(parts)
+                    template.text += f"{line.base:.10g}\n"
         return template
+
+    def _lines(self, lost: bool, former: tuple[Job, dict[str, float]] | None) -> Iterator[Line]:
+        piece, node = self._piece, self.node
+        for gpu in range(node.gpus - lost):
+            yield from self._gpu_lines(gpu)
+        if lost:
+            key = self._key(node.gpus - 1)
+            yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
+            yield Line("gpuwatch_gpu_last_xid", key, 79)
+            yield Line("gpuwatch_gpu_last_xid_timestamp_seconds", key, self._epoch_s + (node.gpu_lost_s or 0))
+        for gpu in range(node.gpus):
+            if piece.job.run:
+                yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
+            if former is not None:
+                yield from _rank_lines(former[0], node, gpu, former[1], None, self._epoch_s)
+        if piece.job.run:
+            yield from self._run_lines()
+        yield from self._node_lines(lost)
 
     def _key(self, gpu: int) -> dict[str, str]:
         return {"gpu": str(gpu), "UUID": f"GPU-{self.node.number:05d}-{gpu:02d}"}
 
-    def _gpu_lines(self, lost: bool) -> Iterator[Line]:
-        piece = self._piece
-        job = piece.job
-        for gpu in range(self.node.gpus - lost):
-            key = self._key(gpu)
-            for state in GPU_STATES:
-                share = piece.mix.get(state, 0.0)
-                yield Line("gpuwatch_gpu_seconds_total", {**key, "state": state}, self._states[state], share)
-            yield Line("gpuwatch_gpu_ledger_watermark_timestamp_seconds", key, self._epoch_s + piece.begin_s, 1.0)
-            info = {"model": "NVIDIA H200", "pci_bus_id": f"0000:{gpu:02x}:00.0", "driver_version": "580.0"}
-            yield Line("gpuwatch_gpu_info", {**key, **info}, 1)
-            rank = str(self.node.first_rank + gpu) if job.run else ""
-            held = job.kind != "free"
-            tenant = {"user": job.user, "job_id": str(job.number)} if held else {}
-            yield Line("gpuwatch_gpu_owner_info", {**key, "run": job.run, "rank": rank, **tenant}, 1)
-            yield Line("gpuwatch_gpu_utilization_ratio", key, piece.utilization, 0, 0.03 if piece.utilization else 0)
-            yield Line("gpuwatch_gpu_memory_used_bytes", key, 0.8 * GPU_BYTES if held else 5e8)
-            yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
-            yield Line("gpuwatch_gpu_power_watts", key, piece.power_w, 0, 9)
-            yield Line("gpuwatch_gpu_energy_joules_total", key, self._energy_j, piece.power_w)
-            hot = self.node.throttled and gpu == 0
-            yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)
-            for reason in ("power", "thermal", "hardware"):
-                yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
-            if hot:
-                yield Line("gpuwatch_gpu_ecc_errors_total", {**key, "kind": "corrected"}, 12)
-                yield Line("gpuwatch_gpu_nvlink_errors_total", key, 4)
-                yield Line("gpuwatch_gpu_pcie_replays_total", key, 7)
-            yield Line("gpuwatch_gpu_processes", key, float(held))
-            if HELD_IDLE in piece.mix:
-                yield Line("gpuwatch_gpu_holder_pid", {**key, "command": "python"}, 4000 + gpu)
-            yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if piece.utilization else 3.45e8)
-            for metric, share in GPM.items():
-                yield Line(metric, key, share * piece.mix.get(COMPUTE, 0.0), 0, 0.02 if piece.utilization else 0)
-        if lost:
-            key = self._key(self.node.gpus - 1)
-            yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
-            yield Line("gpuwatch_gpu_last_xid", key, 79)
-            yield Line("gpuwatch_gpu_last_xid_timestamp_seconds", key, self._epoch_s + (self.node.gpu_lost_s or 0))
+    def _gpu_lines(self, gpu: int) -> Iterator[Line]:
+        piece, job, key = self._piece, self._piece.job, self._key(gpu)
+        held, hot, busy = job.kind != "free", self.node.throttled and gpu == 0, piece.utilization > 0
+        for state in s.GPU_STATES:
+            share = piece.mix.get(state, 0.0)
+            yield Line("gpuwatch_gpu_seconds_total", {**key, "state": state}, self._states[state], share)
+        yield Line("gpuwatch_gpu_ledger_watermark_timestamp_seconds", key, self._epoch_s + piece.begin_s, 1.0)
+        info = {"model": "NVIDIA H200", "pci_bus_id": f"0000:{gpu:02x}:00.0", "driver_version": "580.0"}
+        yield Line("gpuwatch_gpu_info", {**key, **info}, 1)
+        rank = str(self.node.first_rank + gpu) if job.run else ""
+        tenant = {"user": job.user, "job_id": str(job.number)} if held else {}
+        yield Line("gpuwatch_gpu_owner_info", {**key, "run": job.run, "rank": rank, **tenant}, 1)
+        yield Line("gpuwatch_gpu_utilization_ratio", key, piece.utilization, 0, 0.03 * busy)
+        yield Line("gpuwatch_gpu_memory_used_bytes", key, 0.8 * GPU_BYTES if held else 5e8)
+        yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
+        yield Line("gpuwatch_gpu_power_watts", key, piece.power_w, 0, 9)
+        yield Line("gpuwatch_gpu_energy_joules_total", key, self._energy_j, piece.power_w)
+        yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)
+        for reason in ("power", "thermal", "hardware"):
+            yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
+        if hot:  # faults come together
+            yield from (_fault(name, key) for name in (f"gpu_{each}" for each in FAULTY_GPU))
+        yield Line("gpuwatch_gpu_processes", key, float(held))
+        if s.HELD_IDLE in piece.mix:
+            yield Line("gpuwatch_gpu_holder_pid", {**key, "command": "python"}, 4000 + gpu)
+        yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if busy else 3.45e8)
+        for what, share in {"sm_active": 0.8, "tensor_active": 0.4, "dram_bandwidth": 0.5}.items():
+            yield Line(f"gpuwatch_gpu_{what}_ratio", key, share * piece.mix.get(s.COMPUTE, 0.0), 0, 0.02 * busy)
 
     def _run_lines(self) -> Iterator[Line]:
-        piece = self._piece
-        if not piece.job.run:
-            return
-        for gpu in range(self.node.gpus):
-            yield from _rank_lines(piece.job, self.node, gpu, self._run_states, piece, self._epoch_s)
-        yield from self._job_lines(piece)
+        """Yield the findings, and the ledger of a job that was not interrupted."""
+        piece, run, states = self._piece, self._piece.job.run, self._run_states
         cause = FINDINGS.get(piece.job.kind)
-        if cause is not None and (cause != "stalled" or STALLED in piece.mix):
-            yield Line("gpuwatch_finding_active", {"run": piece.job.run, "cause": cause}, 1)
-            yield Line("gpuwatch_finding_evidence_ratio", {"run": piece.job.run, "cause": cause}, 0.3)
+        if cause is not None and (cause != "stalled" or s.STALLED in piece.mix):
+            yield Line("gpuwatch_finding_active", {"run": run, "cause": cause}, 1)
+            yield Line("gpuwatch_finding_evidence_ratio", {"run": run, "cause": cause}, 0.3)
         if cause == "straggler" and self.node.first_rank == 0:
-            yield Line("gpuwatch_straggler_excess_ratio", {"run": piece.job.run, "rank": "0"}, 0.18)
-
-    def _job_lines(self, piece: Piece) -> Iterator[Line]:
-        """Yield the ledger of a job that was not interrupted."""
-        job, states = {"job_id": str(piece.job.number)}, self._run_states
-        for state in RUN_STATES:
-            if states[state] or piece.mix.get(state):
-                yield Line(
-                    "gpuwatch_job_seconds_total", {**job, "state": state}, states[state], piece.mix.get(state, 0.0)
-                )
+            yield Line("gpuwatch_straggler_excess_ratio", {"run": run, "rank": "0"}, 0.18)
+        job = {"job_id": str(piece.job.number)}
+        for state in s.RUN_STATES:
+            share = piece.mix.get(state, 0.0)
+            if states[state] or share:
+                yield Line("gpuwatch_job_seconds_total", {**job, "state": state}, states[state], share)
         yield Line("gpuwatch_job_attempts_total", job, 1)
         if wall_s := sum(states.values()):
-            yield Line("gpuwatch_job_goodput_ratio", job, states[COMPUTE] / wall_s)
+            yield Line("gpuwatch_job_goodput_ratio", job, states[s.COMPUTE] / wall_s)
 
     def _node_lines(self, lost: bool) -> Iterator[Line]:
-        since_s = self._piece.begin_s - self.node.begin_s
-        for metric, rates in NODE_RATES.items():
+        job, since_s = self._piece.job, self._piece.begin_s - self.node.begin_s
+        alone = self.node.gpus if job.kind != "free" and not job.run else 0
+        for name, rates in NODE_RATES.items():
+            metric = f"gpuwatch_{name}_total"
             for value, rate in rates.items():
-                labels = dict(zip(BY_NAME[metric].labels, (value,), strict=False))
-                yield Line(metric, labels, rate * since_s, rate)
+                yield Line(metric, dict(zip(BY_NAME[metric].labels, (value,), strict=False)), rate * since_s, rate)
         for port in range(4):
             key = {"device": f"mlx5_{port}", "port": "1"}
             for way in ("received", "transmitted"):
                 yield Line(f"gpuwatch_infiniband_port_data_{way}_bytes_total", key, 2e9 * since_s, 2e9)
         if self.node.throttled:  # faults come together
-            yield Line("gpuwatch_infiniband_symbol_errors_total", {"device": "mlx5_0", "port": "1"}, 9)
-            yield Line("gpuwatch_infiniband_link_downed_total", {"device": "mlx5_0", "port": "1"}, 1)
-            yield Line("gpuwatch_messages_rejected_total", {"reason": "version"}, 3)
-            yield Line("gpuwatch_run_failures_total", {"reason": "given_up"}, 2)
-            for metric in ("runs_kept_apart", "history_bad_rows", "history_damaged"):
-                yield Line(f"gpuwatch_{metric}_total", {}, 1)
-        job = self._piece.job
-        alone = self.node.gpus if job.kind != "free" and not job.run else 0
+            yield from (_fault(name, {}) for name in (*FAULTY_NODE, *FAULTY_AGENT))
         yield Line("gpuwatch_processes_without_hook", {}, alone)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
-        for metric, (base, wiggle) in NODE_GAUGES.items():
-            yield Line(metric, {}, base, 0, wiggle)
+        for name, (base, wiggle) in NODE_GAUGES.items():
+            yield Line(f"gpuwatch_{name}", {}, base, 0, wiggle)
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
         yield Line("gpuwatch_shm_used_bytes", {"mount": "host"}, 0.2 * 2**40, 0, 2**30)
-        for collector in ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process"):
+        for collector in COLLECTORS:
             yield Line("gpuwatch_collector_duration_seconds", {"collector": collector}, 0.002, 0, 0.0005)
             yield Line("gpuwatch_collector_success", {"collector": collector}, 1)
         yield Line("gpuwatch_build_info", {"version": "simulated"}, 1)
         yield Line("gpuwatch_sample_timestamp_seconds", {}, self._epoch_s + self._piece.begin_s, 1.0)
+
+
+def _fault(name: str, key: Mapping[str, str]) -> Line:
+    """Return an error counter that has counted."""
+    labels = {label: FAULT_LABELS[label] for label in BY_NAME[f"gpuwatch_{name}_total"].labels if label in FAULT_LABELS}
+    return Line(f"gpuwatch_{name}_total", {**key, **labels}, 4)
 
 
 def _rank_lines(
@@ -279,78 +267,58 @@ def _rank_lines(
     """Yield one rank's series; `piece` None: the run has ended, and nothing moves."""
     key = {"run": job.run, "rank": str(node.first_rank + gpu)}
     mix = piece.mix if piece is not None else {}
-    for state in RUN_STATES:
-        yield Line("gpuwatch_run_seconds_total", {**key, "state": state}, states[state], mix.get(state, 0.0))
-    begin_s = piece.begin_s if piece is not None else job.end_s
-    pace = 1.0 if piece is not None else 0.0
-    yield Line("gpuwatch_ledger_watermark_timestamp_seconds", key, epoch_s + begin_s, pace)
+    begin_s, up = (piece.begin_s, 1.0) if piece is not None else (job.end_s, 0.0)
+
+    def spent(*of: str) -> tuple[float, float]:
+        """Return the seconds in these states, and their share of the time now."""
+        return sum(states[state] for state in of), sum(mix.get(state, 0.0) for state in of)
+
+    for state in s.RUN_STATES:
+        yield Line("gpuwatch_run_seconds_total", {**key, "state": state}, *spent(state))
     for phase, parts in PHASES.items():
-        yield Line(
-            "gpuwatch_step_phase_seconds_total", {**key, "phase": phase}, sum(states[s] for s in parts),
-            sum(mix.get(s, 0.0) for s in parts),
-        )  # fmt: skip
+        yield Line("gpuwatch_step_phase_seconds_total", {**key, "phase": phase}, *spent(*parts))
     if job.kind == "straggler" and gpu == 0:
-        rollout = {**key, "phase": "rollout"}
-        yield Line("gpuwatch_phase_seconds_total", rollout, states[OTHER], mix.get(OTHER, 0.0))
-    stepped_s, stepping = sum(states[s] for s in STEP_STATES), sum(mix.get(s, 0.0) for s in STEP_STATES)
+        yield Line("gpuwatch_phase_seconds_total", {**key, "phase": "rollout"}, *spent(s.OTHER))
+    stepped_s, stepping = spent(*STEP_STATES)
     steps, steps_per_s = stepped_s / job.step_s, stepping / job.step_s
-    yield Line("gpuwatch_steps_total", key, steps, steps_per_s)
-    yield Line("gpuwatch_samples_total", key, 64 * steps, 64 * steps_per_s)
-    yield Line("gpuwatch_comm_steps_total", key, steps, steps_per_s)
-    for what, of_step in {"fetches": 1.0, "ready_batches": 3.0}.items():
-        yield Line(f"gpuwatch_loader_{what}_total", key, of_step * steps, of_step * steps_per_s)
-    waited, waiting = states[INPUT_WAIT] / job.step_s, mix.get(INPUT_WAIT, 0.0) / job.step_s
-    yield Line("gpuwatch_loader_empty_fetches_total", key, waited, waiting)
-    yield Line("gpuwatch_fetches_sampled_total", key, steps / 8, steps_per_s / 8)
-    if stepping:
-        for percentile, longer in (("p50", 1.0), ("p95", 1.3)):
-            yield Line("gpuwatch_step_percentile_seconds", {**key, "percentile": percentile}, longer * job.step_s)
-    if job.number % 2:  # a language model that declares its operations and counts its tokens
-        yield Line("gpuwatch_tokens_total", key, 2048 * steps, 2048 * steps_per_s)
-        if stepping:
-            yield Line("gpuwatch_run_mfu_ratio", key, 0.5 * mix[COMPUTE])
-    if job.kind == "starved":
-        yield Line("gpuwatch_unverified_steps_total", key, steps / 100, steps_per_s / 100)
     for bound in (*BUCKETS_S, float("inf")):
         share = 1.0 if bound >= job.step_s * 1.5 else 0.9 if bound >= job.step_s else 0.0
         text = "+Inf" if bound == float("inf") else repr(bound)
         yield Line("gpuwatch_step_seconds_bucket", {**key, "le": text}, share * steps, share * steps_per_s)
     yield Line("gpuwatch_step_seconds_count", key, steps, steps_per_s)
     yield Line("gpuwatch_step_seconds_sum", key, stepped_s, stepping)
-    yield Line("gpuwatch_last_step_timestamp_seconds", key, epoch_s + begin_s, 1.0 if stepping else 0.0)
     settings = {"timeline": "device", "device": "cuda", "num_workers": "8", "version": "simulated"}
     who = {"name": f"{job.kind}-{job.number}", "job_id": str(job.number), "user": job.user}
     world = str(node.gpus * 4 if node.shares_runs else node.gpus)
     yield Line("gpuwatch_run_info", {**key, **who, **settings, "world_size": world}, 1)
-    yield Line("gpuwatch_run_up", key, pace)
-    yield Line("gpuwatch_step_records_lost_total", key, 0)
-    age_s = begin_s - job.begin_s
-    yield Line("gpuwatch_hook_overhead_seconds_total", key, 0.002 * age_s, 0.002 * pace)
-    yield Line("gpuwatch_loader_worker_cpu_seconds_total", key, 4 * age_s, 4 * pace)
-    yield Line("gpuwatch_loader_workers", key, 8 * pace)
-    yield Line("gpuwatch_loader_workers_in_disk_wait", key, 0)
-    yield Line("gpuwatch_loader_worker_read_bytes_total", key, 2e7 * age_s, 2e7 * pace)
-    if job.kind == "starved":
-        yield Line("gpuwatch_loader_worker_written_bytes_total", key, 1e5 * age_s, 1e5 * pace)
-    yield Line("gpuwatch_loader_worker_run_queue_seconds_total", key, 0.1 * age_s, 0.1 * pace)
-    yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10)
-    yield Line("gpuwatch_device_steps_total", key, steps, steps_per_s)
+    yield Line("gpuwatch_ledger_watermark_timestamp_seconds", key, epoch_s + begin_s, up)
+    yield Line("gpuwatch_last_step_timestamp_seconds", key, epoch_s + begin_s, float(stepping > 0))
+    per_step = {**PER_STEP, **({"unverified_steps": 0.01} if job.kind == "starved" else {})}
+    if job.number % 2:  # a language model that declares its operations and counts its tokens
+        per_step["tokens"] = 2048.0
+        if stepping:
+            yield Line("gpuwatch_run_mfu_ratio", key, 0.5 * mix[s.COMPUTE])
+    for name, each in per_step.items():
+        yield Line(f"gpuwatch_{name}_total", key, each * steps, each * steps_per_s)
+    waited, waiting = spent(s.INPUT_WAIT)
+    yield Line("gpuwatch_loader_empty_fetches_total", key, waited / job.step_s, waiting / job.step_s)
     yield Line("gpuwatch_hidden_input_wait_seconds_total", key, 0.1 * stepped_s, 0.1 * stepping)
+    per_second = {**PER_SECOND, **({"loader_worker_written_bytes": 1e5} if job.kind == "starved" else {})}
     if gpu == 0:  # one series a control group
+        per_second |= {f"run_pressure_{what}_waiting_seconds": 0.02 for what in ("cpu", "io", "memory")}
         yield Line("gpuwatch_run_memory_limit_bytes", key, 1.8 * 2**40)
         yield Line("gpuwatch_run_memory_used_bytes", key, 2**39)
-        if job.kind == "hang" and piece is not None and STALLED in piece.mix:
+        if s.STALLED in mix:
             yield Line("gpuwatch_run_oom_kills_total", key, 1)
-        for what in ("cpu", "io", "memory"):
-            yield Line(f"gpuwatch_run_pressure_{what}_waiting_seconds_total", key, 0.02 * age_s, 0.02 * pace)
-
-
-def _family(metric: str) -> str:
-    for suffix in ("_bucket", "_count", "_sum"):
-        name = metric.removesuffix(suffix)
-        if name != metric and name in BY_NAME and BY_NAME[name].kind == "histogram":
-            return name
-    return metric
+    for name, rate in per_second.items():
+        yield Line(f"gpuwatch_{name}_total", key, rate * (begin_s - job.begin_s), rate * up)
+    if stepping:
+        for percentile, longer in (("p50", 1.0), ("p95", 1.3)):
+            yield Line("gpuwatch_step_percentile_seconds", {**key, "percentile": percentile}, longer * job.step_s)
+    yield Line("gpuwatch_run_up", key, up)
+    yield Line("gpuwatch_loader_workers", key, 8 * up)
+    yield Line("gpuwatch_loader_workers_in_disk_wait", key, 0)
+    yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10)
 
 
 class Fleet:

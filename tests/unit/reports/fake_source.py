@@ -84,6 +84,19 @@ def condensed(buckets: int, size: int, old: int = 0, **device: float) -> Steps:
     )
 
 
+def each(taken: LastSteps) -> Steps:
+    """Return the same for few steps: a bucket for each."""
+    names = ("data_wait_s", "transfer_s", "compute_s", "input_wait_s", "host_wait_s", "device_transfer_s", "device_compute_s")  # fmt: skip
+    totals = [
+        sum(part or 0.0 for part in parts)
+        for parts in zip(taken.data_wait_s, taken.transfer_s, taken.compute_s, strict=True)
+    ]
+    columns = {name: Spread(getattr(taken, name), [], []) for name in names}
+    return Steps(
+        steps=len(totals), time_s=taken.time_s, bucket_s=dict.fromkeys(("p5", "p50", "p95"), totals), columns=columns
+    )
+
+
 class FakeSource:
     """Implements `gpuwatch.api.client.RunSource`."""
 
@@ -113,7 +126,9 @@ class FakeSource:
         return self._taken if self._taken.time_s else None
 
     def steps(self, run: str, rank: int, points: int) -> Steps | None:
-        return self._condensed
+        if self._condensed is not None or not self._taken.time_s:
+            return self._condensed
+        return each(self._taken)
 
     def findings(self, run: str) -> list[Finding]:
         return self._findings

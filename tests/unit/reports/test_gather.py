@@ -98,12 +98,6 @@ def test_the_devices_times_are_plotted_where_it_measured() -> None:
     assert over.data_wait_s[0] == 0.02 and over.median_s[0] == pytest.approx(0.09)
 
 
-def test_steps_that_an_agent_does_not_condense_are_said_to_be_the_last_ones() -> None:
-    taken = replace(steps(20_000, 0.060, 0.040), first_step=1_180_000)
-    report = gather(FakeSource([run(steps=1_200_000)], taken), "resnet", NOW_S)
-    assert report.plotted_steps == "shown are the last 20,000 of 1,200,000 steps"
-
-
 def test_a_run_whose_records_all_came_but_a_few_is_whole() -> None:
     report = gather(FakeSource([run(steps=101)]), "resnet", NOW_S)
     assert report.step_time is not None and report.step_time.of_last is None
