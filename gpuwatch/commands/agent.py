@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Context, Option
 
+from gpuwatch.commands.options import HTTP, History, Http, Listen
 from gpuwatch.config import Config, read_config
 from gpuwatch.errors import require
 
@@ -20,7 +21,7 @@ class Series(str, Enum):
     full = "full"
 
 
-def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
+def _defaults_from(context: Context, config: Path | None) -> Path | None:
     """Make the [agent] section the defaults of the other options, which the command line and environment override."""
     if config is not None:
         given = msgspec.to_builtins(read_config(config).agent)
@@ -28,68 +29,36 @@ def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
     return config
 
 
+_CONFIG = "TOML file; options given here override it."
+_SERIES = "full adds series per core and per link, GPM's rates, and error counters that are still 0."
+_DCGM = "Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."
+_ALLOCATIONS = "Folder with a file for each job that has GPUs (docs/deploy/allocations.md)."
+_PODS = "The kubelet's socket that lists which pod has which GPUs."
+_FULL = "Hours that steps and samples are kept at full resolution, before they are downsampled to one per minute."
+_STACKS = "Sample stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."
+_NOTIFY = "Apprise URL to notify without Alertmanager (slack://…, json://…); repeatable."
+_PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+
 def agent(
     config: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file; options given here override it.",
-            envvar="GPUWATCH_CONFIG",
-            is_eager=True,
-            callback=_defaults_from,
-        ),
+        Path | None, Option(help=_CONFIG, envvar="GPUWATCH_CONFIG", is_eager=True, callback=_defaults_from)
     ] = None,
-    http: Annotated[
-        str, typer.Option(help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP")
-    ] = "127.0.0.1:9478",
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Where hooks connect: ipc:///path/hook.sock or tcp://127.0.0.1:9479; repeatable.",
-            show_default="this user's socket",
-        ),
-    ] = None,
-    history: Annotated[
-        Path | None,
-        typer.Option(
-            help="The history file (SQLite).",
-            envvar="GPUWATCH_HISTORY",
-            show_default="~/.local/state/gpuwatch/history.db; for root below /var/lib",
-        ),
-    ] = None,
-    keep_days: Annotated[float, typer.Option(help="Days that the history is kept.", min=0.01)] = 7.0,
-    keep_gib: Annotated[float, typer.Option(help="Maximum size of the history, in GiB.", min=0.01)] = 2.0,
-    procfs: Annotated[Path, typer.Option(help="In a container: where the node's /proc is mounted.")] = Path("/proc"),
-    sysfs: Annotated[Path, typer.Option(help="In a container: where the node's /sys is mounted.")] = Path("/sys"),
-    shm: Annotated[Path, typer.Option(help="In a container: where the node's /dev/shm is mounted.")] = Path("/dev/shm"),
-    series: Annotated[
-        Series,
-        typer.Option(help="full adds series per core and per link, GPM's rates, and error counters that are still 0."),
-    ] = Series.standard,
-    dcgm: Annotated[
-        str | None,
-        typer.Option(help="Read GPUs from this dcgm-exporter instead of NVML, e.g. http://127.0.0.1:9400."),
-    ] = None,
-    allocations: Annotated[
-        Path, typer.Option(help="Folder with a file for each job that has GPUs (docs/deploy/allocations.md).")
-    ] = Path("/run/gpuwatch/allocations"),
-    pod_resources: Annotated[
-        Path, typer.Option(help="The kubelet's socket that lists which pod has which GPUs.")
-    ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-    full_hours: Annotated[
-        float,
-        typer.Option(
-            help="Hours that steps and samples are kept at full resolution, before they are downsampled to one per minute.",
-            min=0.1,
-        ),
-    ] = 24.0,
-    stacks: Annotated[
-        bool,
-        typer.Option("--stacks", help="Sample stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."),
-    ] = False,
-    notify: Annotated[
-        list[str] | None,
-        typer.Option(help="Apprise URL to notify without Alertmanager (slack://…, json://…); repeatable."),
-    ] = None,
+    http: Http = HTTP,
+    listen: Listen = None,
+    history: History = None,
+    keep_days: Annotated[float, Option(help="Days that the history is kept.", min=0.01)] = 7.0,
+    keep_gib: Annotated[float, Option(help="Maximum size of the history, in GiB.", min=0.01)] = 2.0,
+    procfs: Annotated[Path, Option(help="In a container: where the node's /proc is mounted.")] = Path("/proc"),
+    sysfs: Annotated[Path, Option(help="In a container: where the node's /sys is mounted.")] = Path("/sys"),
+    shm: Annotated[Path, Option(help="In a container: where the node's /dev/shm is mounted.")] = Path("/dev/shm"),
+    series: Annotated[Series, Option(help=_SERIES)] = Series.standard,
+    dcgm: Annotated[str | None, Option(help=_DCGM)] = None,
+    allocations: Annotated[Path, Option(help=_ALLOCATIONS)] = Path("/run/gpuwatch/allocations"),
+    pod_resources: Annotated[Path, Option(help=_PODS)] = _PODS_SOCKET,
+    full_hours: Annotated[float, Option(help=_FULL, min=0.1)] = 24.0,
+    stacks: Annotated[bool, Option("--stacks", help=_STACKS)] = False,
+    notify: Annotated[list[str] | None, Option(help=_NOTIFY)] = None,
 ) -> None:
     """Receive messages of the hooks, sample the node once a second, serve Prometheus metrics and the JSON API.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -26,17 +28,6 @@ class Bottleneck(str, Enum):
     eval = "eval"
     shm = "shm"
     none = "none"
-
-
-_SLOW_LOADER = "gpuwatch demo --bottleneck input     a loader that is too slow"
-_NEXT = {
-    Bottleneck.input: "gpuwatch demo --bottleneck none      the same model with data that is ready",
-    Bottleneck.transfer: _SLOW_LOADER,
-    Bottleneck.epoch_start: "gpuwatch demo --bottleneck eval      training that stops to evaluate",
-    Bottleneck.eval: "gpuwatch demo --bottleneck shm       a /dev/shm that is nearly full",
-    Bottleneck.shm: _SLOW_LOADER,
-    Bottleneck.none: _SLOW_LOADER,
-}
 
 
 def demo(
@@ -66,7 +57,8 @@ def demo(
                 _print_verdicts(training, agent_url)
             if training.returncode != 0:
                 raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
-            typer.echo(f"\nNext:\n  {_NEXT[bottleneck]}")
+            others = ", ".join(each.value for each in Bottleneck if each is not bottleneck)
+            typer.echo(f"\nNext:\n  gpuwatch demo --bottleneck NAME            {others}")
             typer.echo("  for batch in gpuwatch.watch(loader):      the one line in a training loop of yours\n")
             if keep:
                 typer.echo(f"The page stays up at {page_url}; Ctrl-C ends it.")
@@ -76,18 +68,14 @@ def demo(
 def _print_verdicts(training: Child, agent_url: str) -> None:
     """Print the agent's verdict every five seconds while the training runs."""
     begun = time.monotonic()
-    due = begun + 5.0
-    while training.poll() is None:
-        time.sleep(0.1)
-        if time.monotonic() < due:
-            continue
-        due += 5.0
-        try:
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            training.wait(5.0)
+            return
+        with suppress(SourceError):
             runs = Client(agent_url).runs()
-        except SourceError:
-            continue
-        if runs and runs[0].verdict is not None and training.poll() is None:
-            typer.echo(f"  {time.monotonic() - begun:4.0f} s  {runs[0].verdict.sentence}")
+            if runs and runs[0].verdict is not None:
+                typer.echo(f"  {time.monotonic() - begun:4.0f} s  {runs[0].verdict.sentence}")
 
 
 def _training_command(bottleneck: Bottleneck, seconds: float) -> list[str]:

@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from gpuwatch import __version__
-from gpuwatch.commands.options import AGENT
+from gpuwatch.commands.options import AGENT, History, Json, PagePort
 from gpuwatch.errors import ConfigError, MissingExtra, require
 
 
 def doctor(
-    agent: Annotated[
-        str | None,
-        typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT", metavar="URL", show_default=AGENT),
-    ] = None,
-    prometheus: Annotated[
-        str | None, typer.Option(help="Check this Prometheus too.", envvar="GPUWATCH_PROMETHEUS", metavar="URL")
-    ] = None,
-    port: Annotated[int, typer.Option(help="Port of the live page.", min=1, max=65535)] = 8501,
-    history: Annotated[Path | None, typer.Option(help="The history file.", envvar="GPUWATCH_HISTORY")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/guides/doctor.md describes it.")] = False,
+    agent: Annotated[str | None, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT", show_default=AGENT)] = None,
+    prometheus: Annotated[str | None, Option(help="Check it too: its URL.", envvar="GPUWATCH_PROMETHEUS")] = None,
+    port: PagePort = 8501,
+    history: History = None,
+    json: Json = False,
 ) -> None:
     """Check for everything that commonly goes wrong, and print what to do about it. Nothing is changed.
 
@@ -47,7 +43,7 @@ def doctor(
     checks = examine(this_machine(url, agent is not None, prometheus_url, history or _default_history(), port))
     host = socket.gethostname()
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
-    if as_json:
+    if json:
         typer.echo(outcome.as_json(checks, __version__, host))
     elif sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
         outcome.show(checks, title, Console(highlight=False))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.rules import Runbooks, settings_of, write_file
+from gpuwatch.commands.options import ConfigFile, Runbooks, settings_of, write_file
 from gpuwatch.errors import ConfigError, require
 
 grafana = typer.Typer(
@@ -18,10 +18,6 @@ grafana = typer.Typer(
     help="Push, write or print the Grafana dashboards: GPU fleet, GPU node, Training run.",
     no_args_is_help=True,
 )
-Config = Annotated[
-    Path | None,
-    typer.Option(help="TOML file with the site's thresholds, windows, scrape job, currency.", envvar="GPUWATCH_CONFIG"),
-]
 
 
 @grafana.command()
@@ -31,13 +27,13 @@ def push(
     folder: Annotated[str, typer.Option(help="Title of the folder; created if missing.")] = "gpuwatch",
     datasource: Annotated[str, typer.Option(help="Uid of the Prometheus to select at first.")] = "gpuwatch-prometheus",
     agent: Annotated[
-        list[str] | None, typer.Option(help="Also annotate the runs and findings of this agent; repeatable.")
+        list[str] | None, typer.Option(help="Annotate runs and findings of this agent; repeatable.")
     ] = None,
     since_hours: Annotated[float, typer.Option(help="Annotate runs active within this many hours.", min=0.0)] = 24.0,
     force: Annotated[bool, typer.Option("--force", help="Replace dashboards that were edited by hand.")] = False,
     ca: Annotated[Path | None, typer.Option(help="Certificate of Grafana's certificate authority, in PEM.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
-    config: Config = None,
+    config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
     """Push the dashboards to a Grafana, and annotate runs and findings. What is already there is left as it is.
@@ -71,7 +67,7 @@ def push(
 @grafana.command()
 def write(
     folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
-    config: Config = None,
+    config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
     """Write the dashboards as files, for provisioning or manual import.
@@ -87,7 +83,7 @@ def write(
 @grafana.command(name="print")
 def print_one(
     dashboard: Annotated[str, typer.Argument(help="fleet, node or run.")],
-    config: Config = None,
+    config: ConfigFile = None,
     runbooks: Runbooks = "",
 ) -> None:
     """Print one dashboard's JSON.

@@ -1,17 +1,53 @@
-"""Options that several commands have."""
+"""Options and files that several commands have."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
-import typer
+import msgspec
+from typer import Argument, Option, echo
 
-AGENT = "http://127.0.0.1:9478"
-Agent = Annotated[str, typer.Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
-Prometheus = Annotated[
-    str | None, typer.Option(help="Read from this Prometheus instead of an agent.", envvar="GPUWATCH_PROMETHEUS")
+from gpuwatch.config import Config, read_config
+from gpuwatch.errors import ConfigError
+
+AGENT, HTTP = "http://127.0.0.1:9478", "127.0.0.1:9478"
+Agent = Annotated[str, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
+Http = Annotated[str, Option(help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP")]
+_LISTEN = "Where hooks connect: ipc:///path/hook.sock or tcp://127.0.0.1:9479; repeatable."
+Listen = Annotated[list[str] | None, Option(help=_LISTEN, show_default="this user's socket")]
+_HISTORY = "~/.local/state/gpuwatch/history.db; for root below /var/lib"
+History = Annotated[
+    Path | None, Option(help="The history file (SQLite).", envvar="GPUWATCH_HISTORY", show_default=_HISTORY)
 ]
+PagePort = Annotated[int, Option(help="Port of the page.", min=1, max=65535)]
+Run = Annotated[str, Argument(help="A run's id or name, or `last`.")]
+_PROMETHEUS = "Read from this Prometheus instead of an agent."
+Prometheus = Annotated[str | None, Option(help=_PROMETHEUS, envvar="GPUWATCH_PROMETHEUS")]
+ConfigFile = Annotated[Path | None, Option(help="The site's TOML file.", envvar="GPUWATCH_CONFIG")]
+_RUNBOOKS = "URL of the runbooks, instead of the file's: `/ALERT.md` is appended."
+Runbooks = Annotated[str, Option(help=_RUNBOOKS, show_default=False)]
+Json = Annotated[bool, Option("--json", help="Print JSON, as the guide describes it.")]
+
+
+def settings_of(config: Path | None, runbooks: str) -> Config:
+    """Return a file's settings, the defaults without one; with another URL of the runbooks where one is given."""
+    settings = read_config(config) if config is not None else Config()
+    if not runbooks:
+        return settings
+    return msgspec.structs.replace(settings, alerts=replace(settings.alerts, runbooks=runbooks))
+
+
+def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
+    """Write a file into a folder, which is made if there is none, and print its path. Raises: ConfigError naming the option."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option}{folder}: {error.strerror}; name a folder that you may write to") from error
+    echo(folder / name)
 
 
 def file_name(run: str) -> str:

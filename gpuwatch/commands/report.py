@@ -10,42 +10,35 @@ import typer
 
 from gpuwatch import api
 from gpuwatch.api.client import Client, RunSource
-from gpuwatch.commands.options import AGENT, Agent, file_name
+from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run, file_name
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
 from gpuwatch.formatting import as_json, duration, percent
-from gpuwatch.tools.reports.comparison import broken, parse_gate
+from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport, from_json
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
-Config = Annotated[
-    Path | None, typer.Option(help="TOML file whose [prices] are used before the agent's.", envvar="GPUWATCH_CONFIG")
-]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, as docs/guides/report.md describes it.")]
+_JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's."
+_LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
+_LIMIT_OF_B = (
+    "End with 1 when B is proven slower than A by more than this share, e.g. slower=0.05, or breaks a report's limit."
+)
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
+    run: Run = "last",
     agent: Agent = AGENT,
     history: HistoryFile = None,
     markdown: Markdown = False,
     json: Json = False,
     output: Output = None,
-    config: Config = None,
-    job: Annotated[
-        str | None,
-        typer.Option(help="Print the ledger of a job over all its attempts on the node, instead of a run's."),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
-        ),
-    ] = None,
+    config: ConfigFile = None,
+    job: Annotated[str | None, typer.Option(help=_JOB)] = None,
+    fail_on: Annotated[list[str] | None, typer.Option(help=_LIMIT)] = None,
 ) -> None:
     """Write a report of one run: where its time went, why, and what to change.
 
@@ -63,14 +56,7 @@ def report(
         return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
-    if json:
-        text = as_json(found)
-    else:
-        require("jinja2", "agent")
-        from gpuwatch.tools.reports.page import run_markdown, run_page
-
-        text = run_markdown(found, failed) if markdown else run_page(found, failed)
-    _finish(text, not (markdown or json), output, found.name, [f"{found.name}: {each}" for each in failed])
+    _finish(found, markdown, json, output, found.name, failed)
 
 
 def compare(
@@ -81,14 +67,8 @@ def compare(
     markdown: Markdown = False,
     json: Json = False,
     output: Output = None,
-    config: Config = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="End with 1 when B is proven slower than A by more than this share (slower=0.05), or breaks a limit of "
-            "`gpuwatch report` (input_wait=0.1); may be given again."
-        ),
-    ] = None,
+    config: ConfigFile = None,
+    fail_on: Annotated[list[str] | None, typer.Option(help=_LIMIT_OF_B)] = None,
 ) -> None:
     """Set two runs side by side: states, step time and how sure its change is, predicted against achieved.
 
@@ -100,16 +80,7 @@ def compare(
     _check_form(markdown, json)
     source = _open_source(agent, history)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
-    if json:
-        text = as_json(found)
-    else:
-        require("jinja2", "agent")
-        from gpuwatch.tools.reports.page import compare_markdown, compare_page
-
-        text = compare_markdown(found) if markdown else compare_page(found)
-    name, other = found.b.name, found.a.name
-    failed = [f"{name} against {other}: {each}" for each in broken(found.b, gates, found)]
-    _finish(text, not (markdown or json), output, f"{other}-{name}", failed)
+    _finish(found, markdown, json, output, f"{found.b.name} against {found.a.name}", broken(found.b, gates, found))
 
 
 def _check_form(markdown: bool, json: bool) -> None:
@@ -139,9 +110,18 @@ def _load_run(source: RunSource, wanted: str, config: Path | None) -> RunReport:
     return gather(source, wanted, time.time(), None if config is None else read_config(config).prices)
 
 
-def _finish(text: str, is_page: bool, output: Path | None, name: str, failed: list[str]) -> None:
+def _finish(
+    found: RunReport | Comparison, markdown: bool, json: bool, output: Path | None, name: str, failed: list[Broken]
+) -> None:
     """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
-    if str(output) == "-" or (output is None and not is_page):
+    if json:
+        text = as_json(found)
+    else:
+        require("jinja2", "agent")
+        from gpuwatch.tools.reports.page import as_html, as_markdown
+
+        text = as_markdown(found, failed) if markdown else as_html(found, failed)
+    if str(output) == "-" or (output is None and (markdown or json)):
         typer.echo(text, nl=not text.endswith("\n"))
     else:
         path = output or Path(f"gpuwatch-{file_name(name)}.html")
@@ -151,7 +131,7 @@ def _finish(text: str, is_page: bool, output: Path | None, name: str, failed: li
             raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
         typer.echo(str(path))
     for each in failed:
-        typer.secho(f"gpuwatch: {each}", fg="red", err=True)
+        typer.secho(f"gpuwatch: {name}: {each}", fg="red", err=True)
     if failed:
         raise typer.Exit(1)
 

@@ -9,26 +9,23 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.options import AGENT, Agent, file_name
+from gpuwatch.commands.options import AGENT, Agent, Json, Run, file_name
 from gpuwatch.errors import ConfigError
-from gpuwatch.formatting import as_json as json_of
+from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, find_py_spy, take
 
 
 def stacks(
-    run: Annotated[str, typer.Argument(help="A run's id or name, or `last`.")] = "last",
+    run: Run = "last",
     agent: Agent = AGENT,
     pid: Annotated[int | None, typer.Option(help="Sample this process; no agent is needed.", min=1)] = None,
     rank: Annotated[int | None, typer.Option(help="Sample only this rank.", min=0)] = None,
     seconds: Annotated[float, typer.Option(help="Duration of sampling.", min=1, max=600)] = 5.0,
     rate: Annotated[int, typer.Option(help="Samples per second.", min=1, max=1000)] = 50,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for the flame graphs.", show_default="the working directory"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as docs/guides/stacks.md describes it.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the flame graphs.")] = Path(),
+    json: Json = False,
 ) -> None:
     """Sample the stacks of a run's processes on this node: the hottest line of your code, in each loader worker.
 
@@ -39,14 +36,13 @@ def stacks(
     Exit codes: 0 done, 1 a process that cannot be read (the message names the remedy), 2 wrong use, no such run, or py-spy is missing.
     """
     find_py_spy()
-    folder = output or Path.cwd()
     if pid is not None:
-        targets = [Target(0, pid, folder / f"gpuwatch-stacks-{pid}.speedscope.json")]
+        targets = [Target(0, pid, output / f"gpuwatch-stacks-{pid}.speedscope.json")]
     else:
-        targets = _targets(Client(agent, "give --agent URL, or --pid"), run, rank, folder)
+        targets = _targets(Client(agent, "give --agent URL, or --pid"), run, rank, output)
     found = take(targets, seconds, rate)
-    if as_json:
-        typer.echo(json_of(found))
+    if json:
+        typer.echo(as_json(found))
         return
     for line in lines(found):
         typer.echo(line)

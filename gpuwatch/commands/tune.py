@@ -8,9 +8,10 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.options import AGENT, Agent
+from gpuwatch.commands.options import AGENT, Agent, Json
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json, duration
 from gpuwatch.tools.reports.gather import choose
@@ -21,20 +22,14 @@ from gpuwatch.tools.tuning.target import load
 
 
 def tune(
-    loader: Annotated[
-        str, typer.Argument(help="module:make_loader or file.py:make_loader.", metavar="MODULE:MAKE_LOADER")
-    ],
-    step_ms: Annotated[
-        float | None, typer.Option(help="A training step without any wait for data, in milliseconds.")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Take the step time from this run: its id or name at the agent, or `last`.")
-    ] = None,
+    loader: Annotated[str, Argument(help="module:make_loader or file.py:make_loader.", metavar="MODULE:MAKE_LOADER")],
+    step_ms: Annotated[float | None, Option(help="A step without any wait for data, in milliseconds.")] = None,
+    run: Annotated[str | None, Option(help="Take the step time from this run: its id or name, or `last`.")] = None,
     agent: Agent = AGENT,
-    budget_s: Annotated[float, typer.Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
-    max_workers: Annotated[int | None, typer.Option(help="Maximum number of workers to try.", min=0)] = None,
-    ranks: Annotated[int, typer.Option(help="Training processes that share this node.", min=1)] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    budget_s: Annotated[float, Option(help="Time budget for all trials, in seconds.", min=1)] = 60.0,
+    max_workers: Annotated[int | None, Option(help="Maximum number of workers to try.", min=0)] = None,
+    ranks: Annotated[int, Option(help="Training processes that share this node.", min=1)] = 1,
+    json: Json = False,
 ) -> None:
     """Try a loader's settings, alone and within the machine's limits; print the smallest that feed a training step.
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import fetch
-from gpuwatch.commands.options import AGENT, Agent, Prometheus
+from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
 from gpuwatch.errors import ConfigError, GpuwatchError, require
 from gpuwatch.wire.endpoint import refused
 
@@ -28,27 +29,20 @@ Child = subprocess.Popen[bytes]
 
 
 def up(
-    http: Annotated[
-        str, typer.Option(help="HOST:PORT of the agent's /metrics and API.", envvar="GPUWATCH_HTTP")
-    ] = "127.0.0.1:9478",
-    port: Annotated[int, typer.Option(help="Port of the page.", min=1, max=65535)] = 8501,
-    listen: Annotated[list[str] | None, typer.Option(help="Where hooks connect, as for `gpuwatch agent`.")] = None,
-    history: Annotated[Path | None, typer.Option(help="The history file.", envvar="GPUWATCH_HISTORY")] = None,
+    http: Http = HTTP,
+    port: PagePort = 8501,
+    listen: Listen = None,
+    history: History = None,
 ) -> None:
     """Start the agent and the live page on this machine; Ctrl-C stops both.
 
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`
     """
-    try:
-        with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
-            typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\nCtrl-C stops both.")
-            if system := refused():
-                typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
-            code = wait_for_end(children)
-    except ChildEnded as error:
-        typer.secho(f"gpuwatch: {error}", fg="red", err=True)
-        raise typer.Exit(error.code if error.code > 0 else 1) from None
-    raise typer.Exit(code)
+    with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
+        typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\nCtrl-C stops both.")
+        if system := refused():
+            typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
+        raise typer.Exit(wait_for_end(children))
 
 
 @contextmanager
@@ -57,7 +51,7 @@ def agent_and_page(
 ) -> Iterator[tuple[list[Child], str, str]]:
     """Run agent and page; give (children, the agent's URL, the page's URL) once both answer, and stop both at the end.
 
-    Raises: ConfigError for a busy port; ChildEnded when one ends at its start; MissingExtra.
+    Raises: ConfigError for a busy port; Exit when one ends at its start; MissingExtra.
     """
     require("uvicorn", "all")
     require("streamlit", "all")
@@ -80,7 +74,7 @@ def agent_and_page(
 
 def dashboard(
     host: Annotated[str, typer.Option(help="Address to serve the page on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve the page on.", min=1, max=65535)] = 8501,
+    port: PagePort = 8501,
     agent: Agent = AGENT,
     prometheus: Prometheus = None,
 ) -> None:
@@ -124,20 +118,13 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class ChildEnded(GpuwatchError):
-    """A child that should run has ended."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.0) -> None:
-    """Wait until a child answers with 200 at `url`. Raises: ChildEnded; GpuwatchError when it takes too long."""
+    """Wait until a child answers with 200 at `url`. Raises: Exit when it ends; GpuwatchError when it takes too long."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
-            raise ChildEnded(f"the {name} ended at its start, see above", code)
+            typer.secho(f"gpuwatch: the {name} ended at its start, see above", fg="red", err=True)
+            raise typer.Exit(code if code > 0 else 1)
         try:
             if fetch(url).status == 200:
                 return
@@ -149,15 +136,10 @@ def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.
 
 def wait_for_end(children: Sequence[Child]) -> int:
     """Wait for Ctrl-C, SIGTERM or the end of any child; return the resulting exit code."""
-    stopped = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-
+    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    while not stopped:
+        signal.signal(number, lambda *_: stopped.set())
+    while not stopped.is_set():
         for child in children:
             if (code := child.poll()) is not None:
                 return code if code > 0 else 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import floor, log10
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -84,47 +84,39 @@ def legend_of(states: Iterable[str]) -> list[Look]:
     return [look for state, look in STATES.items() if state in found]
 
 
-def run_page(report: RunReport, broken: Sequence[Broken] = ()) -> str:
-    """Return a run's report as HTML."""
-    values = {"ledger": ledger_plot(report), "steps": step_plot(report), "entries": _visible(report)}
-    return _document("report.html", report=report, broken=broken, **values)
-
-
-def compare_page(comparison: Comparison) -> str:
-    """Return a comparison as HTML: `a` on the left, `b` on the right, one below the other on a phone."""
-    runs = comparison.a, comparison.b
+def as_html(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
+    """Return a report, or a comparison: `a` on the left, `b` on the right, one below the other on a phone."""
+    runs = (found,) if isinstance(found, RunReport) else (found.a, found.b)
     top_s = max(step_top_s(run.steps_over_time) for run in runs)
-    return _document(
-        "compare.html",
-        comparison=comparison,
-        report=comparison.b,
-        plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
-        entries=_visible(*runs),
+    style = "".join((TEMPLATES / name).read_text() for name in ("parts.css", "report.css"))
+    return (
+        environment()
+        .get_template(_template(found, "html"))
+        .render(
+            style=Markup(style),  # our own files, nothing of a run's
+            facts_of=_facts,
+            report=runs[-1],
+            comparison=found,
+            broken=broken,
+            plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
+            entries=legend_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE),
+        )
     )
 
 
-def run_markdown(report: RunReport, broken: Sequence[Broken] = ()) -> str:
-    """Return the report for a merge request or a terminal."""
-    return environment().get_template("report.md").render(report=report, broken=broken)
+def as_markdown(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
+    """Return a report or a comparison for a merge request or a terminal."""
+    template = environment().get_template(_template(found, "md"))
+    return template.render(report=found, comparison=found, broken=broken).rstrip() + "\n"
 
 
-def compare_markdown(comparison: Comparison) -> str:
-    return environment().get_template("compare.md").render(comparison=comparison).rstrip() + "\n"
-
-
-def _document(template: str, **values: Any) -> str:
-    style = "".join((TEMPLATES / name).read_text() for name in ("parts.css", "report.css"))
-    page = environment().get_template(template)
-    return page.render(style=Markup(style), facts_of=_facts, **values)  # our own files, nothing of a run's
+def _template(found: RunReport | Comparison, ending: str) -> str:
+    return f"{'report' if isinstance(found, RunReport) else 'compare'}.{ending}"
 
 
 def _facts(found: Found) -> list[str]:
     rank = f", rank {found.rank}" if found.rank else ""
     return [f"{found.cause}{rank}", SEVERITIES[found.severity].name, f"active for {duration(found.active_s)}"]
-
-
-def _visible(*runs: RunReport) -> list[Look]:
-    return legend_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE)
 
 
 def ledger_plot(report: RunReport) -> Markup:

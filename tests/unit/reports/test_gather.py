@@ -10,7 +10,7 @@ from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport, from_json, when
-from gpuwatch.tools.reports.page import run_markdown, run_page
+from gpuwatch.tools.reports.page import as_html, as_markdown
 from tests.unit.reports.fake_source import FINDING, START_S, FakeSource, condensed, run, steps
 
 NOW_S = START_S + 100
@@ -77,7 +77,7 @@ def test_the_plot_of_a_long_run_is_of_all_of_it_and_its_times_say_of_what_they_a
     assert report.step_time is not None and report.step_time.of_last == 20_000
     assert report.measured_steps == "the last 20,000 of 1,200,000 steps" and report.plotted_steps == ""
     assert report.headline.endswith("1,200,000 steps, the last 20,000 of 100 ms")
-    assert "A step (the last 20,000 of 1,200,000 steps) takes 100 ms on average" in run_markdown(report)
+    assert "A step (the last 20,000 of 1,200,000 steps) takes 100 ms on average" in as_markdown(report)
     rows = compare(gather(FakeSource(), "resnet", NOW_S), report).rows
     assert ("of which the times are", "all", "the last 20,000", "") in rows
 
@@ -89,7 +89,7 @@ def test_old_steps_are_means_and_the_plot_says_so() -> None:
     assert over.p05_s[59] == over.median_s[59] == over.p95_s[59] == pytest.approx(0.1)
     assert over.p95_s[60] == 0.2
     assert report.plotted_steps.startswith(f"up to {when(START_S + 60_000)} means alone: single steps")
-    assert "Up to 20" in run_page(report)
+    assert "Up to 20" in as_html(report)
 
 
 def test_the_devices_times_are_plotted_where_it_measured() -> None:

@@ -12,13 +12,11 @@ from gpuwatch.tools.reports.comparison import broken, compare, parse_gate
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import LedgerOverTime, RunReport, StepsOverTime
 from gpuwatch.tools.reports.page import (
-    compare_markdown,
-    compare_page,
+    as_html,
+    as_markdown,
     ledger_plot,
     macros,
     plain,
-    run_markdown,
-    run_page,
     step_plot,
     step_top_s,
 )
@@ -29,7 +27,7 @@ REPORT = gather(FakeSource(findings=[FINDING, HANGING]), "resnet", START_S + 100
 
 
 def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
-    page = run_page(REPORT, broken(REPORT, [parse_gate("input_wait=0.1")]))
+    page = as_html(REPORT, broken(REPORT, [parse_gate("input_wait=0.1")]))
     for text in (
         "input-bound: 60% of the time training waited for data",
         "num_workers 4 → 10",
@@ -44,7 +42,7 @@ def test_the_page_says_what_matters_and_needs_nothing_else() -> None:
 
 
 def test_a_consequence_stands_within_its_root() -> None:
-    page = run_page(REPORT)
+    page = as_html(REPORT)
     root, consequence = page.index("too few loader workers"), page.index("every fourth step is slow")
     between = page[root:consequence]
     assert between.count('<article class="gw-finding"') == 1 and "</article>" not in between
@@ -55,9 +53,9 @@ def test_names_from_outside_stay_text() -> None:
     report = gather(
         FakeSource([run(name=evil, host=evil, tags={evil: evil})], findings=[{**FINDING, "title": evil}]), evil, START_S
     )
-    assert "<script" not in run_page(report) and "&lt;script&gt;" in run_page(report)
-    assert "<script" not in compare_page(compare(report, report))
-    markdown = run_markdown(report)
+    assert "<script" not in as_html(report) and "&lt;script&gt;" in as_html(report)
+    assert "<script" not in as_html(compare(report, report))
+    markdown = as_markdown(report)
     assert "\n# head" not in markdown and r"\<script\>" in markdown
     assert plain("a|b\n`c`") == r"a\|b \`c\`"
 
@@ -87,8 +85,8 @@ def test_plots_are_well_formed_and_empty_without_anything_to_show() -> None:
         ElementTree.fromstring(plot.strip())
     assert 'x="0%" y="17" width="50.0%"' in plots[2] and "a &amp; b" in plots[2]
     assert (ledger_plot(over_time((), {}, 1)), step_plot(stepped([], [], [], 1))) == ("", "")
-    assert "When each cause was active" in run_page(REPORT)
-    assert "When each cause was active" not in run_page(replace(REPORT, findings=()))
+    assert "When each cause was active" in as_html(REPORT)
+    assert "When each cause was active" not in as_html(replace(REPORT, findings=()))
 
 
 def test_a_stack_reaches_the_top_and_a_bar_the_end() -> None:
@@ -118,8 +116,8 @@ def test_one_long_step_does_not_flatten_all_others() -> None:
 
 
 def test_markdown_has_the_same_facts() -> None:
-    text = run_markdown(REPORT)
+    text = as_markdown(REPORT)
     assert "| waiting for data | 6.0 s | 60% |" in text
     assert "  - **every fourth step is slow**" in text  # hangs below its root
-    both = compare_markdown(compare(REPORT, REPORT))
+    both = as_markdown(compare(REPORT, REPORT))
     assert "| step, mean | 100 ms | 100 ms | +0% |" in both
