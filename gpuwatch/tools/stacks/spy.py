@@ -13,10 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -38,7 +38,7 @@ class Target:
 
     rank: int
     pid: int
-    flame_graph: Path | None = None
+    flame_graph: Path
 
 
 def find_py_spy() -> Path:
@@ -73,29 +73,33 @@ def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
     program = find_py_spy()
     for target in targets:
         check_readable(target.pid)
+        place = target.flame_graph
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(b"")
+        except OSError as error:
+            raise GpuwatchError(f"{place}: {error.strerror}; choose a folder that you may write to") from error
+
+    def record(target: Target) -> str:
+        """Return py-spy's error output; one that does not end is killed."""
+        command = _command(program, target.pid, seconds, rate_hz, target.flame_graph)
+        try:
+            timeout_s = seconds + _SLACK_S
+            return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False).stderr
+        except subprocess.TimeoutExpired:
+            return "Error: it did not end"
+
     begun_s = time.time()
-    with tempfile.TemporaryDirectory(prefix="gpuwatch-stacks-") as folder:
-        files = [Path(folder) / f"{index}.json" for index in range(len(targets))]
-        spies = [
-            subprocess.Popen(
-                _command(program, target.pid, seconds, rate_hz, file),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for target, file in zip(targets, files, strict=True)
-        ]
-        errors = [_wait(spy, seconds + _SLACK_S) for spy in spies]
-        processes: list[ProcessStacks] = []
-        graphs: list[str] = []
-        for target, file in zip(targets, files, strict=True):
-            if not file.exists():
-                continue
-            processes += read_profile(file.read_bytes(), target.pid, target.rank)
-            if target.flame_graph is not None:
-                _keep(file, target.flame_graph)
-                graphs.append(str(target.flame_graph))
+    with ThreadPoolExecutor(len(targets)) as pool:
+        errors = list(pool.map(record, targets))
+    processes: list[ProcessStacks] = []
+    graphs: list[str] = []
+    for target in targets:
+        if text := target.flame_graph.read_bytes():
+            processes += read_profile(text, target.pid, target.rank)
+            graphs.append(str(target.flame_graph))
+        else:
+            target.flame_graph.unlink()
     if not processes:
         lines = "\n".join(errors).splitlines()
         reason = next((line for line in lines if line.startswith("Error:")), "it found nothing")
@@ -109,26 +113,6 @@ def _command(program: Path, pid: int, seconds: float, rate_hz: int, file: Path) 
         str(program), "record", "--pid", str(pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
         "--format", "speedscope", "--rate", str(rate_hz), "--duration", str(max(1, round(seconds))), "--output", str(file),
     ]  # fmt: skip
-
-
-def _wait(spy: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return py-spy's error output; one that does not end is killed."""
-    try:
-        return spy.communicate(timeout=timeout_s)[1]
-    except subprocess.TimeoutExpired:
-        spy.kill()
-        return spy.communicate()[1]
-    except BaseException:
-        spy.kill()
-        raise
-
-
-def _keep(file: Path, place: Path) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place)
-    except OSError as error:
-        raise GpuwatchError(f"{place}: {error.strerror}; choose a folder that you may write to") from error
 
 
 def _remedy(procfs: Path) -> str:
@@ -148,6 +132,10 @@ class _Frame(msgspec.Struct):
     file: str | None = None
     line: int | None = None
 
+    @property
+    def path(self) -> str:
+        return self.file or ""
+
 
 class _Shared(msgspec.Struct):
     frames: list[_Frame]
@@ -163,14 +151,8 @@ class _File(msgspec.Struct):
     profiles: list[_Profile]
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """One sample, cut to the process's own frames."""
-
-    frames: Sequence[_Frame]
-
-    def has(self, function: str, file: str) -> bool:
-        return any(frame.name.endswith(function) and (frame.file or "").endswith(file) for frame in self.frames)
+_Stack = list[_Frame]
+"""One sample, cut to the process's own frames."""
 
 
 def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, ...]:
@@ -187,29 +169,25 @@ def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, .
     by_pid: dict[int, list[_Stack]] = {}
     for profile in found.profiles:
         named = _PROFILE.match(profile.name)
-        if named is None or named[2] != "MainThread":
-            continue
-        frames = found.shared.frames
-        stacks = [_Stack(_own([frames[index] for index in sample])) for sample in profile.samples]
-        by_pid.setdefault(int(named[1]), []).extend(stacks)
+        if named is not None and named[2] == "MainThread":
+            stacks = [_own([found.shared.frames[index] for index in sample]) for sample in profile.samples]
+            by_pid.setdefault(int(named[1]), []).extend(stacks)
     result: list[ProcessStacks] = []
-    counted: Counter[str] = Counter()
-    order = {TRAINING: 0, WORKER: 1, CHILD: 2}
-    kinds = {each: _kind(each, pid, stacks) for each, stacks in by_pid.items()}
-    for each in sorted(by_pid, key=lambda each: (order[kinds[each]], each)):
-        kind = kinds[each]
-        process = _process(rank, each, kind, counted[kind], by_pid[each])
-        if kind != CHILD or process.lines:  # not multiprocessing's own helpers
-            counted[kind] += 1
-            result.append(process)
+    for kind in (TRAINING, WORKER, CHILD):
+        index = 0
+        for each in sorted(each for each, stacks in by_pid.items() if _kind(each, pid, stacks) == kind):
+            process = _process(rank, each, kind, index, by_pid[each])
+            if kind != CHILD or process.lines:  # not multiprocessing's own helpers
+                index += 1
+                result.append(process)
     return tuple(result)
 
 
-def _own(frames: list[_Frame]) -> list[_Frame]:
+def _own(frames: _Stack) -> _Stack:
     """Return the frames that are the process's own; py-spy's headings of processes and threads have no file."""
     start = 0
     for index, frame in enumerate(frames):
-        if not frame.file or (frame.name.endswith("_bootstrap") and frame.file.endswith("/multiprocessing/process.py")):
+        if not frame.file or (frame.name.endswith("_bootstrap") and frame.path.endswith("/multiprocessing/process.py")):
             start = index + 1
     return frames[start:]
 
@@ -217,7 +195,9 @@ def _own(frames: list[_Frame]) -> list[_Frame]:
 def _kind(pid: int, training: int, stacks: Sequence[_Stack]) -> str:
     if pid == training:
         return TRAINING
-    return WORKER if any(stack.has("_worker_loop", "/worker.py") for stack in stacks) else CHILD
+    frames = (frame for stack in stacks for frame in stack)
+    loops = any(frame.name.endswith("_worker_loop") and frame.path.endswith("/worker.py") for frame in frames)
+    return WORKER if loops else CHILD
 
 
 def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack]) -> ProcessStacks:
@@ -226,11 +206,11 @@ def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack
         deepest = [_deepest(stack, may_be_users) for stack in stacks]
     whole = max(1, len(stacks))
     users = [frame for frame in deepest if frame is not None]
-    lines = Counter((frame.file or "", frame.line or 0, frame.name) for frame in users)
-    functions = Counter((frame.file or "", frame.name) for frame in users)
+    lines = Counter((frame.path, frame.line or 0, frame.name) for frame in users)
+    functions = Counter((frame.path, frame.name) for frame in users)
     hottest = sorted(lines, key=lambda at: (-functions[at[0], at[2]], -lines[at], at))
-    others = [stack.frames[-1] for stack, frame in zip(stacks, deepest, strict=True) if frame is None and stack.frames]
-    elsewhere = Counter(f"{PurePosixPath(frame.file or '').name}:{frame.line or 0} {frame.name}" for frame in others)
+    others = [stack[-1] for stack, frame in zip(stacks, deepest, strict=True) if frame is None and stack]
+    elsewhere = Counter(f"{PurePosixPath(frame.path).name}:{frame.line or 0} {frame.name}" for frame in others)
     return ProcessStacks(
         rank=rank,
         pid=pid,
@@ -247,4 +227,4 @@ def _process(rank: int, pid: int, kind: str, index: int, stacks: Sequence[_Stack
 
 
 def _deepest(stack: _Stack, wanted: Callable[[str], bool]) -> _Frame | None:
-    return next((frame for frame in reversed(stack.frames) if wanted(frame.file or "")), None)
+    return next((frame for frame in reversed(stack) if wanted(frame.path)), None)
