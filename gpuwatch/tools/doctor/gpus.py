@@ -24,6 +24,7 @@ _BROKEN = {
     "fails": ("NVML does not start", "run nvidia-smi, and dmesg | grep -iE 'nvrm|xid'"),
 }
 _TOOLKIT = "start the container with the GPU runtime: docker run --gpus all … (needs the NVIDIA Container Toolkit)"
+_LOAD = f"install or load it (modprobe nvidia; dmesg shows why it fails); or {_TOOLKIT}"
 
 
 def driver(machine: Machine) -> Outcome:
@@ -37,15 +38,14 @@ def driver(machine: Machine) -> Outcome:
     devices = nvidia_devices(machine)
     if not devices:
         return skipped("no GPU expected: there is no NVIDIA device here, and no driver")
-    found = f"{', '.join(devices)}, and "
-    if nvml.state == "no module":
-        return problem(
-            found + "nvidia-ml-py is not installed, so the driver cannot be queried", "pip install nvidia-ml-py"
-        )
+    missing, remedy = {
+        "no module": ("nvidia-ml-py is not installed, so the driver cannot be queried", "pip install nvidia-ml-py"),
+        "no library": ("no libnvidia-ml.so.1", _LOAD),
+        "not loaded": ("the driver is not loaded", _LOAD),
+    }[nvml.state]
     if nvml.state == "no library" and (machine.procfs / "driver/nvidia/version").exists():
-        return problem(found + "a loaded driver, but no libnvidia-ml.so.1 here", _TOOLKIT)
-    missing = "no libnvidia-ml.so.1" if nvml.state == "no library" else "the driver is not loaded"
-    return problem(found + missing, f"install or load it (modprobe nvidia; dmesg shows why it fails); or {_TOOLKIT}")
+        missing, remedy = "a loaded driver, but no libnvidia-ml.so.1 here", _TOOLKIT
+    return problem(f"{', '.join(devices)}, and {missing}", remedy)
 
 
 def _answering(nvml: NvmlFacts, given: str) -> Outcome:
@@ -134,19 +134,15 @@ def torch(machine: Machine) -> Outcome:
     if hip:
         return ok(f"{version}, built for ROCm {hip}")
     if cuda is None:
-        if nvml.gpus:
-            return warning(
-                f"{version} is built for CPUs, and there are {len(nvml.gpus)} NVIDIA GPUs",
-                f"pip install --force-reinstall torch --index-url {_index(nvml.cuda)}",
-            )
-        return ok(f"{version}, built for CPUs")
+        found = f"{version} is built for CPUs, and there are {len(nvml.gpus)} NVIDIA GPUs"
+        return warning(found, _install(nvml.cuda)) if nvml.gpus else ok(f"{version}, built for CPUs")
     if nvml.cuda is None:
         return ok(f"{version}, built for CUDA {cuda}; no driver to compare with")
     runs = ".".join(map(str, nvml.cuda))
     if numbers(cuda)[0] > nvml.cuda[0]:
         return problem(
             f"{version} is built for CUDA {cuda}; driver {nvml.driver} runs CUDA {runs} at most",
-            f"update the driver, or pip install --force-reinstall torch --index-url {_index(nvml.cuda)}",
+            f"update the driver, or {_install(nvml.cuda)}",
         )
     later = " (minor versions run together)" if numbers(cuda)[:2] > nvml.cuda else ""
     return ok(f"{version}, built for CUDA {cuda}; the driver runs CUDA {runs}{later}")
@@ -163,6 +159,7 @@ def read_build(folder: Path) -> tuple[str, str | None, str | None]:
     return value("__version__") or "?", value("cuda"), value("hip")
 
 
-def _index(cuda: tuple[int, int] | None) -> str:
-    """Return the package index for a driver; pytorch.org lists the CUDA versions that have one."""
-    return f"https://download.pytorch.org/whl/cu{cuda[0]}{cuda[1]}" if cuda else "https://download.pytorch.org/whl/…"
+def _install(cuda: tuple[int, int] | None) -> str:
+    """Return the command for a driver; pytorch.org lists the CUDA versions that have an index."""
+    build = f"cu{cuda[0]}{cuda[1]}" if cuda else "…"
+    return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"

@@ -164,11 +164,6 @@ def _command_line(pid: int, procfs: Path) -> list[str]:
 def command(pid: int, procfs: Path) -> str:
     """Return a process's program without its options: "python3 -m http.server". "" if it is gone."""
     words = _command_line(pid, procfs)
-    if not words[0]:
-        try:
-            return (procfs / str(pid) / "comm").read_text().strip()
-        except OSError:
-            return ""
     program = Path(words[0]).name
     if not program.startswith("python"):
         return program

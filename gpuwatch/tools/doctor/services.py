@@ -151,12 +151,13 @@ def _owner(path: Path) -> str:
 def history(machine: Machine) -> Outcome:
     """The history file of the agent that answers, else of the one that this user would start."""
     status = machine.agent().status if is_local(machine.agent_url) else None
-    kept = None if status is None or not status.history.path else status.history
-    path = Path(kept.path) if kept is not None and kept.path else machine.history
+    kept = status.history.path if status is not None else None
+    path = Path(kept) if kept else machine.history
     if path is None:
         return skipped("no agent answers, and none can be started here", "pip install 'gpuwatch-training[agent]'")
-    if kept is not None and kept.failures:
-        return problem(f"{path}: {kept.failures} writes of the agent failed", "is its disk full or read-only? df -h")
+    if status is not None and status.history.failures:
+        failures = status.history.failures
+        return problem(f"{path}: {failures} writes of the agent failed", "is its disk full or read-only? df -h")
     try:
         place = _nearest(path)
     except OSError as error:
@@ -170,9 +171,7 @@ def history(machine: Machine) -> Outcome:
     total, used = machine.space(place)
     found = f"{path}, {size(total - used)} free"
     if total - used < _LEAST_BYTES:
-        return problem(
-            found, "make room: without it the agent's counters stop advancing; or gpuwatch agent --history FILE"
-        )
+        return problem(found, f"make room: without it the agent's counters stop advancing; or {_OTHER_FILE}")
     if total - used < _ENOUGH_BYTES:
         return warning(found, "make room, or keep less: gpuwatch agent --keep-gib 0.5")
     return ok(found)
@@ -180,13 +179,11 @@ def history(machine: Machine) -> Outcome:
 
 def _nearest(path: Path) -> Path:
     """Return the file, or the nearest folder above it that exists. Raises: OSError where this user has no access."""
-    for place in (path, *path.parents):
-        try:
-            place.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return place
-    raise FileNotFoundError(2, "No such file or directory")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _nearest(path.parent)
+    return path
 
 
 def prometheus(machine: Machine) -> Outcome:
@@ -230,16 +227,13 @@ def _ask_prometheus(machine: Machine, path: str, field: str) -> Any:
     """Return a field of its API's answer, or the Outcome where none was named or it does not answer."""
     if machine.prometheus_url is None:
         return skipped("no Prometheus was named", "give it with --prometheus URL")
+    reason = "no Prometheus API there"
     try:
         answer = machine.fetch(f"{machine.prometheus_url}/api/v1/{path}")
-        reason = f"no Prometheus API there (status {answer.status})"
-        if answer.status == 200:
-            reason = "no Prometheus API there"
-            return json.loads(answer.body)["data"][field]
+        reason += f" (status {answer.status})"
+        return json.loads(answer.body)["data"][field]
     except OSError as error:
         reason = why(error)
     except (ValueError, KeyError, TypeError):
         pass
-    return problem(
-        f"{machine.prometheus_url}: {reason}", "curl the URL from here: address, port, firewall, path prefix"
-    )
+    return problem(f"{machine.prometheus_url}: {reason}", "curl it from here: address, port, firewall, path prefix")

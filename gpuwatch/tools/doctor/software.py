@@ -14,14 +14,10 @@ from gpuwatch.tools.doctor.machine import DISTRIBUTION, Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
-_OLDEST_PYTHON = (3, 10)
-
 
 def python(machine: Machine) -> Outcome:
     """The interpreter that runs gpuwatch, and with it the environment that all other versions belong to."""
     version, path = machine.python
-    if numbers(version) < _OLDEST_PYTHON:
-        return problem(f"{version} ({path})", "gpuwatch needs Python 3.10 or later: make an environment with one")
     return ok(f"{version} ({path})")
 
 
@@ -112,13 +108,13 @@ def _installed(machine: Machine, extra: str | None) -> Outcome:
             present.append(f"{name} {version}")
     if not missing and not old:
         return ok(", ".join(present))
-    lists = (("missing", missing), ("too old", old))
-    found = "; ".join(f"{what}: {', '.join(names)}" for what, names in lists if names)
-    package = DISTRIBUTION if extra is None else f"'{DISTRIBUTION}[{extra}]'"
-    remedy = f"pip install --upgrade {package}"
-    if extra is None or old:
-        return problem(found, remedy)
-    return warning(found, f"{remedy}   (needed on machines that run gpuwatch {extra})")
+    found = "; ".join(
+        f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("too old", old)) if names
+    )
+    if extra is None:
+        return problem(found, f"pip install --upgrade {DISTRIBUTION}")
+    remedy = f"pip install --upgrade '{DISTRIBUTION}[{extra}]'   (needed on machines that run gpuwatch {extra})"
+    return problem(found, remedy) if old else warning(found, remedy)
 
 
 def is_url(value: str) -> bool:
@@ -130,36 +126,24 @@ def is_url(value: str) -> bool:
         return False
 
 
-def _is_port(value: str) -> bool:
-    return value.isdigit() and 0 < int(value) < 65536
-
-
 def is_address(value: str) -> bool:
     """Return whether a value is HOST:PORT."""
     host, _, port = value.rpartition(":")
-    return bool(host) and _is_port(port)
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
 
 
-def _parses(parse: Callable[[str], object], value: str) -> bool:
-    try:
-        parse(value)
-    except ConfigError:
-        return False
-    return True
-
-
-Accepted = tuple[Callable[[str], bool], str]
-"""Whether a value can be used, and what to give instead."""
+Accepted = tuple[Callable[[str], object], str]
+"""What accepts a value (else it returns False or raises ConfigError), and what to give instead."""
 _ANY: Accepted = (lambda value: True, "")
 _FLAG: Accepted = (lambda value: value.lower() in ("0", "1", "true", "false", "yes", "no"), "1 or 0")
 _URL: Accepted = (is_url, "http://HOST:PORT")
-_SIZE: Accepted = (lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()) is not None, "a size, as in 512m")
-_PORT: Accepted = (_is_port, "a port, 1 to 65535")
+_SIZE: Accepted = (lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()), "a size, as in 512m")
+_PORT: Accepted = (lambda value: is_address(f"host:{value}"), "a port, 1 to 65535")
 _FILE: Accepted = (lambda value: not Path(value).is_dir(), "a file, not a folder")
 
 KNOWN: dict[str, Accepted] = {
     "GPUWATCH_ENDPOINT": (
-        lambda value: _parses(lambda text: endpoint.checked(text, "it"), value),
+        lambda value: endpoint.checked(value, "it"),
         "ipc:///absolute/path.sock or tcp://127.0.0.1:PORT",
     ),
     "GPUWATCH_RUN": _ANY,
@@ -178,7 +162,7 @@ KNOWN: dict[str, Accepted] = {
     "GPUWATCH_PROMETHEUS_URL": _URL,
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
     "GPUWATCH_TAG": _ANY,
-    "GPUWATCH_GPU_HOUR": (lambda value: _parses(parse_price, value), "a price and its currency, as in 4.2 EUR"),
+    "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
     "GPUWATCH_AGENT_PORT": _PORT,
     "GPUWATCH_PROMETHEUS_PORT": _PORT,
     "GPUWATCH_ALERTMANAGER_PORT": _PORT,
@@ -190,6 +174,13 @@ KNOWN: dict[str, Accepted] = {
 """Every variable that some part of gpuwatch or its compose file reads."""
 
 
+def _accepts(accept: Callable[[str], object], value: str) -> bool:
+    try:
+        return bool(accept(value))
+    except ConfigError:
+        return False
+
+
 def environment(machine: Machine) -> Outcome:
     """GPUWATCH_* variables: names that nothing reads (a typo is otherwise silent), and values that cannot be used."""
     ours = {name: value.strip() for name, value in machine.environ.items() if name.startswith("GPUWATCH_")}
@@ -198,12 +189,9 @@ def environment(machine: Machine) -> Outcome:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1, 0.8)
             unknown.append(f"nothing reads {name}" + (f" (did you mean {near[0]}?)" if near else ""))
-        elif value and not KNOWN[name][0](value):
+        elif value and not _accepts(KNOWN[name][0], value):
             bad.append(f"{name}={value}: give {KNOWN[name][1]}")
-    if bad:
-        return problem("; ".join(bad + unknown), "correct it, or unset it")
-    if unknown:
-        return warning(
-            "; ".join(unknown), "correct the name, or unset it; docs/guides/doctor.md lists those that are read"
-        )
+    if bad or unknown:
+        remedy = "correct it, or unset it; docs/guides/doctor.md lists those that are read"
+        return (problem if bad else warning)("; ".join(bad + unknown), remedy)
     return ok(", ".join(sorted(ours)) if ours else "no GPUWATCH_* variable is set")
