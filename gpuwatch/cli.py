@@ -13,7 +13,6 @@ from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra
 
 
 def main() -> None:
-    """Run the command line; the entry point of the `gpuwatch` script."""
     try:
         import typer
     except ImportError:

@@ -15,8 +15,6 @@ from gpuwatch.errors import require
 
 
 class Series(str, Enum):
-    """How many time series are served."""
-
     standard = "standard"
     full = "full"
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,21 +16,13 @@ import typer
 from gpuwatch.api.client import Client
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
+from gpuwatch.tools.demo_training import BOTTLENECKS, small_shm_command
 
-
-class Bottleneck(str, Enum):
-    """The bottleneck of the demo's training."""
-
-    input = "input"
-    transfer = "transfer"
-    epoch_start = "epoch-start"
-    eval = "eval"
-    shm = "shm"
-    none = "none"
+_BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
 
 
 def demo(
-    bottleneck: Annotated[Bottleneck, typer.Option(help="The bottleneck of the training.")] = Bottleneck.input,
+    bottleneck: Annotated[str, typer.Option(help=_BOTTLENECK)] = "input",
     seconds: Annotated[float, typer.Option(help="Duration of the training, in seconds.", min=5)] = 40.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the page running afterwards, until Ctrl-C.")] = False,
 ) -> None:
@@ -41,6 +32,8 @@ def demo(
 
     It starts a separate agent with its own history and ports; an agent that is already running is not affected.
     """
+    if bottleneck not in BOTTLENECKS:
+        raise ConfigError(f"--bottleneck {bottleneck}: there is no such demo; choose one of {', '.join(BOTTLENECKS)}")
     try:
         require("torch", "all")
     except MissingExtra:
@@ -51,13 +44,13 @@ def demo(
         http, port = f"127.0.0.1:{free_port(9478)}", free_port(8501)
         with agent_and_page(http, port, [endpoint], Path(directory) / "history.db") as (children, agent_url, page_url):
             typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\n")
-            typer.echo(f"A training with the bottleneck '{bottleneck.value}' runs for {seconds:.0f} s. Live verdicts:")
-            environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck.value}"}
+            typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
+            environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
             with running(command, environment) as training:
                 _print_verdicts(training, agent_url)
             if training.returncode != 0:
                 raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
-            others = ", ".join(each.value for each in Bottleneck if each is not bottleneck)
+            others = ", ".join(each for each in BOTTLENECKS if each != bottleneck)
             typer.echo(f"\nNext:\n  gpuwatch demo --bottleneck NAME            {others}")
             typer.echo("  for batch in gpuwatch.watch(loader):      the one line in a training loop of yours\n")
             if keep:
@@ -66,7 +59,6 @@ def demo(
 
 
 def _print_verdicts(training: Child, agent_url: str) -> None:
-    """Print the agent's verdict every five seconds while the training runs."""
     begun = time.monotonic()
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -78,19 +70,17 @@ def _print_verdicts(training: Child, agent_url: str) -> None:
                 typer.echo(f"  {time.monotonic() - begun:4.0f} s  {runs[0].verdict.sentence}")
 
 
-def _training_command(bottleneck: Bottleneck, seconds: float) -> list[str]:
+def _training_command(bottleneck: str, seconds: float) -> list[str]:
     """Return the training's command line. Raises: ConfigError where this machine cannot have that bottleneck."""
     module = "gpuwatch.tools.demo_training"
-    command = [sys.executable, "-m", module, "--bottleneck", bottleneck.value, "--seconds", str(seconds)]
-    if bottleneck is Bottleneck.transfer:
+    command = [sys.executable, "-m", module, "--bottleneck", bottleneck, "--seconds", str(seconds)]
+    if bottleneck == "transfer":
         import torch
 
         if not torch.cuda.is_available():
             raise ConfigError(
                 "--bottleneck transfer needs a GPU: without one nothing is copied to a device; choose another bottleneck"
             )
-    if bottleneck is Bottleneck.shm:
-        from gpuwatch.tools.demo_training import small_shm_command
-
+    if bottleneck == "shm":
         return small_shm_command(command)
     return command

@@ -51,5 +51,4 @@ def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
 
 
 def file_name(run: str) -> str:
-    """Return a run's name as a part of a file's."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", run)[:80]

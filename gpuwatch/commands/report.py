@@ -89,7 +89,6 @@ def _check_form(markdown: bool, json: bool) -> None:
 
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
-    """Return the history file if one is given, else the agent. Raises: ConfigError."""
     if history is None:
         return Client(agent, "give --agent URL, or read its file with --history FILE")
     require("prometheus_client", "agent")
@@ -137,29 +136,23 @@ def _finish(
 
 
 def _find_job(agent: Client, name: str) -> api.Job:
-    jobs = agent.jobs()
-    found = next((job for job in jobs if job.job == name), None)
-    if found is None:
-        known = (
-            ", ".join(job.job for job in jobs[:10])
-            or "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
-        )
-        raise ConfigError(f"--job {name}: no such job on this node; known: {known}")
-    return found
+    jobs = {job.job: job for job in agent.jobs()}
+    if name not in jobs:
+        none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
+        raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
+    return jobs[name]
 
 
 def job_text(job: api.Job) -> str:
-    """Return a job's ledger as text."""
     wall_s = sum(job.states.values())
     states = sorted(job.states.items(), key=lambda item: -item[1])
+    goodput = f"{percent(job.goodput_ratio)}: computed new steps" if job.goodput_ratio is not None else "not known"
+    redone = "an unknown number" if job.redone_steps is None else str(job.redone_steps)
     lines = [
         f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
-        "  goodput "
-        + ("not known" if job.goodput_ratio is None else f"{percent(job.goodput_ratio)}: computed new steps"),
+        f"  goodput {goodput}",
         "  where   " + "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in states),
-        f"  steps   {job.steps}, of which "
-        + ("an unknown number" if job.redone_steps is None else str(job.redone_steps))
-        + " redone",
+        f"  steps   {job.steps}, of which {redone} redone",
     ]
     if job.redone_steps is None:
         lines.append(

@@ -51,7 +51,6 @@ def stacks(
 
 
 def _targets(source: Client, run: str, rank: int | None, folder: Path) -> list[Target]:
-    """Return the run's processes on this node. Raises: ConfigError."""
     ranks = [each for each in choose(source, run) if rank is None or each.rank == rank]
     if not ranks:
         raise ConfigError(f"--rank {rank}: run {run} has no such rank on this node")

@@ -119,7 +119,6 @@ def _end_with_parent() -> None:
 
 
 def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.0) -> None:
-    """Wait until a child answers with 200 at `url`. Raises: Exit when it ends; GpuwatchError when it takes too long."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:

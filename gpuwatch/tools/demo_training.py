@@ -22,8 +22,6 @@ _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 class Training:
-    """A model, its optimizer and its end time."""
-
     def __init__(self, seconds: float, width: int) -> None:
         import torch
         from torch import nn
@@ -48,7 +46,6 @@ class Training:
         self.optimizer.step()
 
     def run(self, loader: Any) -> None:
-        """Take a step with each batch until the time is over."""
         for images, labels in gpuwatch.watch(loader):
             self.step(images, labels)
             del images  # frees its place in /dev/shm before the next is taken
@@ -110,7 +107,6 @@ def _decoded(index: int) -> Any:
 
 
 def train_transfer(training: Training) -> None:
-    """Large batches from pageable memory."""
     with gpuwatch.Watch() as watch:
         for images, _labels in watch.steps(_images(512, batch_size=64), to=training.device):
             training.model(images[:1]).sum().backward()
@@ -129,7 +125,6 @@ def train_epoch_start(training: Training) -> None:
 
 
 def train_eval(training: Training) -> None:
-    """An evaluation after every few steps."""
     import torch
 
     with gpuwatch.Watch() as watch:

@@ -15,7 +15,6 @@ from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FEW, _ENOUGH = 256, 4096
-"""Open files, or processes and threads."""
 _OLDEST_S = 1_704_067_200.0
 """2024-01-01: gpuwatch did not exist before."""
 _SUSPENDED_S = 1.0

@@ -53,7 +53,6 @@ class NvmlFacts:
 
     state: Literal["answers", "no module", "no library", "not loaded", "mismatch", "hangs", "fails"]
     error: str = ""
-    """NVML's error message."""
     driver: str = ""
     cuda: tuple[int, int] | None = None
     """The newest CUDA (major, minor) that the driver runs. None: unknown."""
@@ -78,7 +77,6 @@ def read_nvml() -> NvmlFacts:
 
 
 def _nvml_facts(nvml: Any) -> NvmlFacts:
-    """Source: https://docs.nvidia.com/deploy/nvml-api."""
     try:
         nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)
     except nvml.NVMLError as error:
@@ -121,8 +119,6 @@ def _text(value: str | bytes) -> str:
 
 @dataclass(frozen=True)
 class AgentView:
-    """The agent at `url`."""
-
     url: str
     state: Literal["answers", "refused", "foreign", "unreachable"]
     """An agent answers; the connection is refused; another program answers; any other error."""
@@ -137,7 +133,6 @@ class AgentView:
 
 
 def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
-    """Return the agent's status and readiness."""
     asked_s = time_s()
     try:
         answer = fetch(f"{url}/api/v1/status")
@@ -158,7 +153,6 @@ def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL is on this machine's loopback."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -184,7 +178,6 @@ class Machine:
     dev: Path = Path("/dev")
     shm: Path = Path("/dev/shm")
     python: tuple[str, str] = (platform.python_version(), sys.executable)
-    """The interpreter's version and path."""
     gpuwatch_version: str = gpuwatch.__version__
     """Of the package that is imported."""
     fetch: Fetch = fetch
@@ -231,7 +224,6 @@ class Machine:
         return soft, hard
 
     def cores(self) -> int:
-        """Return how many cores this process may be scheduled on."""
         return len(os.sched_getaffinity(0))
 
     def space(self, path: Path) -> tuple[int, int]:

@@ -23,16 +23,12 @@ _ORDER: tuple[Status, ...] = ("problem", "warning", "ok", "skipped")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check."""
-
     status: Status
     found: str
-    """One line."""
     remedy: str | None = None
     """One line; None where there is nothing to do."""
     group: str = ""
     name: str = ""
-    """The check's place in the registry."""
 
 
 ok = partial(Outcome, "ok")
@@ -87,7 +83,6 @@ def show(checks: Sequence[Outcome], title: str, console: Any) -> None:
 
 
 def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
-    """Return the document that docs/guides/doctor.md describes."""
     counts = Counter(check.status for check in checks)
     totals = {status: counts[status] for status in _ORDER}
     return formatting.as_json({"version": version, "host": host, "counts": totals, "checks": checks})

@@ -18,12 +18,11 @@ _LOOPBACK = ("0100007F", "0" * 8, "0" * 24 + "01000000", "0" * 32)
 """127.0.0.1, 0.0.0.0, ::1 and :: as /proc/net/tcp writes them on a little-endian machine."""
 _NODE_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the kernel's first pid namespace is a constant."""
-_CAP_SYS_PTRACE = 19
 _SAMPLED = 20
 _HOST_PIDS = "pid: host in compose, docker run --pid=host, hostPID: true in Kubernetes"
 _PTRACE = (
-    "cap_add: [SYS_PTRACE, DAC_READ_SEARCH] in compose, docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH; "
-    "or run the agent as root"
+    "docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH (compose: cap_add), or run the agent as root; where both are there, "
+    "AppArmor or a user namespace forbids it: docker run --security-opt apparmor=unconfined"
 )
 """Both: /proc/PID/io is mode 0400 as well, which SYS_PTRACE alone does not pass."""
 
@@ -47,7 +46,6 @@ def pid_namespace(machine: Machine) -> Outcome:
 def ptrace(machine: Machine) -> Outcome:
     """Whether /proc/PID/io and /proc/PID/root of other users' processes can be read; yama restricts only py-spy."""
     yama = _yama(machine.procfs)
-    capable = _has_ptrace(machine.procfs)
     others, refused = 0, 0
     for pid in pids(machine.procfs):
         place = machine.procfs / str(pid)
@@ -60,32 +58,14 @@ def ptrace(machine: Machine) -> Outcome:
         refused += not (machine.reads(place / "io") and machine.reads(place / "root"))
         if others == _SAMPLED:
             break
-    if refused and capable:
-        return warning(
-            f"SYS_PTRACE is there, but {refused} of {others} processes of other users cannot be read{yama}",
-            "docker run --cap-add DAC_READ_SEARCH, for files that only their owner may read; where that is there, AppArmor or a "
-            "user namespace forbids it: docker run --security-opt apparmor=unconfined",
-        )
-    if refused:
-        return warning(
-            f"I/O and /dev/shm of other users' processes cannot be read (no SYS_PTRACE): an agent would lack them{yama}",
-            _PTRACE,
-        )
-    if others:
+    if not others:
+        return skipped(f"no process of another user to read{yama}", _PTRACE)
+    if not refused:
         return ok(f"processes of other users can be read{yama}")
-    if capable:
-        return ok(f"SYS_PTRACE is there; there is no process of another user to try it on{yama}")
-    return skipped(f"no SYS_PTRACE, and no process of another user to read{yama}", _PTRACE)
-
-
-def _has_ptrace(procfs: Path) -> bool:
-    """Source: /proc/self/status CapEff, capabilities(7)."""
-    try:
-        lines = (procfs / "self/status").read_text().splitlines()
-    except OSError:
-        return False
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
-    return any(mask >> _CAP_SYS_PTRACE & 1 for mask in masks)
+    found = (
+        f"I/O and /dev/shm of {refused} of {others} processes of other users cannot be read: an agent would lack them"
+    )
+    return warning(f"{found}{yama}", _PTRACE)
 
 
 def _yama(procfs: Path) -> str:
@@ -149,7 +129,6 @@ def _is_streamlit(port: int, machine: Machine) -> bool:
 
 
 def pids(procfs: Path) -> Iterator[int]:
-    """Yield all processes."""
     return (int(path.name) for path in procfs.glob("[0-9]*") if path.name.isdigit())
 
 

@@ -127,7 +127,6 @@ def is_url(value: str) -> bool:
 
 
 def is_address(value: str) -> bool:
-    """Return whether a value is HOST:PORT."""
     host, _, port = value.rpartition(":")
     return bool(host) and port.isdigit() and 0 < int(port) < 65536
 

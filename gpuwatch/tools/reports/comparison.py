@@ -43,7 +43,6 @@ class Prediction(msgspec.Struct, frozen=True):
     fulfilled: float | None
     """Achieved over predicted throughput: 1.0 is as predicted."""
     gone: bool
-    """Whether the second run no longer has the cause."""
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     started_s, until_s = min(rank.started_s for rank in ranks), max(rank.watermark_s for rank in ranks)
     taken = source.last_steps(run, first.rank, _STEPS)
     columns = _columns(taken) if taken is not None else StepColumns()
+    expected = (1 - _MISSED) * (first.steps - first.records_lost)
     timeline = "device" if columns.hidden_wait_s else first.timeline
     duration_s = sum(states.values())
     samples = [rank.samples for rank in ranks if rank.samples is not None]
@@ -101,7 +102,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
                 steps=columns,
             )
         ),
-        step_time=_statistics(columns, _of_last(first, taken, len(columns))),
+        step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
         findings=merge_findings(source.findings(run)),
         ranks=tuple(
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
@@ -164,15 +165,6 @@ def _statistics(columns: StepColumns, of_last: int | None) -> model.StepStatisti
     )
 
 
-def _of_last(first: Run, taken: LastSteps | None, count: int) -> int | None:
-    """Return how many of its last steps were taken, None for all of those whose records came."""
-    expected = first.steps - first.records_lost
-    if taken is None or count >= expected:
-        return None
-    older = count >= _STEPS or taken.first_step > 0 or count < (1 - _MISSED) * expected
-    return count if older else None
-
-
 def _steps_over_time(found: Steps) -> model.StepsOverTime:
     """Return groups of steps. Of old steps only sums are kept: their groups come first, as means."""
     groups: list[tuple[float, float, float, float, float]] = []
@@ -215,7 +207,6 @@ def _over_time(source: RunSource, run: str, started_s: float, until_s: float) ->
 
 
 def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> tuple[str, ...]:
-    """Return the models of the GPUs whose owner the run was."""
     owned = source.series("gpuwatch_gpu_owner_info", {"run": run}, started_s, now_s, 2)
     uuids = {series.labels["UUID"] for series in owned}
     if not uuids:

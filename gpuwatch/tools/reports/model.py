@@ -35,18 +35,12 @@ class Found(Finding, frozen=True, kw_only=True):
 
     rank: int
     episodes: tuple[tuple[float, float], ...]
-    """Begin and end of each time that it was active."""
     stacks: Stacks | None = None
     """Where the processes were when it began; None: no stacks were taken."""
 
     @property
     def active_s(self) -> float:
         return sum(end - begin for begin, end in self.episodes)
-
-    @property
-    def promise(self) -> str:
-        """Return what the advice is predicted to gain, e.g. "predicted: up to 2.4× the throughput"; empty for nothing."""
-        return f"predicted: {self.gain} the throughput" if self.gain else ""
 
 
 class StepStatistics(msgspec.Struct, frozen=True):
@@ -75,7 +69,6 @@ class LedgerOverTime(msgspec.Struct, frozen=True):
 
     end_s: tuple[float, ...]
     states: dict[str, tuple[float, ...]]
-    """Seconds by state in each interval."""
 
 
 class StepsOverTime(msgspec.Struct, frozen=True):
@@ -86,9 +79,7 @@ class StepsOverTime(msgspec.Struct, frozen=True):
     median_s: tuple[float, ...]
     p95_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
-    """Mean wait for data in each group."""
     steps: int = 0
-    """Steps in all groups together."""
     means: int = 0
     """How many of the first groups are of old steps, whose single times are no longer kept: their three step times are one mean."""
 
@@ -113,7 +104,6 @@ class RunReport(msgspec.Struct, frozen=True):
     run: str
     name: str
     status: str
-    """running, ended (in order) or lost."""
     user: str
     job: str
     host: str
@@ -196,7 +186,6 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def environment(self) -> list[tuple[str, str]]:
-        """Return what the run ran on and with, as (name, value)."""
         rows: list[tuple[str, str]] = [
             ("run", self.run),
             ("status", self.status),

@@ -53,8 +53,6 @@ def environment() -> Environment:
 
 
 class Macros(Protocol):
-    """A template's macros: functions that return HTML with every value escaped."""
-
     def __getattr__(self, name: str) -> Callable[..., Markup]: ...
 
 
@@ -68,12 +66,10 @@ def plain(text: object) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a sentence; nothing of nothing."""
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def code(text: str) -> Markup:
-    """Return text with `commands` marked up."""
     pieces = str(escape(text)).split("`")
     return Markup("".join(f"<code>{piece}</code>" if n % 2 else piece for n, piece in enumerate(pieces)))
 
@@ -105,7 +101,6 @@ def as_html(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str
 
 
 def as_markdown(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
-    """Return a report or a comparison for a merge request or a terminal."""
     template = environment().get_template(_template(found, "md"))
     return template.render(report=found, comparison=found, broken=broken).rstrip() + "\n"
 
@@ -172,7 +167,6 @@ def step_top_s(steps: StepsOverTime) -> float:
 
 
 def _points(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """Return an SVG shape's points; both are 0–1000, y upwards."""
     return " ".join(f"{x:.1f},{1000 - y:.1f}" for x, y in zip(xs, ys, strict=True))
 
 

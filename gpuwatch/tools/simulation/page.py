@@ -54,13 +54,11 @@ NODE_GAUGES = {
     "history_failures_total": (0, 0),
     "agent_resident_memory_bytes": (1.2e8, 0),
 }
-"""Value and amplitude of its wiggle."""
 COLLECTORS = ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process")
 PER_STEP = {"steps": 1.0, "samples": 64.0, "comm_steps": 1.0, "device_steps": 1.0, "fetches_sampled": 1 / 8}
 PER_STEP |= {"loader_fetches": 1.0, "loader_ready_batches": 3.0}
 PER_SECOND = {"hook_overhead_seconds": 0.002, "step_records_lost": 0.0, "loader_worker_cpu_seconds": 4.0}
 PER_SECOND |= {"loader_worker_read_bytes": 2e7, "loader_worker_run_queue_seconds": 0.1}
-"""Counters of a run."""
 FAULTY_GPU = ("ecc_errors", "nvlink_errors", "pcie_replays")
 FAULTY_NODE = ("infiniband_symbol_errors", "infiniband_link_downed", "messages_rejected", "run_failures")
 FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged")
@@ -80,8 +78,6 @@ class Line:
 
 @dataclass
 class Template:
-    """A page within one piece."""
-
     begin_s: float
     end_s: float
     text: str = ""
@@ -135,7 +131,6 @@ class NodePages:
             self._run_states = dict.fromkeys(s.RUN_STATES, 0.0)
 
     def _make(self, time_s: float) -> Template:
-        """Return the template from now until the next change."""
         piece, lost_s = self._piece, self.node.gpu_lost_s
         gone_s = self._former[0].end_s + GONE_AFTER_S if self._former is not None else None
         lost = lost_s is not None and time_s >= lost_s
@@ -256,7 +251,6 @@ class NodePages:
 
 
 def _fault(name: str, key: Mapping[str, str]) -> Line:
-    """Return an error counter that has counted."""
     labels = {label: FAULT_LABELS[label] for label in BY_NAME[f"gpuwatch_{name}_total"].labels if label in FAULT_LABELS}
     return Line(f"gpuwatch_{name}_total", {**key, **labels}, 4)
 
@@ -343,7 +337,6 @@ class Fleet:
         await send({"type": "http.response.body", "body": body})
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Return (status, content type, body) for a path."""
         parts = path.strip("/").split("/")
         if parts == ["sd"]:
             return 200, "application/json", self._targets
@@ -356,7 +349,6 @@ class Fleet:
 
 
 def serve(fleet: Fleet, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM."""
     import uvicorn
 
     uvicorn.run(

@@ -25,7 +25,6 @@ MIXES = {
         "hang": _HEALTHY,
     }.items()
 }
-"""Share of time by state, for each kind of job with a hook."""
 KINDS = {
     "healthy": 0.55,
     "starved": 0.12,
@@ -35,20 +34,16 @@ KINDS = {
     "held_idle": 0.07,
     "free": 0.1,
 }
-"""Share of all jobs by kind."""
 FINDINGS = {"starved": "input_cpu", "straggler": "straggler", "hang": "stalled"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that holds a node's GPUs."""
-
     number: int
     kind: str
     begin_s: float
     end_s: float
     run: str
-    """Empty without a hook."""
     user: str
     step_s: float
     hang_s: float
@@ -70,8 +65,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Node:
-    """One simulated node."""
-
     seed: int
     number: int
     gpus: int
@@ -99,7 +92,6 @@ class Node:
         return f"group-{self.number // GROUP}" if self.shares_runs else f"node-{self.number}"
 
     def jobs(self) -> Iterator[Job]:
-        """Yield its jobs, without end."""
         dice = random.Random(f"{self.seed}/{self._schedule}/jobs")
         begin_s, number = self.begin_s, 0
         while True:
@@ -112,7 +104,6 @@ class Node:
             begin_s, number = begin_s + length_s, number + 1
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the parts of its jobs, without end."""
         for job in self.jobs():
             yield from _pieces(job)
 

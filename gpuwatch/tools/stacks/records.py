@@ -20,9 +20,7 @@ class HotLine(msgspec.Struct, frozen=True):
     line: int
     function: str
     ratio: float
-    """Share of the process's samples."""
     function_ratio: float
-    """The same for any line of the function."""
 
     @property
     def place(self) -> str:
@@ -77,16 +75,11 @@ class Stacks(msgspec.Struct, frozen=True):
     """Samples of a run's processes on one node."""
 
     time_s: float
-    """Unix time of the first sample."""
     seconds: float
     rate_hz: float
     processes: tuple[ProcessStacks, ...]
     flame_graphs: tuple[str, ...]
     """Files on the node where they were taken, one per rank: speedscope's format."""
-
-    @property
-    def workers(self) -> tuple[ProcessStacks, ...]:
-        return tuple(each for each in self.processes if each.kind == WORKER)
 
 
 def rows(stacks: Stacks) -> list[tuple[str, str]]:
@@ -96,7 +89,6 @@ def rows(stacks: Stacks) -> list[tuple[str, str]]:
 
 
 def lines(stacks: Stacks) -> Iterator[str]:
-    """Yield one line per process, for a terminal."""
     width = max((len(name) for name, _ in rows(stacks)), default=0)
     return (f"{name:<{width}}  {text}" for name, text in rows(stacks))
 
@@ -106,8 +98,9 @@ def evidence(stacks: Stacks, of_training: bool) -> tuple[Evidence, ...]:
 
     Processes with the same hottest line are one item. Without workers it is the training process that fetches.
     """
-    chosen = () if of_training else stacks.workers
-    chosen = chosen or tuple(each for each in stacks.processes if each.kind == TRAINING)
+    has_workers = any(each.kind == WORKER for each in stacks.processes)
+    kind = WORKER if has_workers and not of_training else TRAINING
+    chosen = [each for each in stacks.processes if each.kind == kind]
     by_place: dict[str, list[ProcessStacks]] = {}
     for process in chosen:
         by_place.setdefault(process.lines[0].place if process.lines else process.hottest, []).append(process)

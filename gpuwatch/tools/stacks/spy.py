@@ -29,6 +29,10 @@ from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, Proc
 _SLACK_S = 30.0
 """py-spy first reads the symbols of every process, which takes a while on a busy node."""
 _LINES = 5
+_REMEDY = (
+    "run it as root (sudo); in a container start it with --cap-add SYS_PTRACE (and the agent with pid: host); "
+    "or, for your own processes, sysctl kernel.yama.ptrace_scope=0"
+)
 _PROFILE = re.compile(r'^Process (\d+) Thread \S+ "(.*)"$')
 
 
@@ -42,7 +46,6 @@ class Target:
 
 
 def find_py_spy() -> Path:
-    """Return the program. Raises: MissingExtra with the pip line."""
     same_environment = Path(sys.executable).with_name("py-spy")
     if same_environment.exists():
         return same_environment
@@ -63,7 +66,7 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
     except FileNotFoundError as error:
         raise GpuwatchError(f"pid {pid} is gone: stacks can be taken only while it runs") from error
     except PermissionError as error:
-        raise GpuwatchError(f"the memory of pid {pid} may not be read; {_remedy(procfs)}") from error
+        raise GpuwatchError(f"the memory of pid {pid} may not be read; {_REMEDY}") from error
     except OSError as error:
         raise GpuwatchError(f"the memory of pid {pid} cannot be read: {error.strerror}") from error
 
@@ -113,18 +116,6 @@ def _command(program: Path, pid: int, seconds: float, rate_hz: int, file: Path) 
         str(program), "record", "--pid", str(pid), "--subprocesses", "--threads", "--idle", "--nonblocking",
         "--format", "speedscope", "--rate", str(rate_hz), "--duration", str(max(1, round(seconds))), "--output", str(file),
     ]  # fmt: skip
-
-
-def _remedy(procfs: Path) -> str:
-    """Return what would permit it on this machine."""
-    try:
-        scope = (procfs / "sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        scope = "0"
-    ways = ["run it as root (sudo)", "in a container start it with --cap-add SYS_PTRACE (and the agent with pid: host)"]
-    if scope == "1":
-        ways.append("or, for your own processes, sysctl kernel.yama.ptrace_scope=0")
-    return "; ".join(ways)
 
 
 class _Frame(msgspec.Struct):

@@ -18,7 +18,6 @@ SPARE = 0.90
 ALONE = 0.05
 """Without workers the step waits for the whole fetch, which is harmless up to this share of the step."""
 WORTH = 0.05
-"""Smaller gains are ignored."""
 _ALONE_FASTER = 0.80
 """Without a known step, no workers are chosen only if that takes at most this share of the time: a worker also hides its fetch."""
 
@@ -91,7 +90,6 @@ def _cores(count: int) -> str:
 
 
 def feeds(row: Measured, step_s: float) -> bool:
-    """Return whether training would hardly wait."""
     return row.batch_s <= (SPARE if row.setting.num_workers else ALONE) * step_s
 
 

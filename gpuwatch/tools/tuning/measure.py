@@ -117,8 +117,6 @@ def _danger(now: Room) -> str | None:
 
 
 class _Watch:
-    """The peaks of a trial's processes."""
-
     def __init__(self, pid: int, cores: int) -> None:
         self._pid = pid
         self._cores = cores
@@ -130,7 +128,6 @@ class _Watch:
         return room(self._cores, Path(f"/proc/{self._pid}/root/dev/shm"))
 
     def sample(self) -> Room:
-        """Return what is free now."""
         free = self._room()
         if free.shm_bytes is not None and self._least_shm_free is not None:
             self._least_shm_free = min(self._least_shm_free, free.shm_bytes)
@@ -161,7 +158,6 @@ def _memory_of(pid: int) -> tuple[int, int]:
 
 
 def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Connection, output: BinaryIO) -> None:
-    """Run a trial and send its result."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError):

@@ -17,8 +17,6 @@ _HEAD = f"{'workers':>7} {'prefetch':>8} {'first':>7} {'batch every':>15} {'batc
 
 @dataclass(frozen=True)
 class Room:
-    """What is free on this machine, within the limits of the container or the job."""
-
     cores: int
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -57,23 +55,17 @@ SETTINGS = frozenset(Setting.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class Usage:
-    """Peak use of the machine by a trial."""
-
     main_rss_bytes: int | None = None
     main_private_bytes: int | None = None
     worker_private_bytes: int | None = None
     """Of the largest worker, without what it shares: the cost of one more worker."""
     shm_bytes: int | None = None
-    """Growth of /dev/shm as the trial saw it."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial that ran."""
-
     setting: Setting
     make_s: float
-    """Duration of the call of make_loader."""
     first_batch_s: float
     """From `iter()` to the first batch: the workers' start and one fetch."""
     batch_s: float
@@ -81,7 +73,6 @@ class Measured:
     spread_ratio: float | None
     """Half of the interquartile range over the median; None with fewer than four cycles."""
     batches: int
-    """How many counted."""
     steady: bool = True
     """False: a pass is shorter than what is prefetched, and whole passes were timed, start-up included."""
     batch_bytes: int | None = None
@@ -89,11 +80,9 @@ class Measured:
     shared_bytes: int | None = None
     """Those of them that workers pass through /dev/shm: torch tensors."""
     cpu_cores: float | None = None
-    """Cores that main process and workers kept busy."""
     others_cores: float | None = None
     """Cores that all other processes of the node kept busy meanwhile."""
     main_cpu_ratio: float | None = None
-    """CPU use of the main process, 1.0 = one core."""
     worker_cpu_ratio: float | None = None
     """CPU use of a worker, 1.0 = one core, on average."""
     cpu_demand_ratio: float | None = None
@@ -101,7 +90,6 @@ class Measured:
     read_bytes_per_s: float | None = None
     """Read from storage (not from the page cache)."""
     second_first_batch_s: float | None = None
-    """First batch of a second pass, where one was measured."""
     copy_s: float | None = None
     """To copy a batch to the GPU, median; None without CUDA."""
     usage: Usage = field(default_factory=Usage)
@@ -113,20 +101,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failed:
-    """A trial that ended without a measurement."""
-
     setting: Setting
     kind: FailureKind
     text: str
-    """What happened, in one line."""
     detail: str = ""
-    """The traceback or the last output."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A setting that was not tried because a forecast exceeded a limit."""
-
     setting: Setting
     limit: Limit
     text: str
@@ -149,11 +131,9 @@ class TuneResult:
     feeds: bool | None
     """Whether `chosen` feeds the step with 10% to spare; None: no step was given."""
     why: str
-    """The verdict, one sentence or two."""
     step_s: float | None
     cores: int
     stopped: str
-    """Why no more was tried."""
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     facts: dict[str, int | None] = field(default_factory=dict)
@@ -186,14 +166,12 @@ def cost_s(row: Measured, step_s: float | None) -> float:
 
 
 def as_dict(result: TuneResult) -> dict[str, Any]:
-    """Return the result as plain values, for JSON."""
     kinds = {Measured: "measured", Failed: "failed", LeftOut: "left_out"}
     rows = [{"result": kinds[type(row)], **asdict(row)} for row in result.rows]
     return {**asdict(result), "rows": rows}
 
 
 def line(row: Row) -> str:
-    """Return a row in one line, for a log."""
     if isinstance(row, Measured):
         return f"{row.setting}: a batch every {duration(row.batch_s)}"
     return f"{row.setting}: {'failed' if isinstance(row, Failed) else 'left out'}: {row.text}"

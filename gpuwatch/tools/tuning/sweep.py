@@ -20,8 +20,6 @@ _INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Goal:
-    """The request."""
-
     step_s: float | None
     """A training step without any wait; None: find the fastest setting."""
     budget_s: float = 60.0
@@ -30,7 +28,6 @@ class Goal:
     """Training processes of the node that share its cores, memory and /dev/shm."""
     name: str = "make_loader"
     takes: frozenset[str] = SETTINGS
-    """The settings that make_loader takes."""
 
 
 class Interrupted(KeyboardInterrupt):

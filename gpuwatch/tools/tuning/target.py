@@ -22,13 +22,10 @@ _WRITE = "def make_loader(num_workers, prefetch_factor, pin_memory, persistent_w
 
 @dataclass(frozen=True)
 class Target:
-    """How to start a loader with a setting."""
-
     name: str
     make: Callable[[Setting], Any]
     """Runs the user's code: call it only in a trial's process."""
     varies: frozenset[str]
-    """Which of SETTINGS it takes."""
 
 
 def load(name: str) -> Any:

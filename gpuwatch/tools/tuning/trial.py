@@ -32,12 +32,8 @@ _COPIES = 20
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a trial measures."""
-
     measure_s: float
-    """Of steady running."""
     limit_s: float
-    """Of everything; it is then killed."""
     second_pass: bool = False
     """Start a second pass, to time its first batch."""
     seed: int = 0
@@ -46,8 +42,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """The time between batches, as in `Measured`."""
-
     batch_s: float
     spread_ratio: float | None
     batches: int
@@ -99,8 +93,6 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class _Counters:
-    """CPU and reads of the trial's processes at one moment."""
-
     at_s: float = field(default_factory=time.perf_counter)
     main_s: float = field(default_factory=time.process_time)
 
@@ -149,8 +141,6 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
 
 
 class _Run:
-    """Passes over a loader until enough is known."""
-
     def __init__(self, setting: Setting, plan: Plan, deadline: float) -> None:
         self.setting = setting
         self.plan = plan

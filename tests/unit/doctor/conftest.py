@@ -16,12 +16,11 @@ METHODS = ("requirements", "folder_of", "clocks", "ntp", "limits", "cores", "spa
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """The /proc of a node: this process (capable of everything), and process 1."""
+    """The /proc of a node: this process, and process 1."""
     root = tmp_path / "proc"
     write(
         root,
         {
-            "self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
             "self/cgroup": "0::/job\n",
             "meminfo": "MemTotal:       67108864 kB\nMemFree:        1 kB\n",
             "net/tcp": "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n",

@@ -20,25 +20,19 @@ def test_without_py_spy_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch, tm
     assert find_py_spy() == tmp_path / "py-spy"
 
 
-@pytest.mark.parametrize(("scope", "says_sysctl"), [("1", True), ("0", False)])
-def test_where_it_is_not_permitted_the_remedy_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str, says_sysctl: bool
-) -> None:
+def test_where_it_is_not_permitted_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/mem").write_text("")
-    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
-    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
     check_readable(7, tmp_path)
 
     def refuse(path: Path, *arguments: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "read_text", lambda path: f"{scope}\n")
     with pytest.raises(GpuwatchError, match="pid 7 may not be read") as said:
         check_readable(7, tmp_path)
-    assert "SYS_PTRACE" in str(said.value) and "sudo" in str(said.value)
-    assert ("kernel.yama.ptrace_scope=0" in str(said.value)) == says_sysctl
+    for remedy in ("SYS_PTRACE", "sudo", "kernel.yama.ptrace_scope=0"):
+        assert remedy in str(said.value)
 
 
 def test_a_process_that_is_gone_is_said(tmp_path: Path) -> None:
