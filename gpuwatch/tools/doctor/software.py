@@ -140,35 +140,23 @@ _SIZE: Accepted = (lambda value: re.fullmatch(r"\d+[bkmg]?", value.lower()), "a 
 _PORT: Accepted = (lambda value: is_address(f"host:{value}"), "a port, 1 to 65535")
 _FILE: Accepted = (lambda value: not Path(value).is_dir(), "a file, not a folder")
 
+_SERVICES = ("AGENT", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "DASHBOARD")
 KNOWN: dict[str, Accepted] = {
     "GPUWATCH_ENDPOINT": (
         lambda value: endpoint.checked(value, "it"),
         "ipc:///absolute/path.sock or tcp://127.0.0.1:PORT",
     ),
-    "GPUWATCH_RUN": _ANY,
-    "GPUWATCH_JOB": _ANY,
-    "GPUWATCH_QUIET": _FLAG,
-    "GPUWATCH_DISABLE": _FLAG,
-    "GPUWATCH_AUTO": _FLAG,
+    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "GRAFANA_PASSWORD")},
+    **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
-    "GPUWATCH_LOG": (lambda value: value.lower() in ("auto", "0", "1", "true", "false", "yes", "no"), "auto"),
+    "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
-    "GPUWATCH_HISTORY": _FILE,
-    "GPUWATCH_CONFIG": _FILE,
-    "GPUWATCH_AGENT": _URL,
-    "GPUWATCH_AGENT_URL": _URL,
-    "GPUWATCH_PROMETHEUS": _URL,
-    "GPUWATCH_PROMETHEUS_URL": _URL,
+    **{f"GPUWATCH_{name}": _FILE for name in ("HISTORY", "CONFIG")},
+    **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL")},
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
-    "GPUWATCH_TAG": _ANY,
     "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),
-    "GPUWATCH_AGENT_PORT": _PORT,
-    "GPUWATCH_PROMETHEUS_PORT": _PORT,
-    "GPUWATCH_ALERTMANAGER_PORT": _PORT,
-    "GPUWATCH_GRAFANA_PORT": _PORT,
-    "GPUWATCH_GRAFANA_PASSWORD": _ANY,
-    "GPUWATCH_DASHBOARD_PORT": _PORT,
-    **{f"GPUWATCH_{name}_MEMORY": _SIZE for name in ("AGENT", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "DASHBOARD")},
+    **{f"GPUWATCH_{name}_PORT": _PORT for name in _SERVICES},
+    **{f"GPUWATCH_{name}_MEMORY": _SIZE for name in _SERVICES},
 }
 """Every variable that some part of gpuwatch or its compose file reads."""
 
