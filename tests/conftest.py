@@ -24,7 +24,7 @@ ALONE = "pytest.mark.alone"
 def no_open_watch() -> Iterator[None]:
     yield
     for watch in list(open_watches):
-        watch.session.verdicts.quiet = True
+        watch.session.quiet = True
         watch.close()
     open_watches.clear()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from gpuwatch.hook.jax_timeline import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TRANSFERRING
-from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, median
+from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
-_STEPS_SHOWN = 20_000
-"""Rows of a window at most."""
+_STEPS_SHOWN = 20_000  # rows of a window at most
 
-site_thresholds: Thresholds | None = None
-"""Those of the file that GPUWATCH_CONFIG named when the first Watch was made; None: the defaults."""
+site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
 
 
 def thresholds() -> Thresholds:
@@ -52,38 +51,27 @@ class Delta(msgspec.Struct, frozen=True):
 
     steps: list[StepRecord]
     phases: list[PhaseRecord]
-    first_step: int
-    """Index of the first of `steps`, from 0."""
+    first_step: int  # index of the first of `steps`, from 0
 
 
 class Untrained:
-    """Steps of whole passes in which no optimizer made a step, by state."""
+    """Steps of whole passes in which no optimizer made a step, and their ns by state."""
 
     def __init__(self) -> None:
-        self._sums: list[list[int]] = []
-        """Of each pass: steps, and its ns of wait, transfer and compute by the host's clock."""
-        self.begins_ns = 0
-        """When the last pass began."""
+        self._earlier: Counter[str] = Counter()
+        self._last: Counter[str] = Counter()  # of the last pass
+        self._begins_ns = 0
 
     def add(self, step: StepRecord) -> None:
-        if step.epoch_start or not self._sums:
-            self._sums = [[sum(each) for each in zip(*self._sums, strict=True)] or [0] * 4, [0] * 4]
-            self.begins_ns = step.start_ns
-        for index, part in enumerate((1, step.data_wait_ns, step.transfer_ns, step.compute_ns)):
-            self._sums[-1][index] += part
+        if step.epoch_start:
+            self._earlier += self._last
+            self._last, self._begins_ns = Counter(), step.start_ns
+        spent = {INPUT_WAIT: step.data_wait_ns, TRANSFER: step.transfer_ns, COMPUTE: step.compute_ns}
+        self._last.update({"steps": 1, **spent})
 
-    def drop_last(self) -> None:
-        """The last pass is one that trains."""
-        self._sums[-1:] = []
-
-    @property
-    def steps(self) -> int:
-        return sum(each[0] for each in self._sums)
-
-    @property
-    def states_s(self) -> dict[str, float]:
-        _, *spent = [sum(each) for each in zip(*self._sums, strict=True)] or [0] * 4
-        return {state: ns / 1e9 for state, ns in zip((INPUT_WAIT, TRANSFER, COMPUTE), spent, strict=True) if ns}
+    def before(self, since_ns: int) -> Counter[str]:
+        """Return the sums of the passes that began before."""
+        return self._earlier if self._begins_ns >= since_ns else self._earlier + self._last
 
 
 class Accounts:
@@ -93,36 +81,28 @@ class Accounts:
         self.recorder = recorder
         self._watcher = watcher
         self.lock = threading.RLock()
-        self._holder: int | None = None
-        """The thread that holds the lock by `held()`."""
+        self._holder: int | None = None  # the thread that holds the lock by `held()`
         self.timeline = Timeline(recorder.clock())
         self.loader: Loader | None = None
         self.batch_bytes: int | None = None
-        self.local_world_size = 1
-        """Ranks of the run on this node."""
-        self.worker_deaths: tuple[WorkerDeath, ...] = ()
-        """Loader workers that a signal has killed, 256 at most."""
-        self.first_step: int | None = None
-        """Global number of this process's step 0; None: not known."""
+        self.local_world_size = 1  # ranks of the run on this node
+        self.worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers that a signal has killed, 256 at most
+        self.first_step: int | None = None  # global number of this process's step 0; None: not known
         self.failures = 0
-        self.idle = False
-        """A training loop has ended or was left, and for as long as would be a stall nothing has trained."""
-        self.blind = False
-        """The hook has stopped recording: time after the watermark is unknown."""
+        self.idle = (
+            False  # a training loop has ended or was left, and for as long as would be a stall nothing has trained
+        )
+        self.blind = False  # the hook has stopped recording: time after the watermark is unknown
         self.own_gpu: OwnGpu | None = None
         self.step_idle: StepIdle | None = None
         self.frames: OwnFrames | None = None
-        self.bounded_by_optimizer = False
-        """Steps last from one optimizer step to the next: no watched loader feeds them."""
-        self.trained_since_ns: int | None = None
-        """When the pass began in which an optimizer made its first step; None before that."""
-        self._untrained: Untrained | None = Untrained()
-        """Of the passes so far; None once none of them can be one that trains nothing."""
-        self.untrained_s: dict[str, float] = {}
-        """Seconds by state of the passes before the training that trained nothing."""
-        self._untrained_steps = 0
-        self._first_batches = 0
-        self._first_waits_ns = 0
+        self.bounded_by_optimizer = (
+            False  # steps last from one optimizer step to the next: no watched loader feeds them
+        )
+        self.trained_since_ns: int | None = None  # when the pass began in which an optimizer made its first step
+        self._untrained: Untrained | None = Untrained()  # None once all passes to come belong to the training
+        self.untrained_s: dict[str, float] = {}  # seconds by state of the passes before the training
+        self._untrained_steps = self._first_batches = self._first_waits_ns = 0
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
         self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
@@ -192,16 +172,14 @@ class Accounts:
 
     def _note_untrained(self, step: StepRecord) -> None:
         """Add a step to those of passes that train nothing; leave these out of the evidence once a later pass trains."""
-        before, since = self._untrained, self.trained_since_ns
-        assert before is not None
+        since = self.trained_since_ns
+        assert self._untrained is not None
         if since is None or step.start_ns < since:
-            before.add(step)
+            self._untrained.add(step)
             return
-        self._untrained = None
-        if before.begins_ns >= since:
-            before.drop_last()
-        self.untrained_s = before.states_s
-        self._untrained_steps = before.steps
+        spent_ns, self._untrained = self._untrained.before(since), None
+        self._untrained_steps = spent_ns.pop("steps", 0)
+        self.untrained_s = {state: ns / 1e9 for state, ns in spent_ns.items() if ns}
         self._epoch_starts.clear()
         self._recent.clear()
         self._first_batches = self._first_waits_ns = 0
@@ -214,11 +192,8 @@ class Accounts:
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""
-        line, counts, fetches = self.timeline, self.timeline.counts, self.recorder.fetches
-        counters = {name: getattr(counts, name) for name in Counters.__struct_fields__} | {
-            "phases_ns": dict(counts.phases_ns),
-            "declared_ns": dict(counts.declared_ns),
-            "step_histogram": list(counts.step_histogram),
+        ledger, counts, fetches = self.timeline.ledger, self.timeline.counts, self.recorder.fetches
+        counters = {name: copy(getattr(counts, name)) for name in Counters.__struct_fields__} | {
             "overhead_ns": overhead_ns + self.recorder.meter.cost_ns,
             "fetches_sampled": fetches.sampled,
             "worker_fetches": fetches.from_workers,
@@ -226,9 +201,9 @@ class Accounts:
             "empty_fetches": fetches.empty,
         }
         return Totals(
-            start_ns=line.ledger.start_ns,
-            watermark_ns=line.ledger.watermark_ns,
-            states_ns={state: ns for state, ns in line.ledger.totals_ns.items() if ns},
+            start_ns=ledger.start_ns,
+            watermark_ns=ledger.watermark_ns,
+            states_ns={state: ns for state, ns in ledger.totals_ns.items() if ns},
             records_dropped=dropped,
             **counters,
         )
@@ -245,33 +220,23 @@ class Accounts:
 
     def provisional_ns(self, now_ns: int) -> dict[str, int]:
         """Return the time after the watermark by the state it will most likely be booked under. Lock held."""
-        watermark = self.timeline.ledger.watermark_ns
+        tail = Ledger(self.timeline.ledger.watermark_ns)
         begin, parts = self.recorder.open_parts_ns(now_ns)
-        open_ns = max(0, now_ns - watermark)
         if self.blind:
-            return {UNKNOWN: open_ns} if open_ns else {}
-        tail: dict[str, int] = {}
-        held, between = self.timeline.held_tail()
-        for state, until in held:
-            if until > watermark:
-                tail[state] = tail.get(state, 0) + min(until, now_ns) - watermark
-                watermark = min(until, now_ns)
-        if not parts or self.timeline.open_phase is not None or between not in (OTHER, STARTUP):
-            if now_ns > watermark:
-                tail[between] = tail.get(between, 0) + now_ns - watermark
-            return tail
-        if begin > watermark:
-            tail[between] = tail.get(between, 0) + begin - watermark
-        at = begin
+            tail.book(UNKNOWN, now_ns)
+            parts = {}
+        else:
+            held, between = self.timeline.held_tail()
+            for state, until in held:
+                tail.book(state, min(until, now_ns))
+            if not parts or self.timeline.open_phase is not None or between not in (OTHER, STARTUP):
+                tail.book(between, now_ns)
+            tail.book(between, begin)
         for state, part in parts.items():
-            at += part
-            late = min(part, max(0, at - watermark))
-            if late:
-                tail[state] = tail.get(state, 0) + late
-        missing = open_ns - sum(tail.values())  # the training thread went on while its slots were read
-        if missing > 0:
-            tail[COMPUTE] = tail.get(COMPUTE, 0) + missing
-        return tail
+            begin += part
+            tail.book(state, begin)
+        tail.book(COMPUTE, now_ns)  # the training thread went on while its slots were read
+        return {state: ns for state, ns in tail.totals_ns.items() if ns}
 
     def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
         """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held.

@@ -19,8 +19,7 @@ from gpuwatch.wire import Loader
 _DEPTH = 16
 _MAX_WRAPPED, _DEPTH_WRAPPED, _MOST_MEMBERS = 500, 5, 16
 _EMPTY_CELL = CellType()
-_MAX_ITEMS = 10_000
-"""Items of a batch that are visited: a batch may be lists of a million numbers, and training waits meanwhile."""
+_MAX_ITEMS = 10_000  # items of a batch that are visited: training waits meanwhile
 
 
 def sample_count(batch: Any) -> int:

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -19,10 +19,10 @@ from gpuwatch.errors import NoData
 from gpuwatch.host import blocked, cgroup, proc
 from gpuwatch.host.shm import shm_bytes
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _MAX_WORKERS = 64
-_MEMORY_EVERY = 8
-"""Memory is read in one of so many samples."""
+_MEMORY_EVERY = 8  # memory is read in one of so many samples
 _MIN_READINGS = 3
 _MIN_COMPUTE_S = 3.0
 
@@ -31,17 +31,17 @@ class HostSample(msgspec.Struct, frozen=True):
     """One sample of the node. Times in seconds; None: not measured."""
 
     at_s: float
-    counters: dict[str, float | None]
-    """Since boot: seconds of `busy` and all `cpu` time and of `cpu_pressure` and `io_pressure`, bytes `received`."""
+    busy_s: float | None  # since boot, as all up to `received_bytes`
+    cpu_s: float | None
+    cpu_pressure_s: float | None
+    io_pressure_s: float | None
+    received_bytes: int | None
     shm: tuple[int, int] | None
     worker_cpu_s: dict[int, float]
-    worker_queue_s: dict[int, float]
-    """Time that each worker was ready to run and had no core."""
-    worker_waits: tuple[str, ...]
-    """What each worker was blocked on."""
+    worker_queue_s: dict[int, float]  # time that each worker was ready to run and had no core
+    worker_waits: tuple[str, ...]  # what each worker was blocked on
     quota: cgroup.Quota | None
     disks: dict[str, proc.Disk] | None
-    """(bytes read, seconds with work) since boot by disk."""
 
 
 def usable_cores() -> int | None:
@@ -57,54 +57,42 @@ class HostWatcher:
     """The node over the last minutes, as one process sees it."""
 
     def __init__(
-        self,
-        procfs: Path = Path("/proc"),
-        shm: Path = Path("/dev/shm"),
-        keep: int = 150,
-        sysfs: Path = Path("/sys"),
+        self, procfs: Path = Path("/proc"), shm: Path = Path("/dev/shm"), keep: int = 150, sysfs: Path = Path("/sys")
     ) -> None:
-        self._procfs = procfs
-        self._sysfs = sysfs
-        self._shm = shm
+        self._procfs, self._sysfs, self._shm = procfs, sysfs, shm
         self._samples: deque[HostSample] = deque(maxlen=keep)
         self._first: HostSample | None = None
         self._taken = 0
         self._memory_available: int | None = None
-        self.worker_private_bytes: int | None = None
-        """Private memory of one loader worker; None before it was read."""
+        self.worker_private_bytes: int | None = None  # private memory of one loader worker; None before it was read
         self._cores = usable_cores()
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
         """Take one sample."""
-        busy_s, cpu_s = _optional(lambda: proc.cpu_times_s(self._procfs)) or (None, None)
+        procfs = self._procfs
+        busy_s, cpu_s = _optional(proc.cpu_times_s, procfs) or (None, None)
         sample = HostSample(
             at_s=at_s,
-            counters={
-                "busy": busy_s,
-                "cpu": cpu_s,
-                "cpu_pressure": _optional(lambda: proc.pressure_s("cpu", self._procfs)),
-                "io_pressure": _optional(lambda: proc.pressure_s("io", self._procfs)),
-                "received": _optional(lambda: proc.received_bytes("self", self._procfs)),
-            },
-            shm=_optional(lambda: shm_bytes(self._shm)),
-            worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, self._procfs),
-            worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, self._procfs),
-            worker_waits=tuple(w for pid in worker_pids[:_MAX_WORKERS] if (w := blocked.blocked_on(pid, self._procfs))),
-            quota=cgroup.quota(self._procfs, self._sysfs),
-            disks=_optional(lambda: proc.disks(self._procfs)),
+            busy_s=busy_s,
+            cpu_s=cpu_s,
+            cpu_pressure_s=_optional(proc.pressure_s, "cpu", procfs),
+            io_pressure_s=_optional(proc.pressure_s, "io", procfs),
+            received_bytes=_optional(proc.received_bytes, "self", procfs),
+            shm=_optional(shm_bytes, self._shm),
+            worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, procfs),
+            worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, procfs),
+            worker_waits=tuple(wait for pid in worker_pids[:_MAX_WORKERS] if (wait := blocked.blocked_on(pid, procfs))),
+            quota=cgroup.quota(procfs, self._sysfs),
+            disks=_optional(proc.disks, procfs),
         )
         if self._taken % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
-            self._sample_memory(worker_pids)
+            available = _optional(proc.memory_available_bytes, procfs)
+            self._memory_available = cgroup.within_limit(available, procfs, self._sysfs)
+            if worker_pids and (private := _optional(proc.private_bytes, worker_pids[0], procfs)) is not None:
+                self.worker_private_bytes = private
         self._taken += 1
         self._samples.append(sample)
         self._first = self._first or sample
-
-    def _sample_memory(self, worker_pids: Sequence[int]) -> None:
-        available = _optional(lambda: proc.memory_available_bytes(self._procfs))
-        self._memory_available = cgroup.within_limit(available, self._procfs, self._sysfs)
-        if worker_pids:
-            found = _optional(lambda: proc.private_bytes(worker_pids[0], self._procfs))
-            self.worker_private_bytes = self.worker_private_bytes if found is None else found
 
     def facts(self) -> HostFacts:
         """Return means since the first sample, which need two samples; of /dev/shm the maximum."""
@@ -115,23 +103,25 @@ class HostWatcher:
         elapsed = last.at_s - first.at_s
 
         def growth(name: str) -> float | None:
-            then, now = first.counters[name], last.counters[name]
+            then, now = getattr(first, name), getattr(last, name)
             return None if then is None or now is None else now - then
 
-        received, disks = growth("received"), None
+        received, disks = growth("received_bytes"), None
         if first.disks is not None and last.disks is not None and elapsed > 0:
             disks = [(now, first.disks[name]) for name, now in last.disks.items() if name in first.disks]
         shm = [sample.shm for sample in samples if sample.shm is not None]
         return HostFacts(
             cpu_cores=self._cores,
-            cpu_busy_ratio=_ratio(growth("busy"), growth("cpu")),
-            cpu_pressure_ratio=_ratio(growth("cpu_pressure"), elapsed),
+            cpu_busy_ratio=_ratio(growth("busy_s"), growth("cpu_s")),
+            cpu_pressure_ratio=_ratio(growth("cpu_pressure_s"), elapsed),
             cpu_quota_cores=last.quota.cores if last.quota else None,
             cpu_throttled_ratio=cgroup.throttled_ratio(first.quota, last.quota),
-            io_pressure_ratio=_ratio(growth("io_pressure"), elapsed),
-            disk_busy_ratio=_ratio(max(now[1] - then[1] for now, then in disks), elapsed) if disks else None,
+            io_pressure_ratio=_ratio(growth("io_pressure_s"), elapsed),
+            disk_busy_ratio=_ratio(max(now.busy_s - then.busy_s for now, then in disks), elapsed) if disks else None,
             disk_read_bytes_per_s=(
-                None if disks is None else sum(max(0, now[0] - then[0]) for now, then in disks) / elapsed
+                None
+                if disks is None
+                else sum(max(0, now.read_bytes - then.read_bytes) for now, then in disks) / elapsed
             ),
             network_receive_bytes_per_s=(None if received is None or elapsed <= 0 else max(0.0, received) / elapsed),
             memory_available_bytes=self._memory_available,
@@ -144,26 +134,25 @@ class HostWatcher:
 
         The workers are those of the last sample that has any: at the end of a pass they have gone.
         """
-        return self._worker_ratios(lambda sample: sample.worker_cpu_s)
+        return self._worker_ratios([(sample.at_s, sample.worker_cpu_s) for sample in list(self._samples)])
 
     def worker_busy_ratios(self) -> tuple[float, ...] | None:
         """Return the same plus the time in which a worker was ready to run and had no core; None where that is not measured."""
-        return self._worker_ratios(
-            lambda sample: {
-                pid: cpu_s + sample.worker_queue_s[pid]
-                for pid, cpu_s in sample.worker_cpu_s.items()
-                if pid in sample.worker_queue_s
-            }
-        )
+        found = []
+        for sample in list(self._samples):
+            queue_s = sample.worker_queue_s
+            busy_s = {pid: cpu_s + queue_s[pid] for pid, cpu_s in sample.worker_cpu_s.items() if pid in queue_s}
+            found.append((sample.at_s, busy_s))
+        return self._worker_ratios(found)
 
-    def _worker_ratios(self, seconds: Callable[[HostSample], dict[int, float]]) -> tuple[float, ...] | None:
-        samples = [(sample.at_s, found) for sample in list(self._samples) if (found := seconds(sample))]
+    def _worker_ratios(self, found: Sequence[tuple[float, dict[int, float]]]) -> tuple[float, ...] | None:
+        samples = [(at_s, seconds) for at_s, seconds in found if seconds]
         if not samples:
             return None
         last_s, last = samples[-1]
         ratios = []
         for pid, worked_s in last.items():
-            first_s, first = next((at_s, found) for at_s, found in samples if pid in found)
+            first_s, first = next((at_s, seconds) for at_s, seconds in samples if pid in seconds)
             if last_s > first_s:
                 ratios.append((worked_s - first[pid]) / (last_s - first_s))
         return tuple(ratios) if ratios else None
@@ -186,12 +175,11 @@ class StepIdle:
 
     def sample(self, compute_s: float) -> None:
         """Take a sample. Up to now steps have computed for so long."""
-        threads = _optional(lambda: proc.own_threads_busy_s(self._procfs))
+        threads = _optional(proc.own_threads_busy_s, self._procfs)
         last, self._last = self._last, None if threads is None else (compute_s, threads)
-        if last is None or threads is None:
-            return
-        self._busy_s += sum(max(0.0, busy - last[1].get(thread, 0.0)) for thread, busy in threads.items())
-        self._compute_s += compute_s - last[0]
+        if last is not None and threads is not None:
+            self._busy_s += sum(max(0.0, busy - last[1].get(thread, 0.0)) for thread, busy in threads.items())
+            self._compute_s += compute_s - last[0]
 
     @property
     def ratio(self) -> float | None:
@@ -210,28 +198,25 @@ class OwnGpu:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._nvml: Any = None
-        self._handle: Any = None
+        self._percent: Callable[[], float] | None = None
         self._is_off = False
-        self._sum = 0.0
-        self._readings = 0
+        self._sum = self._readings = 0.0
 
     def sample(self) -> None:
         """Take a reading; after a failure no further ones. The first call loads the library."""
         if self._is_off:
             return
         try:
-            if self._handle is None:
+            if self._percent is None:
                 import pynvml
 
                 pynvml.nvmlInit()
-                self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            percent = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+                handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+                self._percent = lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            self._sum += self._percent() / 100
+            self._readings += 1
         except Exception:  # no such package, no driver, a MIG instance, a GPU that is gone
             self._is_off = True
-            return
-        self._sum += percent / 100
-        self._readings += 1
 
     def facts(self) -> tuple[GpuFacts, ...]:
         """Return the GPU with its utilization so far; nothing with fewer than three readings."""
@@ -240,9 +225,9 @@ class OwnGpu:
         return (GpuFacts("", self._uuid, utilization_ratio=self._sum / self._readings),)
 
 
-def _optional(read: Callable[[], T]) -> T | None:
+def _optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     try:
-        return read()
+        return read(*args, **kwargs)
     except (NoData, ValueError, IndexError):
         return None
 

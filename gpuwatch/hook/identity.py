@@ -18,8 +18,7 @@ from gpuwatch.host.proc import start_ticks as read_start_ticks
 T = TypeVar("T")
 MAX_NAME = 128
 
-_ASKED_AT_MOST = 120
-"""Times that a rank of several nodes asks for the run's id, twice a second, before it publishes under its own."""
+_ASKED_AT_MOST = 120  # times, twice a second, that a rank of several nodes asks for the run's id
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RUN_KEY = "gpuwatch/run"
 
@@ -33,19 +32,15 @@ _LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WOR
 class Identity(msgspec.Struct, frozen=True):
     """What names a process among all others, and its place in a distributed run."""
 
-    run: str
-    """Unique, shared by all ranks of a run."""
-    job: str
-    """What all attempts of a training share: GPUWATCH_JOB, the scheduler's job id or torchrun's run id; empty without one."""
+    run: str  # unique, shared by all ranks of a run
+    job: str  # what all attempts of a training share: GPUWATCH_JOB, the scheduler's or torchrun's id; empty without one
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
     pid: int
-    process_start_ticks: int
-    """Start of the process in clock ticks since boot (/proc/PID/stat field 22); 0 where not known."""
-    pid_namespace: int
-    """Inode of the pid namespace; 0 where not known."""
+    process_start_ticks: int  # clock ticks since boot (/proc/PID/stat field 22); 0 where not known
+    pid_namespace: int  # inode of the pid namespace; 0 where not known
     boot_id: str
     host: str
 
@@ -152,8 +147,7 @@ class Membership:
         self._child = _parent() is not None
         own = f"-fork{os.getpid()}" if forked else ""
         who = identify(environ, procfs)
-        self._run = who.run
-        """Without the suffix."""
+        self._run = who.run  # without the suffix
         self._asked = 0
         self._agreed = bool(_declared_run(environ))
         self.identity = _suffixed(who, own + suffix)

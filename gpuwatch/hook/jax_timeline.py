@@ -25,12 +25,9 @@ from gpuwatch.ledger.device_pieces import DeviceTimes, Piece
 from gpuwatch.ledger.device_timeline import DeviceTimeline, breaks
 
 POLL_NS = 1_000_000
-_BACKOFF = 50
-"""After a long wait arrays are polled at intervals of a fiftieth of it."""
-POLLED = 32
-"""So many of the newest live arrays are polled, and as many of the others, evenly spread: a step's results become ready together."""
-_BEGINS_AT_ONCE_NS = 1_000_000
-"""A step that begins so soon after the previous one has not waited for its batch yet: `with w.data()` may follow in it."""
+_BACKOFF = 50  # after a long wait arrays are polled at intervals of a fiftieth of it
+POLLED = 32  # of the newest live arrays, and as many of the others: a step's results become ready together
+_BEGINS_AT_ONCE_NS = 1_000_000  # a step that begins so soon has not waited for its batch yet: `data()` may follow
 _is_deleted, _is_ready = methodcaller("is_deleted"), methodcaller("is_ready")
 
 
@@ -93,12 +90,9 @@ class Moment:
     def __init__(self, arrays: Iterable[Any], at_ns: int) -> None:
         unready = filterfalse(_is_ready, filterfalse(_is_deleted, arrays))
         self._waiting = [weakref.ref(array) for array in list(unready)]
-        self.asked_ns = self.unready_ns = at_ns
-        """When it was last seen at work."""
-        self.is_closed = not self._waiting
-        """No array is polled any more."""
-        self.ready_ns = at_ns if self.is_closed else None
-        """When it had finished; None: not yet, or the arrays were gone before that was seen."""
+        self.asked_ns = self.unready_ns = at_ns  # when it was last seen at work
+        self.is_closed = not self._waiting  # no array is polled any more
+        self.ready_ns = at_ns if self.is_closed else None  # None: not yet, or the arrays were gone before that was seen
 
     def poll(self, clock: Callable[[], int]) -> None:
         """Poll the arrays. The end is taken as halfway between this poll and the last one: unbiased on average."""
@@ -125,10 +119,8 @@ class JaxArrays:
         self.foreign = 0
         self._live_arrays = live_arrays
         self.clock = clock
-        self.moment: Moment | None = None
-        """The one that is polled."""
-        self.lock = threading.RLock()
-        """Held while arrays are polled, so that the training thread does not delete one meanwhile."""
+        self.moment: Moment | None = None  # the one that is polled
+        self.lock = threading.RLock()  # held while arrays are polled, so that the training thread deletes none
         self._wake = threading.Event()
         self._is_over = False
 
@@ -186,12 +178,9 @@ class JaxTimeline(DeviceTimeline):
     def __init__(self, arrays: JaxArrays) -> None:
         super().__init__(arrays)  # type: ignore[arg-type]  # it records no events
         self._arrays = arrays
-        self._before: Moment | None = None
-        """When the device had finished what came before the next batch."""
-        self._last_piece: tuple[Piece, int] | None = None
-        """The last piece and the gap before it, while it waits for that."""
-        self._gap_ns = 0
-        """Of the open piece."""
+        self._before: Moment | None = None  # when the device had finished what came before the next batch
+        self._last_piece: tuple[Piece, int] | None = None  # with the gap before it, until its times are set
+        self._gap_ns = 0  # of the open piece
 
     @breaks
     def start(self, at_ns: int) -> None:

@@ -19,8 +19,7 @@ from gpuwatch.hook.torch.patches import Patches
 
 T = TypeVar("T")
 
-_TURNS = (*(False,) * (SAMPLE_QUICK_EVERY - 1), True)
-"""One in so many steps is left to the loop, which may sample it."""
+_TURNS = (*(False,) * (SAMPLE_QUICK_EVERY - 1), True)  # one in so many steps is left to the loop, which may sample it
 
 
 class WatchedLoader(Generic[T]):
@@ -155,31 +154,11 @@ def as_it_is(loader: T) -> T:
     return loader
 
 
-class PreparedLoader:
-    """A loader that Accelerate prepared, its copies to the device timed; everything but its iteration is its own."""
+class LoaderAround:
+    """A loader that is iterated otherwise; everything else is its own."""
 
-    def __init__(self, loader: Any, session: Callable[[], Session | None]) -> None:
-        """`session` returns that of the innermost open Watch."""
-        vars(self).update(_loader=loader, _session=session)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._batches(iter(self._loader))
-
-    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        def iterate(original: Any, loader: Any) -> Any:
-            """Make the iterator of the DataLoader inside, and note its workers."""
-            iterator, session = original(loader), self._session()
-            if session is not None:
-                session.guard(lambda: session.note_loader(loader, iterator), "reading the loader's settings")
-            return iterator
-
-        patches = Patches()
-        time_accelerate_copies(patches, self._session)
-        patches.wrap(import_module("torch.utils.data").DataLoader, "__iter__", iterate)
-        try:
-            yield from batches
-        finally:
-            patches.restore()
+    def __init__(self, loader: Any, **more: Any) -> None:
+        vars(self).update(_loader=loader, **more)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -191,6 +170,29 @@ class PreparedLoader:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._loader, name, value)
+
+
+class PreparedLoader(LoaderAround):
+    """A loader that Accelerate prepared, its copies to the device timed. `session` returns that of the innermost open Watch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(iter(self._loader))
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        def iterate(original: Any, loader: Any) -> Any:
+            """Make the iterator of the DataLoader inside, and note its workers."""
+            iterator, session = original(loader), self._session()
+            if session is not None:
+                session.note_loader(loader, iterator)
+            return iterator
+
+        patches = Patches()
+        time_accelerate_copies(patches, self._session)
+        patches.wrap(import_module("torch.utils.data").DataLoader, "__iter__", iterate)
+        try:
+            yield from batches
+        finally:
+            patches.restore()
 
 
 def time_accelerate_copies(patches: Patches, session: Callable[[], Session | None]) -> None:
@@ -222,7 +224,7 @@ def watch_prepared_loaders(session: Callable[[], Session | None]) -> Patches:
         bare = given._gpuwatch_loader
         bare = bare._loader if isinstance(bare, PreparedLoader) else bare
         prepared = original(self, bare, *args, **kwargs)
-        return given if prepared is bare else given._gpuwatch_around(PreparedLoader(prepared, session))
+        return given if prepared is bare else given._gpuwatch_around(PreparedLoader(prepared, _session=session))
 
     patches = Patches()
     patches.wrap(accelerator, "_prepare_one", prepare)

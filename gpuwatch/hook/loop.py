@@ -20,8 +20,7 @@ from gpuwatch.ledger.events import DATA_WAIT, IN_STEP, LOOSE, TOKENS, TRANSFERRI
 from gpuwatch.ledger.states import EVAL
 
 T = TypeVar("T")
-Count = Callable[[Any], int]
-"""Returns a batch's number of samples or tokens."""
+Count = Callable[[Any], int]  # returns a batch's number of samples or tokens
 
 
 class Loop(Generic[T]):
@@ -44,11 +43,10 @@ class Loop(Generic[T]):
         self.to = to
         self.samples = samples
         self._tokens = tokens
-        self.owner = object()
-        """Represents this loop in the recorder, which must not keep the loop itself alive: dropping it is its end."""
+        self.owner = object()  # stands for this loop in the recorder, which must not keep the loop itself alive
         self._first = True
-        self._sampling = Sampling(recorder, session.find_device, session.after_batch)
-        self._nested = self.training = self._is_known = False
+        self._sampling = Sampling(recorder, session.find_device, session.hand_over)
+        self._nested = self.training = False
         self._reports = reports
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
@@ -75,7 +73,7 @@ class Loop(Generic[T]):
             self._close()
             raise
         # The settings of an evaluation's loader do not affect the training.
-        self._is_known = session.begin_pass(self, loader, self.iterator, has_settings and self.training)
+        session.begin_pass(self, loader, self.iterator, has_settings and self.training)
         recorder.end_part(recorder.clock(), more_follows=True)
         self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
         session.find_device()  # after the first wait, which began without a device
@@ -197,7 +195,7 @@ class Loop(Generic[T]):
         if self._tokens is not None:
             self.samples = _with_tokens(self._tokens, self.samples, self.recorder, self._session.failed)
         if self.training:
-            self._session.first_batch(batch, self._is_known)
+            self._session.first_batch(batch)
 
     def _count(self, batch: T) -> None:
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""

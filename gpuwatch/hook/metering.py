@@ -19,24 +19,18 @@ if TYPE_CHECKING:
 L = TypeVar("L")
 T = TypeVar("T")
 
-BUDGET = 0.01
-"""Share of the step time that the hook may take by default."""
+BUDGET = 0.01  # share of the step time that the hook may take by default
 
-SAMPLE_EVERY = 4
-"""One in so many fetches is sampled."""
-SAMPLE_QUICK_EVERY = 32
-"""One in so many quick fetches is sampled."""
-QUICK_FETCH_NS = 1_000_000
-"""Reading the CPU time costs 4 µs: nothing compared with a slow fetch, and a quick one is no bottleneck. Every other sample only meters the hook."""
-FIRST_VISITS = 4
-"""So many fetches of a run are all sampled: its device is set up in its first steps."""
+SAMPLE_EVERY = 4  # one in so many fetches is sampled
+SAMPLE_QUICK_EVERY = 32  # one in so many quick fetches is sampled
+QUICK_FETCH_NS = 1_000_000  # reading the CPU time costs 4 µs: nothing compared with a slower fetch
+FIRST_VISITS = 4  # so many fetches of a run are all sampled: its device is set up in its first steps
 
 _KEPT = 15
 _ENOUGH = 3
 _MOST_STRETCH = 16
 _MOST_REST = 32
-_RELAX_AT = 0.25
-"""Share of the budget below which the sampling rate rises again."""
+_RELAX_AT = 0.25  # share of the budget below which the sampling rate rises again
 
 
 class Meter:
@@ -47,27 +41,22 @@ class Meter:
 
     def __init__(self, budget: float = BUDGET) -> None:
         self.budget = budget
-        self.visits = 0
-        """Fetches that were sampled; in every other one the thread's CPU time too."""
+        self.visits = 0  # fetches that were sampled; in every other one the thread's CPU time too
         self._plain: deque[int] = deque(maxlen=_KEPT)
         self._by_device: deque[int] = deque(maxlen=_KEPT)
         self._evidence: deque[int] = deque(maxlen=_KEPT)
         self._launches: deque[int] = deque(maxlen=_KEPT)
-        self.device_ns = 0
-        """Time in device events outside of fetches: recording last launches, and reading what the device has finished."""
-        self.last_harvest = (0, 0)
-        """When the device's times were last read for many steps at once, and how long that took; it is in `device_ns` too."""
-        self.stretch = 1
-        """Fetches are sampled so many times less often than by default."""
-        self.device_one_in = 1
-        """The device's timeline measures one in so many runs of steps."""
-        self.cost_ns = 0
-        """The training thread's time in the hook so far."""
-        self.ratio: float | None = None
-        """Its recent share of the step time; None before it is known."""
+        self.device_ns = 0  # time in device events outside of fetches: last launches, and reading what has finished
+        self.last_harvest = (
+            0,
+            0,
+        )  # when the device's times were last read for many steps at once, and how long it took
+        self.stretch = 1  # fetches are sampled so many times less often than by default
+        self.device_one_in = 1  # the device's timeline measures one in so many runs of steps
+        self.cost_ns = 0  # the training thread's time in the hook so far
+        self.ratio: float | None = None  # its recent share of the step time; None before it is known
         self._settled = (0, 0, 0, 0)
-        self._was_over = False
-        """Whether it cost more than the budget at the last `settle`."""
+        self._was_over = False  # whether it cost more than the budget at the last `settle`
 
     @property
     def cost_s(self) -> float | None:
@@ -91,21 +80,16 @@ class Meter:
 
     def settle(self, steps: int, sampled: int, step_ns: int) -> None:
         """Update the cost, given the cumulative number of steps, of sampled fetches, and the time in steps."""
-        device_ns = self.device_ns
+        now = (steps, sampled, step_ns, self.device_ns)
         plain, by_device, evidence = list(self._plain), list(self._by_device), list(self._evidence)
-        if len(plain) + len(by_device) < _ENOUGH:
+        new_steps, new_sampled, new_step_ns, new_device_ns = (a - b for a, b in zip(now, self._settled, strict=True))
+        if len(plain) + len(by_device) < _ENOUGH or new_steps <= 0 or new_step_ns <= 0:
             return
-        last_steps, last_sampled, last_step_ns, last_device_ns = self._settled
-        new_steps, new_step_ns = steps - last_steps, step_ns - last_step_ns
-        if new_steps <= 0 or new_step_ns <= 0:
-            return
-        self._settled = (steps, sampled, step_ns, device_ns)
+        self._settled = now
         measured = 0.0 if not by_device else 1 / self.device_one_in if plain else 1.0
-        typical_ns = measured * (median(by_device) if by_device else 0) + (1 - measured) * (
-            median(plain) if plain else 0
-        )
-        samples_ns = (sampled - last_sampled) * (max(0.0, median(evidence) - typical_ns) if evidence else 0.0)
-        new_ns = new_steps * typical_ns + samples_ns + device_ns - last_device_ns
+        typical_ns = measured * median(by_device or [0]) + (1 - measured) * median(plain or [0])
+        samples_ns = new_sampled * max(0.0, median(evidence or [0]) - typical_ns)
+        new_ns = new_steps * typical_ns + samples_ns + new_device_ns
         self.cost_ns += int(new_ns)
         self.ratio = new_ns / new_step_ns
         self._set_pace(self.ratio, samples_ns / new_step_ns, bool(by_device))
@@ -137,18 +121,14 @@ class FetchEvidence:
     """
 
     def __init__(self) -> None:
-        self.busy_ns = 0
-        self.wall_ns = 0
-        """The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled."""
-        self.sampled = 0
-        self.from_workers = 0
-        """Fetches from workers, all of them."""
-        self.ready = 0
-        """Sum of the batches that were ready at these."""
-        self.empty = 0
-        """Those at which none was ready."""
-        self.thread_time: ThreadTime | None = None
-        """The training thread's."""
+        self.busy_ns = self.wall_ns = (
+            0  # the training thread's time on a CPU or in the queue for one, and its wall time,
+        )
+        self.sampled = 0  # in the fetches that were sampled
+        self.from_workers = 0  # fetches from workers, all of them
+        self.ready = 0  # sum of the batches that were ready at these
+        self.empty = 0  # those at which none was ready
+        self.thread_time: ThreadTime | None = None  # the training thread's
 
     def begin_in_this_thread(self) -> None:
         """The calling thread is the training thread from now on."""
@@ -203,16 +183,10 @@ class Sampling:
     The recorder's `countdown` holds after how many fetches the next one is due, over all loops.
     """
 
-    def __init__(
-        self, recorder: Recorder, find_device: Callable[[], None], print_early: Callable[[int], None] | None = None
-    ) -> None:
-        self._recorder = recorder
-        self._find_device = find_device
-        self._print_early = print_early
-        self.is_quick = True
-        """Fetches take so little that the hook's own cost matters."""
-        self._own_ns = self._fetched_ns = 0
-        """The hook's time before the fetch that is metered, and when that ended; 0: it is not metered."""
+    def __init__(self, recorder: Recorder, find_device: Callable[[], None], after_batch: Callable[[], None]) -> None:
+        self._recorder, self._find_device, self._after_batch = recorder, find_device, after_batch
+        self.is_quick = True  # fetches take so little that the hook's own cost matters
+        self._own_ns = self._fetched_ns = 0  # time before the metered fetch, and when that ended; 0: it is not metered
 
     def is_due(self) -> bool:
         """Count a round of fast steps; return whether the next fetch is to be sampled."""
@@ -280,11 +254,6 @@ class Sampling:
             meter.note(answered - asked - wait_ns + (asked - begin) // recorder.countdown, False, False)
         self._after_batch()
         return batch
-
-    def _after_batch(self) -> None:
-        """Print what is due early in a long pass; not metered, as it comes once per run."""
-        if self._print_early is not None:
-            self._print_early(self._recorder.clock())
 
     def _set_rate(self, fetch_ns: int) -> None:
         """Set when the next sample is due, given what a fetch takes."""

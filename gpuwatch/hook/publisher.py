@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from gpuwatch.hook.transport import MOST_MESSAGES, Encoder, RunFacts, SendBuffer
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
+    from gpuwatch.hook.trackers import LiveLog
     from gpuwatch.wire.sockets import Sender
 
 logger = logging.getLogger(__name__)
@@ -30,55 +31,41 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 0.5
 _HELLO_EVERY = 2
 _HOST_EVERY = 4
-_SAMPLES_A_TICK, _SAMPLED_OFTEN = 5, 240
-"""The training thread's place is sampled so often in each of so many first ticks, then once in each: a sample takes 20 µs."""
-_STEPS_PER_MESSAGE = 1024
-"""48 KiB, so that what is queued for an agent that hangs stays small at 10,000 steps a second too."""
+_SAMPLES_A_TICK, _SAMPLED_OFTEN = 5, 240  # samples of the training thread's place a tick, and in how many first ticks
+_STEPS_PER_MESSAGE = 1024  # 48 KiB, so that what is queued for an agent that hangs stays small
 _CLOSE_S = 0.8
 _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
-_importing = threading.RLock()
-"""Held while modules are imported that a training does not need at once. A fork waits for it: a module that another thread was importing
-could never be imported in the child."""
-_imported = threading.Event()
-"""They are all imported."""
+_importing = threading.RLock()  # a fork waits for it: a child could never import a module whose import it was forked in
+_imported = threading.Event()  # they are all imported
 
 
 class Publisher:
     """Owns the accounts and the socket. One daemon thread of the process that made it does the work."""
 
     def __init__(
-        self,
-        recorder: Recorder,
-        membership: Membership,
-        facts: RunFacts,
-        endpoint: str | None = None,
-        connect: Callable[[str], Sender] | None = None,
+        self, recorder: Recorder, membership: Membership, facts: RunFacts, endpoint: str | None = None
     ) -> None:
         self.accounts = Accounts(recorder)
         self._recorder = recorder
         self.membership = membership
-        self.send_buffer = SendBuffer(endpoint, connect)
+        self.send_buffer = SendBuffer(endpoint)
         self._encoder: Encoder | None = None
         self._facts = facts
         self._hello_due = True
-        self._accepted = False
-        """An agent has taken a message."""
-        self._dropped = 0
-        """Steps that were never put into a message, because there was no agent."""
+        self._accepted = False  # an agent has taken a message
+        self._dropped = 0  # steps that were never put into a message, because there was no agent
         self._overhead_ns = 0
         self._published_fetch_ns = (0, 0)
         self._thread: threading.Thread | None = None
+        # Whoever pops it starts the thread: a signal handler could interrupt the holder of a lock and wait for it.
         self._may_start = [True]
-        """Whoever pops it starts the thread: a signal handler could interrupt the holder of a lock and wait for it."""
         self._stopping = False
+        # Wakes the thread to end. The lock of an Event is not re-entrant; a finalizer may put into this one too.
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the thread to end. The lock of an Event is not re-entrant; a finalizer may put into this one too."""
-        self._working: int | None = None
-        """The background thread, while it is at work."""
+        self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
-        self.each_tick: Callable[[int], None] | None = None
-        """Called twice a second with the time, in the background thread: prepares what is logged to experiment trackers."""
+        self.live: Sequence[LiveLog] = ()  # what takes values for experiment trackers and notebooks
         self._logged: set[str] = set()
 
     def update_membership(self, ask: bool = False) -> bool:
@@ -132,12 +119,13 @@ class Publisher:
             now = now if closed else max(now, self._recorder.clock())
             window, tail_ns = accounts.window(now, settled=is_outermost)
             counts = accounts.timeline.counts
-            done = Done(
-                seconds=counts.total_ns / 1e9,
-                steps=counts.steps,
-                samples=counts.samples if counts.samples >= 0 else None,
-                tokens=counts.tokens if counts.tokens >= 0 else None,
-            )
+            samples, tokens = (count if count >= 0 else None for count in (counts.samples, counts.tokens))
+            done = Done(seconds=counts.total_ns / 1e9, steps=counts.steps, samples=samples, tokens=tokens)
+        try:
+            price = price_from(os.environ)
+        except ConfigError as error:
+            price = None
+            self._warn("price", "gpuwatch: %s", error)
         return make_report(
             run=self.membership.identity.run,
             name=self._facts.name,
@@ -146,17 +134,9 @@ class Publisher:
             done=done,
             flops=self._facts.flops,
             hook_s=self._recorder.meter.cost_s,
-            price=self._price(),
+            price=price,
             thresholds=thresholds(),
         )
-
-    def _price(self) -> tuple[float, str] | None:
-        """Return the price of a GPU-hour; None, with a warning, where it is not valid."""
-        try:
-            return price_from(os.environ)
-        except ConfigError as error:
-            self._warn("price", "gpuwatch: %s", error)
-            return None
 
     def close(self, ended_ns: int) -> None:
         """Book the time up to the run's end and send what is left; takes about a second at most, with or without an agent."""
@@ -196,12 +176,12 @@ class Publisher:
                 try:
                     self._publish(hello=count % _HELLO_EVERY == 0)
                 except Exception as error:
-                    self._failed("publishing to the agent", error)
-                if self.each_tick is not None:
+                    self.failed("publishing to the agent", error)
+                for live in self.live:
                     try:
-                        self.each_tick(self._recorder.clock())
+                        live.prepare(self._recorder.clock())
                     except Exception as error:
-                        self._failed("preparing what is logged", error)
+                        self.failed("preparing what is logged", error)
                 self._wait(_SAMPLES_A_TICK if count < _SAMPLED_OFTEN else 1)
                 self._working = None
                 self.close_if_postponed()
@@ -223,7 +203,7 @@ class Publisher:
         try:
             self.accounts.sample_host()
         except Exception as error:
-            self._failed("sampling the node", error)
+            self.failed("sampling the node", error)
 
     def _publish(self, hello: bool, bye: bool = False) -> None:
         """Send the agent what was applied. Step records are buffered within bounds; the oldest are dropped first, and counted."""
@@ -237,7 +217,10 @@ class Publisher:
         try:
             if hello:
                 self._hello_due = True
-                self._find_agent()
+                try:
+                    buffer.find_agent()
+                except ConfigError as error:
+                    self._warn("endpoint", "gpuwatch: nothing is sent to an agent: %s", error)
             if buffer.sender is None:
                 return
             encoder = self._current_encoder()
@@ -261,16 +244,14 @@ class Publisher:
 
     def _send_hello(self, encoder: Encoder, sender: Sender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""
-        with self.accounts.lock:
-            loader = self.accounts.loader_with_batch()
-            timeline = self.accounts.which_clock
-            deaths = self.accounts.worker_deaths
-        while tries and not sender.send(encoder.hello(loader, timeline, deaths, self.accounts.first_step)):
-            tries -= 1
-            if tries:
+        for left in reversed(range(tries)):
+            with self.accounts.lock:
+                message = encoder.hello(self.accounts)
+            if sender.send(message):
+                self._hello_due, self._accepted = False, True
+                return
+            if left:
                 time.sleep(_CONNECT_TRY_S)
-        self._hello_due = not tries
-        self._accepted = self._accepted or not self._hello_due
 
     def _current_encoder(self) -> Encoder:
         """Return the encoder of the present identity; the run that was published under another one ends."""
@@ -285,17 +266,11 @@ class Publisher:
         self._encoder = Encoder(now, self._facts)
         return self._encoder
 
-    def _find_agent(self) -> None:
-        try:
-            self.send_buffer.find_agent()
-        except ConfigError as error:
-            self._warn("endpoint", "gpuwatch: nothing is sent to an agent: %s", error)
-
-    def _failed(self, doing: str, error: BaseException) -> None:
-        """Something that the ledger does not depend on has failed: training and the ledger go on."""
+    def failed(self, doing: str, error: BaseException) -> None:
+        """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
         pass_on(error)
         self.accounts.failures += 1
-        self._warn(doing, "gpuwatch: %s failed; its data is missing: %r", doing, error)
+        self._warn(doing, "gpuwatch: %s failed, and training goes on without it: %r", doing, error)
 
     def _warn(self, cause: str, message: str, *arguments: object) -> None:
         """Log each cause once."""
@@ -325,9 +300,7 @@ def import_diagnosis() -> None:
 
     The main thread waits for another one that imports: a signal handler that reports would find modules half imported in its own.
     """
-    if _imported.is_set():
-        return
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread() and not _imported.is_set():
         with contextlib.suppress(RuntimeError):  # no thread can be started any more: the interpreter ends
             thread = threading.Thread(target=_import_diagnosis, name="gpuwatch-import", daemon=True)
             thread.start()
@@ -336,22 +309,12 @@ def import_diagnosis() -> None:
 
 
 def _import_diagnosis() -> None:
-    if _imported.is_set():
-        return
-    with _importing:
-        import gpuwatch.diagnosis.report
-        import gpuwatch.hook.evidence
-        import gpuwatch.wire.sockets  # noqa: F401
-    _imported.set()
+    if not _imported.is_set():
+        with _importing:
+            import gpuwatch.diagnosis.report
+            import gpuwatch.hook.evidence
+            import gpuwatch.wire.sockets  # noqa: F401
+        _imported.set()
 
 
-def _after_fork_in_child() -> None:
-    global _importing
-    _importing = threading.RLock()
-
-
-os.register_at_fork(
-    before=lambda: _importing.acquire(),
-    after_in_parent=lambda: _importing.release(),
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)

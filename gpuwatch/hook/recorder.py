@@ -14,27 +14,17 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.hook.metering import FetchEvidence, Meter
+from gpuwatch.ledger import events
 from gpuwatch.ledger.events import (
-    BETWEEN,
-    CLOSED,
     COPY_FOLLOWS_NS,
     DATA_WAIT,
-    ENTER,
-    EXIT,
     FAST_STEP,
     IN_STEP,
     LOOSE,
-    MARKED,
     PART,
-    PHASE,
-    REST,
-    SPAN,
-    STARTUP,
     STEP,
-    TOKENS,
     TRANSFERRING,
     UNKNOWN_SAMPLES,
-    UNVERIFIED,
 )
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
 
@@ -43,46 +33,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AT_ONCE_NS = 20_000
-"""A training launches nothing within this time of receiving a batch."""
-_METERED = 16
-"""One in so many last launches is metered."""
+_AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
+_METERED = 16  # one in so many last launches is metered
 
 
 class Recorder:
     """The log and the open step. One training thread writes; other threads only read single slots and pop from the log."""
-
-    __slots__ = (
-        "_copy",
-        "_serial",
-        "active_timeline",
-        "activity",
-        "batch_ready_ns",
-        "begin_ns",
-        "clock",
-        "countdown",
-        "data_ns",
-        "device_failed",
-        "epoch_start",
-        "failed",
-        "fetches",
-        "idle",
-        "in_step",
-        "lacks_batch",
-        "level",
-        "levels",
-        "log",
-        "mark_ns",
-        "meter",
-        "parts",
-        "resting",
-        "samples",
-        "steady",
-        "step_owner",
-        "thread",
-        "timeline",
-        "transfer_ns",
-    )
 
     def __init__(
         self,
@@ -93,45 +49,33 @@ class Recorder:
         self.clock = clock
         self.failed = failed
         self.log: deque[tuple[Any, ...]] = deque()
-        self.thread: int | None = None
-        """The training thread; None until a loop begins, CLOSED once nothing is to be recorded any more."""
+        self.thread: int | None = None  # the training thread; None until a loop begins, CLOSED once nothing is recorded
         self.in_step = False
         self.begin_ns = self.data_ns = self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
-        self.lacks_batch = False
-        """The open step asked a second loader for a batch, and got none: unless more happens it is no step."""
-        self.activity = self.idle = STARTUP
-        """What the training thread does now, and what it does while no step is open."""
-        self.mark_ns = 0
-        """When `activity` last changed: an open wait or copy is counted from here."""
-        self.parts: list[str] = []
-        """The activities that each open `data()` or `transfer()` interrupted."""
-        self.steady: object | None = None
-        """The owner of the open step while that step is an ordinary one: see `leave_steady`."""
+        self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
+        self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
+        self.mark_ns = 0  # when `activity` last changed: an open wait or copy is counted from here
+        self.parts: list[str] = []  # the activities that each open `data()` or `transfer()` interrupted
+        self.steady: object | None = (
+            None  # the owner of the open step while that is an ordinary one: see `leave_steady`
+        )
+        # When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady.
         self.batch_ready_ns = 0
-        """When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady."""
-        self.step_owner: object | None = None
-        """The loop whose next batch ends the open step, or the context whose exit does."""
-        self.levels: list[tuple[Any, ...]] = []
-        """What each open phase or nested loop interrupted; its serial number first."""
+        self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
+        self.levels: list[tuple[Any, ...]] = []  # what each open phase or nested loop interrupted; its number first
+        # The number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop
+        # which is collected late (a kept iterator, a cycle) cannot close another one's phase.
         self.level = self._serial = 0
-        """Serial number of the innermost of them, 0 without any, and the last one given. Numbers are not reused, so that a loop which is
-        collected late (a kept iterator, a cycle) cannot close another one's phase."""
-        self.countdown = 1
-        """Fetches until the next one that is sampled, over all loops."""
+        self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
         self.meter = Meter()
-        self.timeline: DeviceTimeline | None = None
-        """The device's timeline, once the user's code has set a device up."""
-        self.active_timeline: DeviceTimeline | None = None
-        """The same while it measures steps: not in declared phases, nor while it rests."""
-        self.resting = False
-        """The device's timeline skips steps, because measuring all of them costs too much."""
-        self.device_failed = False
-        """An event call has raised: the host's clock measures for the rest of the run."""
-        self._copy: object | None = None
-        """The open copy, as the device's timeline knows it."""
+        self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
+        self.active_timeline: DeviceTimeline | None = None  # the same while it measures: not in phases, nor at rest
+        self.resting = False  # the device's timeline skips steps, because measuring all of them costs too much
+        self.device_failed = False  # an event call has raised: the host's clock measures for the rest of the run
+        self._copy: object | None = None  # the open copy, as the device's timeline knows it
 
     # The training thread --------------------------------------------------------------------------------------------
 
@@ -145,7 +89,7 @@ class Recorder:
 
     def _take_over(self, steps: bool) -> bool:
         me, owner = get_ident(), self.thread
-        if owner == CLOSED:
+        if owner == events.CLOSED:
             return False
         if owner is not None:
             is_main = me == threading.main_thread().ident
@@ -162,7 +106,7 @@ class Recorder:
 
     def close(self) -> int | None:
         """Record nothing from now on; return what `thread` was."""
-        owner, self.thread = self.thread, CLOSED
+        owner, self.thread = self.thread, events.CLOSED
         return owner
 
     # Steps of a loop over a loader ----------------------------------------------------------------------------------
@@ -322,16 +266,16 @@ class Recorder:
 
         `samples` and `tokens` are of the step that ends; `visit` is called now and then.
         """
-        if self.in_step and self.step_owner not in (MARKED, LOOSE):
+        if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
             return
         self.countdown -= 1
         if self.countdown <= 0:
             visit()
-        if self.step_owner is MARKED:
+        if self.step_owner is events.MARKED:
             self.samples = samples
             if tokens is not None:
-                self.log.append((TOKENS, tokens))
-        self.begin_step(MARKED, self.clock())
+                self.log.append((events.TOKENS, tokens))
+        self.begin_step(events.MARKED, self.clock())
 
     def begin_step(self, owner: object, at_ns: int) -> None:
         """Begin a step, ending the one that is open. An open `data()` or `transfer()` goes on in it."""
@@ -355,7 +299,7 @@ class Recorder:
         """Discard the open step, which got no batch: its time was a wait for data. `at_end`: of its loop, when the device has been polled."""
         self.leave_steady()
         if self.in_step:
-            self.log.append((SPAN, self.begin_ns, at_ns, state))
+            self.log.append((events.SPAN, self.begin_ns, at_ns, state))
         if at_end:
             self.leave_loop(at_ns)
         elif self.active_timeline is not None:
@@ -374,7 +318,7 @@ class Recorder:
 
     def leave_loop(self, at_ns: int) -> None:
         """The loop has ended, or was left by a `break`: what follows is no pause between two of its steps, and no stall."""
-        self.log.append((SPAN, at_ns, at_ns, OTHER))
+        self.log.append((events.SPAN, at_ns, at_ns, OTHER))
         if self.active_timeline is not None:
             self.active_timeline.start(at_ns)
 
@@ -422,8 +366,8 @@ class Recorder:
 
     def open(self, owner: object, at_ns: int) -> None:
         """Open a step (or a piece outside of one, LOOSE) while none is open."""
-        if self.idle is STARTUP and owner is not LOOSE:
-            self.idle = BETWEEN
+        if self.idle is events.STARTUP and owner is not LOOSE:
+            self.idle = events.BETWEEN
         self.step_owner = owner
         self.begin_ns = self.mark_ns = at_ns
         self.data_ns = self.transfer_ns = 0
@@ -467,7 +411,7 @@ class Recorder:
         if timeline is not None:
             piece = timeline.end(at_ns)
             if timeline.saw_foreign():
-                self.log.append((UNVERIFIED,))
+                self.log.append((events.UNVERIFIED,))
         self.log.append(
             (kind, self.begin_ns, at_ns, self.data_ns, self.transfer_ns, self.samples, self.epoch_start, piece)
         )
@@ -487,12 +431,12 @@ class Recorder:
         self.levels.append((self.level, *open_step, self.idle, self.parts))
         if self.active_timeline is not None:
             self.active_timeline.start(at_ns)
-        self.log.append((ENTER, at_ns, name))
+        self.log.append((events.ENTER, at_ns, name))
         if name is not None:
-            self.idle = PHASE + name
+            self.idle = events.PHASE + name
             self.active_timeline = None
-        elif self.idle is STARTUP:
-            self.idle = BETWEEN
+        elif self.idle is events.STARTUP:
+            self.idle = events.BETWEEN
         self.parts = []
         self._shut()
         return self.level
@@ -501,7 +445,7 @@ class Recorder:
         """Leave a phase or nested loop and all that was entered inside it; go on with what it interrupted."""
         while self.is_open(level):
             self.end_step(at_ns)
-            self.log.append((EXIT, at_ns))
+            self.log.append((events.EXIT, at_ns))
             _, in_step, owner, samples, epoch_start, activity, self.idle, self.parts = self.levels.pop()
             # A device that was found inside the phase is measured after it.
             self.active_timeline = None if self.in_phase or self.resting else self.timeline
@@ -525,7 +469,7 @@ class Recorder:
     @property
     def in_phase(self) -> bool:
         """Whether a declared phase is open: what happens now is not training."""
-        return self.idle.startswith(PHASE)
+        return self.idle.startswith(events.PHASE)
 
     # The device's timeline ------------------------------------------------------------------------------------------
 
@@ -535,7 +479,7 @@ class Recorder:
         if timeline is None:
             return
         if timeline.saw_foreign():
-            self.log.append((UNVERIFIED,))
+            self.log.append((events.UNVERIFIED,))
         begin = self.clock()
         self.poll(at_ns)
         self.meter.harvested(at_ns, self.clock() - begin)
@@ -583,7 +527,7 @@ class Recorder:
             timeline.abandon()
         if self.resting:
             self.resting = False
-            self.log.append((REST, False))
+            self.log.append((events.REST, False))
 
     def rest_device(self, resting: bool) -> None:
         """Skip steps in the device's timeline from now on, or measure them again. Called while a batch is fetched."""
@@ -592,7 +536,7 @@ class Recorder:
             return
         self.leave_steady()
         self.resting = resting
-        self.log.append((REST, resting))
+        self.log.append((events.REST, resting))
         if resting:
             timeline.interrupt()
             self.active_timeline = None

@@ -5,7 +5,6 @@ Nothing here raises into training: whatever fails is logged once, counted, and l
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import weakref
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.errors import pass_on
 from gpuwatch.hook.batches import loader_settings, size_bytes
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.jax_timeline import asynchronous_framework
@@ -26,20 +24,16 @@ from gpuwatch.hook.torch.install import TorchHooks
 from gpuwatch.hook.transport import RunFacts
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, MARKED, TRANSFERRING
 from gpuwatch.ledger.states import OTHER
-from gpuwatch.wire import Loader
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog
 
-logger = logging.getLogger(__name__)
-
-_EARLY_NS = 60_000_000_000
-"""Age of a run from which one line is printed in a first pass that has not ended."""
-
 
 class Session:
     """One run's recorder and all that goes with it."""
+
+    any_printed = False  # whether any verdict was printed in this process
 
     def __init__(
         self,
@@ -56,33 +50,21 @@ class Session:
         self.publisher = Publisher(self.recorder, membership, facts, endpoint)
         self.torch_hooks = TorchHooks(self.recorder, device_events, transfers, self._begin_optimizer_steps)
         self.torch_hooks.optimizer.on_first = self._begin_training
-        self.verdicts = VerdictPrinter(self.report, quiet, self.failed, self.recorder.clock())
         self.data, self.transfer = PartContext(self, DATA_WAIT), PartContext(self, TRANSFERRING)
-        self.trained_with_gradients = False
-        """A training batch was taken while gradients were enabled: a loop without them is an evaluation."""
-        self.loops: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Passes that have begun and not ended."""
-        self.closed = self.disabled = False
-        """Whether the run has ended; whether this process must not record at all."""
+        self.trained_with_gradients = False  # a training batch came with gradients on: without them it is an evaluation
+        self.loops: weakref.WeakSet[Any] = weakref.WeakSet()  # passes that have begun and not ended
+        self.closed = self.disabled = False  # the run has ended; this process must not record at all
         self._log: LiveLog | None = None
-        self._live: list[LiveLog] = []
-        """What is handed over between two steps: to experiment trackers, to a notebook."""
-        self.after_batch: Callable[[int], None] = self.verdicts.print_early
-        """Called after each fetch that was sampled, by the training thread."""
+        self._live: list[LiveLog] = []  # what takes values between two steps: experiment trackers, a notebook
         self._health = LoaderHealth(self.publisher.accounts, quiet)
-        self._known_loader: Callable[[], Any] = _no_loader
-        """The loader of the last training pass, if it has no workers: its settings have been read."""
-        self._logged: set[str] = set()
-        self._pass_began_ns = self._trained_before = 0
-        """When the last training pass began, and how many steps optimizers had made by then."""
+        self._pass_began_ns = self._trained_before = 0  # of the last training pass; the optimizers' steps by then
+        self.quiet = quiet
+        self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
+        self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
 
     def failed(self, doing: str, error: BaseException) -> None:
         """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
-        pass_on(error)
-        self.publisher.accounts.failures += 1
-        if doing not in self._logged:
-            self._logged.add(doing)
-            logger.warning("gpuwatch: %s failed and is left out from now on: %r", doing, error)
+        self.publisher.failed(doing, error)
 
     def guard(self, call: Callable[[], object], doing: str = "hooking torch") -> None:
         """Call something that may fail, for example with a torch that is built differently."""
@@ -101,32 +83,22 @@ class Session:
         """Log the run to experiment trackers, if any are wanted, and show it in the notebook that it runs in. Raises: ConfigError."""
         if wanted is None and "IPython" not in sys.modules:
             return
-        from gpuwatch.hook.trackers import REDRAW_NS, LiveLog, Notebook, in_notebook
+        from gpuwatch.hook import trackers
 
-        def make(what: Any, **options: Any) -> LiveLog:
-            return LiveLog(
-                what, lambda: self.publisher.report(self.closed), self.failed, self.recorder.clock(), **options
-            )
-
+        source = (lambda: self.publisher.report(self.closed)), self.failed, self.recorder.clock()
         if wanted is not None:
-            self._log = make(wanted)
+            self._log = trackers.LiveLog(wanted, *source)
             self._live.append(self._log)
-        if not self.verdicts.quiet and in_notebook():
-            notebook = Notebook()
-            self.verdicts.show = notebook.show
-            self._live.append(make(notebook, interval_ns=REDRAW_NS))
-        if self._live:
-            self.after_batch, self.publisher.each_tick = self._after_batch, self._each_tick
+        if not self.quiet and trackers.in_notebook():
+            notebook = trackers.Notebook()
+            self._show = notebook.show
+            self._live.append(trackers.LiveLog(notebook, *source, interval_ns=trackers.REDRAW_NS))
+        self.publisher.live = self._live
 
-    def _each_tick(self, now_ns: int) -> None:
+    def hand_over(self) -> None:
+        """Log what the background thread has prepared. Called by the training thread where a fetch is sampled."""
         for live in self._live:
-            live.prepare(now_ns)
-
-    def _after_batch(self, now_ns: int) -> None:
-        self.verdicts.print_early(now_ns)
-        for live in self._live:
-            if live.prepared is not None:
-                live.hand_over()
+            live.hand_over()
 
     def _begin_training(self) -> None:
         """An optimizer makes its first step: passes before this one have trained nothing."""
@@ -148,52 +120,47 @@ class Session:
         meter.visits += 1
         self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
         self.guard(self.torch_hooks.begin_step)
-        for live in self._live:
-            if live.prepared is not None:
-                live.hand_over()
+        self.hand_over()
 
-    def count_from(self, step: int) -> None:
-        """The next step is the training's global step `step`: a resumed job counts on. The first call counts."""
-        accounts = self.publisher.accounts
-        if accounts.first_step is None and isinstance(step, int):
-            with accounts.held():
-                accounts.apply(self.recorder.clock())
-                accounts.first_step = max(-(2**53), min(step, 2**53)) - accounts.timeline.counts.steps
+    def count_from(self, step: Callable[[], int]) -> None:
+        """The next step is the training's global step `step()`: a resumed job counts on. The first call counts."""
+
+        def count() -> None:
+            accounts, number = self.publisher.accounts, step()
+            if accounts.first_step is None and isinstance(number, int):
+                with accounts.held():
+                    accounts.apply(self.recorder.clock())
+                    accounts.first_step = max(-(2**53), min(number, 2**53)) - accounts.timeline.counts.steps
+
+        self.guard(count, "counting global steps")
 
     # A pass over a loader -------------------------------------------------------------------------------------------
 
-    def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> bool:
-        """Prepare for a pass whose iterator was made: a part of the wait for its first batch. Return whether the loader's settings are known."""
+    def begin_pass(self, loop: Any, loader: Any, iterator: Any, has_settings: bool) -> None:
+        """Prepare for a pass whose iterator was made: a part of the wait for its first batch."""
         self.loops.add(loop)
         self.guard(self.torch_hooks.begin_loop)
         if not self.recorder.in_phase:
             self._pass_began_ns, self._trained_before = self.recorder.begin_ns, self.torch_hooks.optimizer.count
-        if not has_settings:
-            return False
+        if has_settings:
+            self.note_loader(loader, iterator)
+            self.guard(lambda: self._health.begin_pass(iterator), "reading the loader's settings")
+
+    def note_loader(self, loader: Any, iterator: Any) -> None:
+        """Note a loader's settings and workers: evidence, and advice in numbers."""
         try:
-            if loader is self._known_loader() and not getattr(iterator, "_workers", ()):
-                return True
-            settings = self.note_loader(loader, iterator)
-            self._health.begin_pass(loader, iterator)
-            self._known_loader = _no_loader if settings.num_workers else _reference(loader)
+            self.publisher.accounts.loader = loader_settings(loader, iterator)
         except Exception as error:
             self.failed("reading the loader's settings", error)
-        return False
 
-    def note_loader(self, loader: Any, iterator: Any) -> Loader:
-        """Note and return a loader's settings and workers: evidence, and advice in numbers."""
-        self.publisher.accounts.loader = settings = loader_settings(loader, iterator)
-        return settings
-
-    def first_batch(self, batch: Any, is_known: bool) -> None:
-        """Note what is read from one batch per training pass. `is_known`: the loader's settings were, and so the batch's size."""
+    def first_batch(self, batch: Any) -> None:
+        """Note what is read from one batch per training pass."""
         try:
             torch = sys.modules.get("torch")
             if torch is not None and torch.is_grad_enabled():
                 self.trained_with_gradients = True
-            accounts = self.publisher.accounts
-            if not is_known and (size := size_bytes(batch)) is not None:
-                accounts.batch_bytes = size
+            if (size := size_bytes(batch)) is not None:
+                self.publisher.accounts.batch_bytes = size
             self._health.first_batch(batch)
         except Exception as error:
             self.failed("reading a batch", error)
@@ -225,8 +192,8 @@ class Session:
         ):
             return
         with sigchld_held():
-            if not self.verdicts.printed and not self._trained_nothing:
-                self.verdicts.print()
+            if not self._shown[0] and not self._trained_nothing:
+                self._print_verdict()
             if self._log is not None:
                 log, now = self._log, recorder.clock()
                 self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
@@ -236,6 +203,18 @@ class Session:
         """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
         optimizer = self.torch_hooks.optimizer
         return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
+
+    def _print_verdict(self) -> None:
+        """Print the verdict, if there was a step, and more than a moment has passed since the last one."""
+
+        def show() -> None:
+            report, (steps, duration_s) = self.report(), self._shown
+            if report.steps and (report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0):
+                Session.any_printed, self._shown = True, (report.steps, report.duration_s)
+                self._show(report)
+
+        if not self.quiet:
+            self.guard(show, "printing the verdict")
 
     # The end --------------------------------------------------------------------------------------------------------
 
@@ -266,7 +245,7 @@ class Session:
                 self.guard(lambda: self.torch_hooks.remove_all(in_training_thread))
                 self.guard(self._health.find_dead_workers)  # torch may have raised in the loop's body
                 self.publisher.close(now)
-            self.verdicts.print_last()
+            self._print_verdict()
             if self._log is not None:
                 self._log.finish(self.publisher.report(True), self.publisher.membership.identity.rank == 0)
         except Exception as error:
@@ -302,78 +281,6 @@ class PartContext:
             recorder.end_part(recorder.clock())
 
 
-class VerdictPrinter:
-    """Prints one run's verdicts on stderr: after the first pass, at the end, and one line early in a long first pass. Never the same twice."""
-
-    any_printed = False
-    """Whether any verdict was printed in this process."""
-
-    def __init__(
-        self,
-        report: Callable[[], Report],
-        quiet: bool,
-        failed: Callable[[str, BaseException], None],
-        start_ns: int = 0,
-    ) -> None:
-        """`failed` is called with what has failed, and why."""
-        self._report = report
-        self.quiet = quiet
-        self.show: Callable[[Report], None] = _print
-        """Shows a verdict: prints it on stderr, or draws it in a notebook."""
-        self._failed = failed
-        self._last = (0, 0.0)
-        """Steps and seconds of the verdict that was printed last."""
-        self._early_ns = start_ns + _EARLY_NS
-        self._early_done = False
-
-    @property
-    def printed(self) -> bool:
-        """Whether a verdict was printed."""
-        return bool(self._last[0])
-
-    def print(self) -> None:
-        """Print the verdict, if there was a step."""
-        self._guarded(lambda: self._print(self._report()))
-
-    def print_last(self) -> None:
-        """Print the verdict of a run that has ended, if more than a moment has passed since the last one."""
-
-        def print_if_new() -> None:
-            report = self._report()
-            steps, duration_s = self._last
-            if report.steps > steps or report.duration_s > 1.02 * duration_s + 1.0:
-                self._print(report)
-
-        self._guarded(print_if_new)
-
-    def print_early(self, now_ns: int) -> None:
-        """Print one line after the first minute of a long first pass. Called with each sampled fetch of the training thread."""
-        if now_ns < self._early_ns or self._early_done:
-            return
-        self._early_done = True
-        if not self.printed and self.show is _print:
-            self._guarded(self._print_line)
-
-    def _print_line(self) -> None:
-        report = self._report()
-        self._early_done = bool(report.steps)
-        if report.steps:
-            print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
-
-    def _print(self, report: Report) -> None:
-        if report.steps:
-            VerdictPrinter.any_printed = True
-            self._last = (report.steps, report.duration_s)
-            self.show(report)
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        if not self.quiet:
-            try:
-                call()
-            except Exception as error:
-                self._failed("printing the verdict", error)
-
-
 @contextmanager
 def sigchld_held() -> Iterator[None]:
     """Hold Python's handler of SIGCHLD back, and call it afterwards if it was due: what it raises is the user's.
@@ -395,17 +302,5 @@ def sigchld_held() -> Iterator[None]:
             handler(*held[-1])
 
 
-def _reference(loader: Any) -> Callable[[], Any]:
-    """Return a weak reference to a loader; to nothing where it takes none."""
-    try:
-        return weakref.ref(loader)
-    except TypeError:
-        return _no_loader
-
-
 def _print(report: Report) -> None:
     print(report, file=sys.stderr, flush=True)
-
-
-def _no_loader() -> None:
-    return None

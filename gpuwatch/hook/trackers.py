@@ -23,19 +23,32 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_NS = 30_000_000_000
 REDRAW_NS = 2_000_000_000
-_FINISH_S = 5.0
-"""A tracker's server that does not answer delays the end of a run by no more."""
+_FINISH_S = 5.0  # a tracker's server that does not answer delays the end of a run by no more
 VERDICT, PAGE = "gpuwatch/verdict", "gpuwatch-report.html"
 Values = dict[str, float]
 
 
-class WandbRun:
-    """W&B. Values go into the program's own next row: its step counter is left alone."""
+class Tracker:
+    """How to log to one kind of tracker. `run` is the tracker's own object."""
 
-    name = "W&B"
+    name = ""
 
     def __init__(self, run: Any) -> None:
         self.run = run
+
+    def log(self, values: Values, report: Report) -> None:
+        """Log live values and the run so far, without waiting. Called in the training thread."""
+        raise NotImplementedError
+
+    def finish(self, report: Report, page: str) -> None:
+        """Log the run as it ended, with its page where the tracker takes one."""
+        self.log(report.metrics(), report)
+
+
+class WandbRun(Tracker):
+    """W&B. Values go into the program's own next row: its step counter is left alone."""
+
+    name = "W&B"
 
     def log(self, values: Values, report: Report) -> None:
         self.run.log(values, commit=False)
@@ -51,7 +64,7 @@ class WandbRun:
         self.run.log_artifact(artifact)
 
 
-class MlflowRun:
+class MlflowRun(Tracker):
     """MLflow, by its client and the run's id: it may be called from any thread, and after the run has ended."""
 
     name = "MLflow"
@@ -59,7 +72,8 @@ class MlflowRun:
     def __init__(self, run: Any) -> None:
         from mlflow import MlflowClient  # type: ignore[import-not-found,unused-ignore]
 
-        self._client, self.run = MlflowClient(), str(run.info.run_id)
+        self._client = MlflowClient()
+        super().__init__(str(run.info.run_id))
 
     def log(self, values: Values, report: Report) -> None:
         self._batch({**values, **report.metrics()}, report.steps, synchronous=False)
@@ -78,48 +92,32 @@ class MlflowRun:
         self._client.log_batch(self.run, metrics=metrics, synchronous=synchronous)
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Tracker):
     """TensorBoard, by the program's `SummaryWriter`: torch's or tensorboardX's."""
 
     name = "TensorBoard"
-
-    def __init__(self, writer: Any) -> None:
-        self.run = writer
 
     def log(self, values: Values, report: Report) -> None:
         for key, value in values.items():
             self.run.add_scalar(key, value, report.steps)
 
     def finish(self, report: Report, page: str) -> None:
-        self.log(report.metrics(), report)
+        super().finish(report, page)
         self.run.add_text(VERDICT, report.verdict.sentence, report.steps)
         text = "\n".join(f"    {line}" for line in str(report).splitlines())  # Markdown for text as it is
         self.run.add_text("gpuwatch/report", text, report.steps)
         self.run.flush()
 
 
-class TrackioRun:
-    """Trackio."""
-
+class TrackioRun(Tracker):
     name = "Trackio"
-
-    def __init__(self, run: Any) -> None:
-        self.run = run
 
     def log(self, values: Values, report: Report) -> None:
         self.run.log({**values, VERDICT: report.verdict.sentence})
 
-    def finish(self, report: Report, page: str) -> None:
-        self.log(report.metrics(), report)
 
-
-class AimRun:
-    """Aim."""
-
+class AimRun(Tracker):
     name = "Aim"
-
-    def __init__(self, run: Any) -> None:
-        self.run = run
 
     def log(self, values: Values, report: Report) -> None:
         self.run.track(values, step=report.steps)
@@ -128,38 +126,32 @@ class AimRun:
     def finish(self, report: Report, page: str) -> None:
         from aim import Text  # type: ignore[import-not-found,unused-ignore]
 
-        self.log(report.metrics(), report)
+        super().finish(report, page)
         self.run.track(Text(str(report)), name="gpuwatch/report", step=report.steps)
 
 
-class Callback:
+class Callback(Tracker):
     """The user's function of a dictionary and a step, for any other tracker."""
 
     def __init__(self, call: Callable[[Values, int], object]) -> None:
-        self.run = call
+        super().__init__(call)
         self.name = getattr(call, "__qualname__", "the function given as log")
 
     def log(self, values: Values, report: Report) -> None:
         self.run(values, report.steps)
 
-    def finish(self, report: Report, page: str) -> None:
-        self.run(report.metrics(), report.steps)
 
-
-class Notebook:
-    """A notebook's cell: the verdict, redrawn in place."""
+class Notebook(Tracker):
+    """A notebook's cell: the verdict, redrawn in place, and shown at the end by the `Session`."""
 
     name = "the notebook"
-    run = "notebook"
 
     def __init__(self) -> None:
+        super().__init__(None)
         self._cell, self._handle = -1, cast(Any, None)
 
     def log(self, values: Values, report: Report) -> None:
         self.show(report)
-
-    def finish(self, report: Report, page: str) -> None:
-        """The verdict is shown when it is due."""
 
     def show(self, report: Report) -> None:
         """Draw it in the cell that runs now: where that one has it, in place."""
@@ -179,22 +171,14 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-Tracker = Notebook | WandbRun | MlflowRun | TensorBoardWriter | TrackioRun | AimRun | Callback
-
-
 def tracker_of(run: Any) -> Tracker:
     """Return how to log to a tracker's run, a SummaryWriter or a function. Raises: ConfigError for anything else."""
     if isinstance(run, Notebook):
         return run
-    package = type(run).__module__.partition(".")[0]
-    kinds: dict[str, Callable[[Any], Tracker]] = {
-        "wandb": WandbRun,
-        "mlflow": MlflowRun,
-        "trackio": TrackioRun,
-        "aim": AimRun,
-    }
-    if package in kinds:
-        return kinds[package](run)
+    kinds = {"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun, "aim": AimRun}
+    kind = kinds.get(type(run).__module__.partition(".")[0])
+    if kind is not None:
+        return kind(run)
     if hasattr(run, "add_scalar") and hasattr(run, "add_text"):
         return TensorBoardWriter(run)
     if callable(run):
@@ -206,33 +190,29 @@ def tracker_of(run: Any) -> Tracker:
 
 def active_trackers() -> list[Tracker]:
     """Return those whose run is active in this thread, of the trackers that the program has imported."""
-    found: list[Any] = []
-    modules = sys.modules
-    if (wandb := modules.get("wandb")) is not None:
-        found.append(getattr(wandb, "run", None))
-    if (mlflow := modules.get("mlflow")) is not None:
-        found.append(mlflow.active_run())
-    if (trackio := modules.get("trackio.context_vars")) is not None:
-        found.append(trackio.current_run.get())
-    return [tracker_of(run) for run in found if run is not None]
+    active: dict[str, Callable[[Any], Any]] = {
+        "wandb": lambda wandb: wandb.run,
+        "mlflow": lambda mlflow: mlflow.active_run(),
+        "trackio.context_vars": lambda trackio: trackio.current_run.get(),
+    }
+    runs = [run(sys.modules[module]) for module, run in active.items() if module in sys.modules]
+    return [tracker_of(run) for run in runs if run is not None]
 
 
-def _unregistered() -> frozenset[object]:
+def _unregistered() -> set[object]:
     """Return what shows that there is a TensorBoard writer or an Aim run: the writers' threads, Aim's module."""
-    threads = [thread for thread in threading.enumerate() if type(thread).__module__.startswith("tensorboard")]
-    return frozenset((*threads, *(["aim"] if "aim.sdk.run" in sys.modules else [])))
+    found: set[object] = {each for each in threading.enumerate() if type(each).__module__.startswith("tensorboard")}
+    return found | {"aim"} if "aim.sdk.run" in sys.modules else found
 
 
 def find_unregistered() -> list[Tracker]:
     """Return TensorBoard's writers and Aim's runs, which no module knows, by one search of all objects: 0.1 s for 200,000 of them."""
-    names = (
-        ("torch.utils.tensorboard.writer", "SummaryWriter"),
-        ("tensorboardX.writer", "SummaryWriter"),
-        ("aim.sdk.run", "Run"),
-    )
-    kinds = tuple(
-        getattr(sys.modules[module], name) for module, name in names if hasattr(sys.modules.get(module), name)
-    )
+    modules = {
+        "torch.utils.tensorboard.writer": "SummaryWriter",
+        "tensorboardX.writer": "SummaryWriter",
+        "aim.sdk.run": "Run",
+    }
+    kinds = tuple(kind for module, name in modules.items() if (kind := getattr(sys.modules.get(module), name, None)))
     found = [each for each in gc.get_referrers(*kinds) if isinstance(each, kinds)] if kinds else []
     return [tracker_of(each) for each in found if getattr(each, "file_writer", True) is not None]  # else it is closed
 
@@ -253,21 +233,17 @@ class LiveLog:
         self._auto = wanted == "auto"
         self._given = [] if self._auto else [tracker_of(each) for each in given]
         self._active: list[Tracker] = []
-        self._left_out: list[Any] = []
-        """Runs that have failed."""
-        self._report = report
-        self._failed = failed
+        self._failing: list[Any] = []  # runs that are left out
+        self._report, self._failed = report, failed
         self._interval_ns = interval_ns
         self._due_ns = now_ns + interval_ns
-        self._searched: frozenset[object] = frozenset()
+        self._searched: set[object] = set()
         self._logged: Report | None = None
-        self.prepared: tuple[Report, Values] | None = None
-        """What the training thread is to hand over at the next boundary of steps."""
+        self.prepared: tuple[Report, Values] | None = None  # what the training thread is to hand over
 
     def prepare(self, now_ns: int) -> None:
         """Prepare values every 30 s. Called by the background thread, twice a second."""
-        if self._auto:
-            self._guarded("TensorBoard and Aim", self._search)
+        self._search()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._interval_ns
             report = self._report()
@@ -281,21 +257,20 @@ class LiveLog:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Log what was prepared. Called by the training thread, between two steps."""
+        """Log what was prepared, if anything was. Called by the training thread, between two steps."""
         prepared, self.prepared = self.prepared, None
         if prepared is not None:
             report, values = prepared
             self._logged = report
             for tracker in self._trackers():
-                self._call(tracker, lambda tracker=tracker: tracker.log(values, report))  # type: ignore[misc]
+                self._call(tracker, tracker.log, values, report)
 
     def finish(self, report: Report, is_first_rank: bool) -> None:
         """Log the run as it ended, and its page; takes five seconds at most."""
-        if self._auto:
-            self._guarded("TensorBoard and Aim", self._search)
+        self._search()
         trackers = self._trackers()
         if not trackers:
-            if is_first_rank and self._auto and not self._left_out:
+            if is_first_rank and self._auto and not self._failing:
                 logger.warning(
                     "gpuwatch: log='auto' found no run of W&B, MLflow, TensorBoard, Trackio or Aim; begin it before the "
                     "loop, or give it: log=run"
@@ -307,7 +282,7 @@ class LiveLog:
 
         def finish() -> None:
             for tracker in trackers:
-                self._call(tracker, lambda: tracker.finish(report, text))  # noqa: B023
+                self._call(tracker, tracker.finish, report, text)
 
         thread = threading.Thread(target=finish, name="gpuwatch-log", daemon=True)
         try:
@@ -322,26 +297,25 @@ class LiveLog:
     def _trackers(self) -> list[Tracker]:
         """Return the trackers to log to: those given or searched for, and those active now or, if none is, before."""
         if self._auto:
-            self._guarded("experiment trackers", self._find_active)
-        return [tracker for tracker in (*self._given, *self._active) if tracker.run not in self._left_out]
+            try:
+                self._active = active_trackers() or self._active
+            except Exception as error:
+                self._failed("logging to experiment trackers", error)
+        return [tracker for tracker in (*self._given, *self._active) if tracker.run not in self._failing]
 
     def _search(self) -> None:
         """Search for the trackers that no module knows, once for each new writer."""
-        if (present := _unregistered()) - self._searched:
-            self._given = find_unregistered()
-        self._searched = present
+        if self._auto:
+            try:
+                if (present := _unregistered()) - self._searched:
+                    self._given = find_unregistered()
+                self._searched = present
+            except Exception as error:
+                self._failed("logging to TensorBoard and Aim", error)
 
-    def _find_active(self) -> None:
-        self._active = active_trackers() or self._active
-
-    def _call(self, tracker: Tracker, call: Callable[[], None]) -> None:
-        if not self._guarded(tracker.name, call):
-            self._left_out.append(tracker.run)
-
-    def _guarded(self, name: str, call: Callable[[], None]) -> bool:
+    def _call(self, tracker: Tracker, call: Callable[[Any, Any], None], *arguments: Any) -> None:
         try:
-            call()
+            call(*arguments)
         except Exception as error:
-            self._failed(f"logging to {name}", error)
-            return False
-        return True
+            self._failing.append(tracker.run)
+            self._failed(f"logging to {tracker.name}", error)

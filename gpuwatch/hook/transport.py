@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from gpuwatch import __version__, wire
 from gpuwatch.errors import ConfigError
-from gpuwatch.hook.account import device
+from gpuwatch.hook.account import Accounts, device
 from gpuwatch.hook.identity import Identity
 from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
 from gpuwatch.wire import endpoint
@@ -45,40 +46,23 @@ class Encoder:
         self._id = uuid.uuid4().hex
         self._seq = itertools.count(1)
 
-    def hello(
-        self,
-        loader: wire.Loader | None,
-        timeline: str,
-        deaths: tuple[wire.WorkerDeath, ...] = (),
-        first_step: int | None = None,
-    ) -> bytes:
-        """Return the message that identifies the run. `timeline`: "host" or "device", the clock that the states come from."""
-        who = self.identity
+    def hello(self, accounts: Accounts) -> bytes:
+        """Return the message that identifies the run. Call with the accounts' lock held."""
         torch = sys.modules.get("torch")
         versions = {"gpuwatch": __version__, "python": platform.python_version()}
         if torch is not None:
             versions["torch"] = str(getattr(torch, "__version__", ""))[:64]
+        known = {**asdict(self.identity), **asdict(self._facts)}
         return wire.encode(
             wire.Hello(
                 origin=self._origin(),
-                run=who.run,
-                name=self._facts.name,
-                job=self._facts.job,
-                rank=who.rank,
-                local_rank=who.local_rank,
-                world_size=who.world_size,
-                pid=who.pid,
-                process_start_ticks=who.process_start_ticks,
-                pid_namespace=who.pid_namespace,
-                host=who.host,
-                timeline=timeline,
+                timeline=accounts.which_clock,
                 device=device(),
-                loader=loader,
+                loader=accounts.loader_with_batch(),
                 versions=versions,
-                tags=self._facts.tags,
-                flops=self._facts.flops,
-                worker_deaths=deaths,
-                first_step=first_step,
+                worker_deaths=accounts.worker_deaths,
+                first_step=accounts.first_step,
+                **{name: value for name, value in known.items() if name in wire.Hello.__struct_fields__},
             )
         )
 
@@ -91,25 +75,14 @@ class Encoder:
         fetch_cpu_ratio: float | None,
     ) -> bytes:
         """Return the message of these steps; without any it is a heartbeat."""
-        return self._encoded(
-            wire.Steps,
-            totals,
-            activity=activity,
-            first_step=first_step,
-            columns=columns(steps),
-            fetch_cpu_ratio=fetch_cpu_ratio,
-        )
+        fields = {"activity": activity, "first_step": first_step, "fetch_cpu_ratio": fetch_cpu_ratio}
+        return self._encoded(wire.Steps, totals, columns=columns(steps), **fields)
 
     def phase(self, phase: PhaseRecord, totals: wire.Totals) -> bytes:
         """Return the message of a phase that began or ended."""
-        return self._encoded(
-            wire.Phase,
-            totals,
-            name=phase.name,
-            start_ns=phase.start_ns,
-            seconds=None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9,
-            time_to_live_s=_PHASE_TIME_TO_LIVE_S,
-        )
+        seconds = None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9
+        times = {"start_ns": phase.start_ns, "seconds": seconds, "time_to_live_s": _PHASE_TIME_TO_LIVE_S}
+        return self._encoded(wire.Phase, totals, name=phase.name, **times)
 
     def bye(self, reason: str, totals: wire.Totals) -> bytes:
         """Return the run's last message."""
@@ -134,38 +107,37 @@ def columns(steps: list[StepRecord]) -> dict[str, bytes]:
     """Return the steps as packed columns; a column without a value is left out."""
     if not steps:
         return {}
-    rows = {name: [getattr(step, name) for step in steps] for name in wire.HOST_COLUMNS[:5]}
+    rows: dict[str, list[int | None]] = {
+        name: [getattr(step, name) for step in steps] for name in (*wire.HOST_COLUMNS[:5], "comm_wait_ns")
+    }
     if any(step.epoch_start for step in steps):
         rows["epoch_start"] = [int(step.epoch_start) for step in steps]
     if any(step.exposed is not None for step in steps):
         for name in wire.DEVICE_COLUMNS:
-            found = [getattr(step.exposed, name.removeprefix("device_"), None) for step in steps]
-            rows[name] = [wire.MISSING if ns is None else ns for ns in found]
-    if any(step.comm_wait_ns is not None for step in steps):
-        rows["comm_wait_ns"] = [wire.MISSING if step.comm_wait_ns is None else step.comm_wait_ns for step in steps]
-    return {name: wire.pack(column) for name, column in rows.items()}
+            rows[name] = [getattr(step.exposed, name.removeprefix("device_"), None) for step in steps]
+    if not any(step.comm_wait_ns is not None for step in steps):
+        del rows["comm_wait_ns"]
+    return {
+        name: wire.pack([wire.MISSING if value is None else value for value in column]) for name, column in rows.items()
+    }
 
 
 MOST_MESSAGES = 120
-MOST_BYTES = 4 << 20
-"""Messages kept while an agent is away: a minute, or 4 MiB. Older ones are dropped and counted; their time stays in the totals."""
-_FIND_AGAIN_AFTER = 20
-"""An agent that has taken nothing in so many attempts may have come back at another endpoint."""
+MOST_BYTES = 4 << 20  # a minute without an agent; older ones are dropped and counted, their time is in the totals
+_FIND_AGAIN_AFTER = 20  # an agent that has taken nothing in so many attempts may have come back at another endpoint
 
-_not_ours: list[object] = []
-"""Sockets that a fork copied into this process: kept, because collecting them would touch them."""
+_not_ours: list[object] = []  # sockets that a fork copied: collecting them would touch the parent's
 
 
 class SendBuffer:
     """Frames on their way to an agent. Used by one thread of one process."""
 
-    def __init__(self, where: str | None = None, connect: Callable[[str], Sender] | None = None) -> None:
+    def __init__(self, where: str | None = None) -> None:
         self.sender: Sender | None = None
-        self.frames: deque[tuple[bytes, int]] = deque()
-        """Each with the number of steps in it, oldest first."""
+        self.frames: deque[tuple[bytes, int]] = deque()  # each with the number of steps in it, oldest first
         self.bytes = 0
         self.steps_dropped = 0
-        self.connect = connect or _zmq_sender
+        self.connect: Callable[[str], Sender] = _zmq_sender
         self._where = where
         self._connected_to: str | None = None
         self._refused = 0
@@ -182,14 +154,13 @@ class SendBuffer:
             return
         if (where is None or where.startswith("ipc://")) and (refused := endpoint.refused(where)):
             raise ConfigError(refused)
-        if where is None:
-            return
-        old, self.sender, self._connected_to = self.sender, None, None
-        if old is not None:
-            old.close()
-        self.sender = self.connect(where)
-        self._connected_to = where
-        self._refused = 0
+        if where is not None:
+            old, self.sender, self._connected_to = self.sender, None, None
+            if old is not None:
+                old.close()
+            self.sender = self.connect(where)
+            self._connected_to = where
+            self._refused = 0
 
     def append(self, frame: bytes, steps: int = 0) -> None:
         """Append a message; the oldest ones beyond the bounds are dropped."""
@@ -209,10 +180,10 @@ class SendBuffer:
 
     def close(self) -> None:
         """Close the socket; what is queued in it has a moment to leave."""
-        if self.sender is not None:
+        sender, self.sender = self.sender, None
+        if sender is not None:
             with contextlib.suppress(Exception):
-                self.sender.close()
-            self.sender = None
+                sender.close()
 
     def abandon(self) -> None:
         """Forget everything without touching it: called in a forked child, whose socket is the parent's."""

@@ -33,14 +33,10 @@ T = TypeVar("T")
 M = TypeVar("M")
 _TRAINING = ("train", "training")
 
-open_watches: list[Watch] = []
-"""Of this process, innermost last."""
-_opening = threading.RLock()
-"""Held while the Watch that ends with the process is opened."""
-_made = 0
-"""Watches that were made in this process so far."""
-_parent_trained = False
-"""This process was forked by one that had a Watch."""
+open_watches: list[Watch] = []  # of this process, innermost last
+_opening = threading.RLock()  # held while the Watch that ends with the process is opened
+_made = 0  # watches that were made in this process so far
+_parent_trained = False  # this process was forked by one that had a Watch
 
 
 class Watch:
@@ -94,8 +90,8 @@ class Watch:
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
         quiet = is_set("GPUWATCH_QUIET") if quiet is None else quiet
+        # For gpuwatch's own integrations and tests; not a part of the public interface.
         self.session = Session(membership, facts, endpoint, quiet, transfers, device_events, budget)
-        """What gpuwatch's own integrations and tests use; not a part of the public interface."""
         self._recorder, self._publisher = self.session.recorder, self.session.publisher
         self._disabled = self.session.disabled = not records_here()
         if self._disabled:
@@ -105,7 +101,7 @@ class Watch:
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
             if step is not None:
-                self.session.guard(lambda: self.session.count_from(step), "counting global steps")
+                self.session.count_from(lambda: step)
             atexit.register(self._at_exit)
 
     @property
@@ -137,7 +133,7 @@ class Watch:
             return loader
         if not self._disabled:
             if start is not None:
-                self.session.guard(lambda: self.session.count_from(start), "counting global steps")
+                self.session.count_from(lambda: start)
             self.session.guard(
                 lambda: self.session.torch_hooks.make_loader(lambda: watch_prepared_loaders(open_session))
             )

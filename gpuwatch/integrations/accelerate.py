@@ -16,10 +16,9 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from gpuwatch.hook.loader import PreparedLoader
-from gpuwatch.hook.watch import open_session
+from gpuwatch.hook.watch import is_set, open_session
 from gpuwatch.hook.watch import watch as watch_loader
 from gpuwatch.integrations import MissingFramework
-from gpuwatch.integrations.training import is_disabled
 
 if find_spec("accelerate") is None:
     raise MissingFramework("accelerate", "accelerate")
@@ -29,6 +28,6 @@ T = TypeVar("T")
 
 def watch(loader: Iterable[T], *, samples: Callable[[Any], int] | None = None) -> Iterable[T]:
     """Return a prepared loader, watched as by `gpuwatch.watch`, its copies to the device as `transfer`."""
-    if is_disabled():
+    if is_set("GPUWATCH_DISABLE"):
         return loader
-    return watch_loader(PreparedLoader(loader, open_session), samples=samples)
+    return watch_loader(PreparedLoader(loader, _session=open_session), samples=samples)

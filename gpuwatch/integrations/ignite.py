@@ -75,7 +75,7 @@ class GpuWatchHandler:
             return training.in_phase("eval", original, engine, *args, **kwargs)
 
         def make_iterator(original: Any, *args: Any, **kwargs: Any) -> Any:
-            with training.starting_workers():
+            with training.data:
                 made = original(*args, **kwargs)
             self._time_fetches(trainer)
             return made

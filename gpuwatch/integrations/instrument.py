@@ -11,22 +11,27 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from gpuwatch.hook.loader import time_accelerate_copies
+from gpuwatch.hook.loader import LoaderAround, time_accelerate_copies
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import open_session, records_here, watch
 from gpuwatch.integrations.training import is_watched_already
 
+# Modules whose iteration over a loader is a part of one that is watched already.
 _ITERATE_FOR_OTHERS = {
     "gpuwatch.hook.loop",
     "accelerate.data_loader",
     "torchdata.stateful_dataloader.stateful_dataloader",
 }
-"""Modules whose iteration over a loader is a part of one that is watched already."""
 
 
-def watch_torch(module: ModuleType) -> None:
-    """Watch every DataLoader that the main thread iterates."""
-    _watch_iteration(module.DataLoader)
+def watch_loaders(module: ModuleType) -> None:
+    """Watch every loader of this module that the main thread iterates. What Accelerate prepares fetches a batch ahead of the DataLoader inside."""
+    for name in ("DataLoader", "StatefulDataLoader", "DataLoaderShard", "DataLoaderDispatcher"):
+        found = getattr(module, name, None)
+        if found is not None and found.__module__ == module.__name__:
+            _watch_iteration(found)
+    if module.__name__ == "accelerate.data_loader":
+        time_accelerate_copies(Patches(), open_session)
 
 
 def watch_optimizers(module: ModuleType) -> None:
@@ -41,18 +46,6 @@ def watch_optimizers(module: ModuleType) -> None:
             session.guard(session.torch_hooks.optimizer.stepped, "bounding steps by the optimizer")
 
     module.register_optimizer_step_post_hook(stepped)
-
-
-def watch_torchdata(module: ModuleType) -> None:
-    """Watch StatefulDataLoader, which has an `__iter__` of its own."""
-    _watch_iteration(module.StatefulDataLoader)
-
-
-def watch_accelerate(module: ModuleType) -> None:
-    """Watch what `accelerator.prepare` returns: it fetches a batch ahead of the DataLoader inside."""
-    for name in ("DataLoaderShard", "DataLoaderDispatcher"):
-        _watch_iteration(getattr(module, name))
-    time_accelerate_copies(Patches(), open_session)
 
 
 def watch_transformers(module: ModuleType) -> None:
@@ -111,7 +104,7 @@ def _watch_iteration(loader_class: Any) -> None:
         if caller in _ITERATE_FOR_OTHERS or is_watched_already() or not _trains_here():
             return original(self)
         try:
-            watched = watch(_Original(self, original))
+            watched = watch(_Original(self, _iterate=original))
         except Exception as error:
             say_once(f"{loader_class.__name__} is not watched: {error!r}")
             return original(self)
@@ -120,21 +113,11 @@ def _watch_iteration(loader_class: Any) -> None:
     loader_class.__iter__ = __iter__
 
 
-class _Original:
-    """A loader that is iterated by its class's original `__iter__`; all else is the loader's own."""
-
-    def __init__(self, loader: Any, iterate: Any) -> None:
-        self._wrapped = loader, iterate
+class _Original(LoaderAround):
+    """A loader that is iterated by its class's original `__iter__`."""
 
     def __iter__(self) -> Any:
-        loader, iterate = self._wrapped
-        return iterate(loader)
-
-    def __len__(self) -> int:
-        return len(self._wrapped[0])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapped[0], name)
+        return self._iterate(self._loader)
 
 
 def _trains_here() -> bool:

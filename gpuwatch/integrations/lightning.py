@@ -99,7 +99,7 @@ def _follow_fetcher(training: Training, trainer: Any) -> None:
 
     def start(original: Any, self: Any) -> Any:
         if training.is_input():
-            with training.starting_workers():
+            with training.data:
                 return original(self)
         return original(self)
 

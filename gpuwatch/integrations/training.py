@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.session import Session
 from gpuwatch.hook.torch.communication import is_parallel
 from gpuwatch.hook.torch.patches import Patches, say_once
-from gpuwatch.hook.watch import StepContext, Watch, is_set, open_watches
+from gpuwatch.hook.watch import StepContext, Watch, open_watches
 
 T = TypeVar("T")
 _active: list[Training] = []
@@ -46,15 +45,13 @@ class Training:
             self.session.guard(self.session.torch_hooks.begin_loop)
             self.session.find_device()
         self._thread = get_ident()
-        self._step, self._data, self._transfer = StepContext(self.session), self.watch.data(), self.watch.transfer()
+        self._step, self._transfer = StepContext(self.session), self.watch.transfer()
+        self.data = self.watch.data()  # a wait for data, such as the start of workers, for the step that follows
         self._requests = _Requests()
-        self._pass: Iterator[Any] | None = None
-        """The requests, watched as a loop's loader is; a new pass once it has come to its end."""
+        self._pass: Iterator[Any] | None = None  # the requests, watched as a loop's loader is
         self._stepping = self._trained = False
-        self._declared = False
-        """The open step was begun here, not by the pass."""
-        self._is_ahead = False
-        """Batches are fetched before the one that is trained on: only that one's samples count."""
+        self._declared = False  # the open step was begun here, not by the pass
+        self._is_ahead = False  # batches are fetched before the one that is trained on: only that one's samples count
         self._phases = 0
         self._count: Callable[[Any], int] | None = None
         self._ended = False
@@ -71,7 +68,7 @@ class Training:
             return request(*args)
         if self._stepping and not self._trained:  # a batch ahead, or one more of the same step
             self._is_ahead = True
-            with self._data:
+            with self.data:
                 return request(*args)
         if self._declared:
             self.end_step()
@@ -114,10 +111,6 @@ class Training:
         except Exception as error:  # a batch of an unknown kind
             pass_on(error)
             say_once(f"samples are not counted: {error!r}")
-
-    def starting_workers(self) -> AbstractContextManager[None]:
-        """Return the context of making an iterator: a wait for data, for the step that follows."""
-        return self._data
 
     def end_step(self) -> None:
         """End the open step: the next batch is requested, or the epoch has ended."""
@@ -169,7 +162,7 @@ class Training:
     def count_from(self, step: Callable[[], int]) -> None:
         """The next step is the trainer's global step `step()`: not 0 where it resumes from a checkpoint."""
         if not self._disabled:
-            self.session.guard(lambda: self.session.count_from(step()), "counting global steps")
+            self.session.count_from(step)
 
     def close(self) -> None:
         """End the training: restore all that was patched; close the Watch if it was made here, which prints its verdict."""
@@ -199,9 +192,9 @@ class Training:
         """Make a DataLoader's iterator: its workers start here."""
         if not self.is_input():
             return original(loader)
-        with self.starting_workers():
+        with self.data:
             iterator = original(loader)
-        self.session.guard(lambda: self.session.note_loader(loader, iterator), "reading the loader's settings")
+        self.session.note_loader(loader, iterator)
         return iterator
 
 
@@ -240,11 +233,6 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a Watch. Raises: TypeError for an unknown one, before a training has begun."""
     inspect.signature(Watch).bind(**options)
     return options
-
-
-def is_disabled() -> bool:
-    """Whether GPUWATCH_DISABLE is set, so that nothing is to be touched."""
-    return is_set("GPUWATCH_DISABLE")
 
 
 def is_watched_already() -> bool:

@@ -8,8 +8,7 @@ from gpuwatch.ledger.device_pieces import DeviceTimes
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, Ledger
 
 _REMEMBERED = 512
-_AT_ONCE_NS = 50_000
-"""An event on an empty stream is reached within this time."""
+_AT_ONCE_NS = 50_000  # an event on an empty stream is reached within this time
 KEPT_UP_RATIO = 0.04
 """A device that is behind the host by less than this share of the step, once that is launched, has next to no work queued: it runs each
 kernel as it is launched. On recorded GPUs such steps were idle for 23–93 % of their time, those from 9.6 % on for 4–17 %."""
@@ -18,23 +17,15 @@ kernel as it is launched. On recorded GPUs such steps were idle for 23–93 % of
 class Exposed(msgspec.Struct, frozen=True, gc=False):
     """What of a step's time the device felt, in ns."""
 
-    input_wait_ns: int
-    """The part of the data wait in which the device was idle; the rest was hidden behind its work."""
-    host_wait_ns: int | None
-    """Idle while the host did something else after its last launch; None where no last launch was seen."""
+    input_wait_ns: int  # the part of the data wait in which the device was idle; the rest was hidden behind its work
+    host_wait_ns: int | None  # idle while the host did something else after its last launch; None: none was seen
     transfer_ns: int
     compute_ns: int
-    drained: bool = False
-    """The device had nothing left to do when the host asked for the next batch."""
-    kept_up: bool = False
-    """The device was less than `KEPT_UP_RATIO` of the step behind the host when the step had been launched, and never made it wait longer for a
-    result: it ran each kernel as it was launched. As in the step before where it was not measured."""
-    read_back: bool = False
-    """A result was read back from the device."""
-    measured: bool = True
-    """False for an estimate by the steps that were measured."""
-    comm_wait_ns: int | None = None
-    """The part of `compute_ns` in which the device waited for other ranks; None where that was not measured."""
+    drained: bool = False  # the device had nothing left to do when the host asked for the next batch
+    kept_up: bool = False  # the device ran each kernel as it was launched: see `KEPT_UP_RATIO`
+    read_back: bool = False  # a result was read back from the device
+    measured: bool = True  # False for an estimate by the steps that were measured
+    comm_wait_ns: int | None = None  # the part of `compute_ns` that waited for other ranks; None: not measured
 
     def plus(self, other: Exposed) -> Exposed:
         """Return this piece of a step and a later one together."""
@@ -62,10 +53,8 @@ class _Measured:
 
     def __init__(self) -> None:
         self.steps = self.work_ns = self.transfer_ns = self.host_ns = self.drained = self.read_back = 0
-        self._lags_ns = (0, 0)
-        """The longest lag among the older pieces, and among the later ones."""
-        self.comm_ns = self.comm_work_ns = 0
-        """Waits for other ranks, and the `work_ns` of the pieces in which they were measured."""
+        self._lags_ns = (0, 0)  # the longest lag among the older pieces, and among the later ones
+        self.comm_ns = self.comm_work_ns = 0  # waits for other ranks, and the `work_ns` of the pieces with them
 
     def add(self, exposed: Exposed, lag_ns: int, ends_step: bool) -> None:
         if self.steps >= _REMEMBERED:  # forget the older half
@@ -97,11 +86,9 @@ class DeviceBooking:
         self._ledger = ledger
         self._measured = _Measured()
         self._kept_up = False
-        self._end_ns = 0
-        """When the device was done with the last piece, measured or estimated."""
+        self._end_ns = 0  # when the device was done with the last piece, measured or estimated
         self._launch_seen = False
-        self._running = COMPUTE
-        """What the device still works on when a piece begins: a phase, right after one."""
+        self._running = COMPUTE  # what the device still works on when a piece begins: a phase, right after one
 
     def interrupted(self, running: str) -> None:
         """Something else than a step came last; the device may still work on that, which is `running`."""

@@ -12,23 +12,16 @@ from typing import Any
 
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
 
-SHORT_PAUSE_NS = 50_000
-"""A pause of the host this short is not looked into."""
+SHORT_PAUSE_NS = 50_000  # a pause of the host this short is not looked into
+# A shorter pause with more work launched after it is a gap between launches: compute, as between any two kernels.
 LAUNCH_GAP_NS = 1_000_000
-"""A pause up to this long, with more work launched after it in the same piece, is a gap between launches: compute, as between any two kernels."""
-LAG_SAMPLED = 1 / 8
-"""Share of the quick pieces on a starved device that are measured at least. Those in which the host took longer than usual are all measured,
-and those before a wait of `DETAILED_NS` or longer."""
+LAG_SAMPLED = 1 / 8  # share of the quick pieces on a starved device that are measured at least
 LAG_PIECES = 1000
-LAG_ERROR = 0.005
-"""Where their lag varies, more are measured: over so many pieces the standard error is this share of their time at most."""
-_LAGS_FIRST = 32
-"""So many are measured before others are estimated by them."""
+LAG_ERROR = 0.005  # where the lag varies more are measured: to this standard error over so many, by their time
+_LAGS_FIRST = 32  # so many are measured before others are estimated by them
 _CLOCKS_AGREE_NS = 100_000
-RELIED_ON_NS = 2_000_000_000
-"""For so long after the two clocks met, the host's serves to tell when the device was reached."""
-_DRIFT = 20_000
-"""Two clocks may drift apart by one part in so many."""
+RELIED_ON_NS = 2_000_000_000  # so long after the two clocks met the host's serves
+_DRIFT = 20_000  # two clocks may drift apart by one part in so many
 
 
 class PieceReader:
@@ -36,38 +29,27 @@ class PieceReader:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self.piece_ns = self.host_ns = 0.0
-        """What a piece takes on average lately, and the host's part of it: from the batch to the end."""
-        self._unfinished_asides: list[tuple[Any, Any]] = []
-        """Copies on other streams that went on when the training's stream had gone on too: for a later batch."""
+        self.piece_ns = self.host_ns = 0.0  # of a piece, lately; the second: from the batch to the end on the host
+        self._unfinished_asides: list[tuple[Any, Any]] = []  # for a later batch
         self._asides_read = 0
+        # means of the gaps after such copies, and of the part that waited for them alone
         self._aside_gap_ns = self._felt_ns = 0.0
-        """Means of the gaps after such copies, and of the part of them in which the stream had nothing else to do than to wait for the copies."""
-        self.reached_ns: int | None = None
-        """When the device reached the end of the piece that was read last."""
-        self._met_ns = 0
-        """When the two clocks met last."""
-        self._is_anchored = True
-        """Whether the clocks have met since measuring began."""
-        self._works_in_fetch = False
-        """Something on the home stream is launched while a batch is fetched."""
+        self.reached_ns: int | None = None  # when the device reached the end of the piece that was read last
+        self._met_ns = 0  # when the two clocks met last
+        self._is_anchored = True  # whether the clocks have met since measuring began
+        self._works_in_fetch = False  # something on the home stream is launched while a batch is fetched
         self._copied = 0
         self._transfer_ns = self._late_ns = 0.0
+        # Means: copies of pieces in detail, and the device's time from the batch to the optimizer's last launch.
         self._to_launch_ns = 0.0
-        """Means of what pieces in detail showed: their copies, and the device's time from the batch to the optimizer's last launch."""
         self._lags = self._lags_estimated = 0
+        # How far a quick piece between two waits ends behind the host: times it was measured, estimated since, mean and variance.
         self._lag_ns = self._lag_variance = 0.0
-        """How far the device is behind the host at the end of a quick piece that waits surround: of how many it was measured, of how many
-        estimated since, and its mean and variance."""
-        self._lag_carried_ns = 0.0
-        """By how much the estimates so far were too low in all."""
-        self._launches_timed = 0
-        """Pieces that `_to_launch_ns` is the mean of."""
-        self._run_ns = 0
-        """When the device reached the first batch of the run that is read."""
+        self._lag_carried_ns = 0.0  # by how much the estimates so far were too low in all
+        self._launches_timed = 0  # pieces that `_to_launch_ns` is the mean of
+        self._run_ns = 0  # when the device reached the first batch of the run that is read
         self._waits_timed = 0
-        self._wait_ns = 0.0
-        """The mean of a wait for other ranks, and of how many pieces."""
+        self._wait_ns = 0.0  # the mean of a wait for other ranks, and of how many pieces
 
     def measure_runs(self, pieces: Sequence[Piece]) -> None:
         """Measure the pieces between which the device was never idle as one, and share their time evenly: one call for all of them."""

@@ -26,22 +26,15 @@ from gpuwatch.ledger.device_reading import PieceReader
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RING = 256
-"""Pieces that the device has not finished, at most. Where there are more, all of them are let go, counted: it was busy all the time."""
+RING = 256  # pieces that the device has not finished, at most; more are dropped, counted: it was busy
 HARVESTED_AFTER = 16
-HARVESTED_AFTER_NS = 50_000_000
-"""Ended pieces are read so many at a time, or after so long: at once where steps are slow, and together where they are quick."""
-OVERDUE_NS = 300_000_000_000
-"""A piece that the device has not finished after so long is let go too, with all after it."""
-WAIT_TIMED_EVERY_NS = 1_500_000
-"""A wait for other ranks is timed as often on average, at most: pieces with more waits for their time are not all timed."""
-_WAITS_A_PIECE = 1024
-"""A piece with more waits than this is estimated."""
-_ASTRAY = 16
-"""Pieces in a row that begin on another device or stream before that one is taken for the training's."""
+HARVESTED_AFTER_NS = 50_000_000  # ended pieces are read so many at a time, or after so long
+OVERDUE_NS = 300_000_000_000  # a piece that the device has not finished after so long is let go too, with all after it
+WAIT_TIMED_EVERY_NS = 1_500_000  # average time between two waits for other ranks that are timed, at least
+_WAITS_A_PIECE = 1024  # a piece with more waits than this is estimated
+_ASTRAY = 16  # pieces in a row that begin on another device or stream before that one is taken for the training's
 _FIRST_DETAILED = 16
-COPY_CALL_NS = 50_000
-"""At most so much of a copy's call is its launch: an idle device waits for that as for any kernel's, and it is no transfer."""
+COPY_CALL_NS = 50_000  # at most so much of a copy's call is its launch, which is no transfer
 
 
 def breaks(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
@@ -65,45 +58,30 @@ class DeviceTimeline:
         self._events = events
         self._reader = PieceReader(events)
         self._open: Piece | None = None
-        self._last: Any | None = None
-        """The end of the piece before the next one."""
-        self._chained = False
-        """Whether it is a piece's end, and not only where measuring began."""
+        self._last: Any | None = None  # the end of the piece before the next one
+        self._chained = False  # whether it is a piece's end, and not only where measuring began
         self._started_ns = 0
-        self._is_reached = False
-        """Whether the device is known to have reached that."""
+        self._is_reached = False  # whether the device is known to have reached that
         self._pending: deque[Piece] = deque()
-        self._known = 0
-        """How many of them, the first ones, it is known to have finished."""
+        self._known = 0  # how many of them, the first ones, it is known to have finished
+        # The outermost open copy: its piece (None: another stream's) and begin (None: it goes on with the batch).
         self._copy: tuple[Piece | None, Any] | None = None
-        """The outermost open copy: its piece and begin, no piece where it is on another stream, no begin where it goes on with the batch."""
         self._copy_at_ns = 0
-        self._copy_call_ns = COPY_CALL_NS
-        """The shortest call that copied to the device."""
-        self._aside_copies: list[tuple[Any, Any]] = []
-        """Copies on other streams that no batch has followed yet."""
-        self._copies_aside = False
-        """Some copies of this training are made on other streams."""
-        self.copied_aside = False
-        """They were, as far as known, since the home stream was made to wait for another one last."""
-        self.error: Exception | None = None
-        """What ended this timeline."""
-        self.attention = False
-        """The recorder has something to do after this end of a piece: `error`, `saw_foreign`, or time to harvest."""
-        self.given_up = 0
-        """Pieces that were not read: left to the host's clock, or taken as busy all the time."""
-        self.launches = 0
-        """How often the optimizer's last launch was noted."""
-        self.watches_ranks = False
-        """The home stream's waits for other ranks are watched, from the next piece on."""
-        self._waits = 0.0
-        """How many of them a piece has on average lately."""
+        self._copy_call_ns = COPY_CALL_NS  # the shortest call that copied to the device
+        self._aside_copies: list[tuple[Any, Any]] = []  # copies on other streams that no batch has followed yet
+        self._copies_aside = False  # some copies of this training are made on other streams
+        self.copied_aside = False  # likely so since the home stream last waited for another one
+        self.error: Exception | None = None  # what ended this timeline
+        self.attention = False  # the recorder has something to do: `error`, `saw_foreign`, or time to harvest
+        self.given_up = 0  # pieces that were not read: left to the host's clock, or taken as busy all the time
+        self.launches = 0  # how often the optimizer's last launch was noted
+        self.watches_ranks = False  # the home stream's waits for other ranks are watched, from the next piece on
+        self._waits = 0.0  # how many of them a piece has on average lately
         self._harvested_ns = self._ended = 0
         self._foreign_seen = 0
         self._begun_elsewhere = 0
         self._begun = 0
         self._last_begin_ns = 0
-        """What a piece takes on average lately, and the host's part of it: from the batch to the end."""
 
     @breaks
     def start(self, at_ns: int) -> None:

@@ -23,18 +23,13 @@ measures.
 STARTUP, DATA_WAIT, IN_STEP, BETWEEN, IDLE, PHASE = "startup", "data_wait", "step", "between_steps", "idle", "phase "
 """Activities of the training thread. IDLE: its loop has ended or was left, and nothing trains. PHASE is followed by a declared phase's name."""
 
-TRANSFERRING = "transfer"
-"""In a step, copying a batch to the device. Published as IN_STEP."""
+TRANSFERRING = "transfer"  # in a step, copying a batch to the device. Published as IN_STEP.
 
 UNKNOWN_SAMPLES = -1
-CLOSED = -1
-"""The training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more."""
+CLOSED = -1  # the training thread of a recorder that is closed, or that a fork copied: nothing is recorded any more
 
-COPY_FOLLOWS_NS = 100_000
-"""A copy that begins this soon after the batch came, or after the copy before it, continues it."""
+COPY_FOLLOWS_NS = 100_000  # a copy so soon after the batch, or after the copy before, continues it
 
-MARKED = object()
-"""Owner of the step between two plain calls of `w.step()`."""
+MARKED = object()  # owner of the step between two plain calls of `w.step()`
 
-LOOSE = object()
-"""Owner of a wait or a copy outside of any step: it becomes a part of the next one."""
+LOOSE = object()  # owner of a wait or a copy outside of any step: it becomes a part of the next one

@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-STARTUP, COMPILE, INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT, EVAL, CHECKPOINT, OTHER, STALLED, UNKNOWN = (
-    RUN_STATES
-) = (
-    "startup",
-    "compile",
-    "input_wait",
-    "transfer",
-    "compute",
-    "host_wait",
-    "comm_wait",
-    "eval",
-    "checkpoint",
-    "other",
-    "stalled",
-    "unknown",
-)
-"""States of a run's wall clock."""
+STARTUP, COMPILE, INPUT_WAIT, TRANSFER = "startup", "compile", "input_wait", "transfer"
+COMPUTE, HOST_WAIT, COMM_WAIT, EVAL = "compute", "host_wait", "comm_wait", "eval"
+CHECKPOINT, OTHER, STALLED, UNKNOWN = "checkpoint", "other", "stalled", "unknown"
+_IN_STEPS = (INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT)
+RUN_STATES = (STARTUP, COMPILE, *_IN_STEPS, EVAL, CHECKPOINT, OTHER, STALLED, UNKNOWN)  # of a run's wall clock
 
 BUSY_UNATTRIBUTED, HELD_IDLE = "busy_unattributed", "held_idle"
 WITHOUT_PROCESS = UNALLOCATED, FREE, ALLOCATED_UNUSED = ("unallocated", "free", "allocated_unused")
-"""`free` and `allocated_unused` where a scheduler's allocations are known, else `unallocated`."""
+# a run's, without a hook, and without a process
 GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, *WITHOUT_PROCESS)
-"""States of a GPU's wall clock: a run's, those of a GPU that is held without a hook, and those of one without a process."""
 
-PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}
-"""Declared phases that are states of their own. A phase of any other name is `other`."""
+PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}  # a phase of any other name is `other`
 
 
 def phase_state(name: str) -> str:

@@ -28,14 +28,10 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     compute_ns: int
     samples: int
     epoch_start: bool
-    exposed: Exposed | None = None
-    """Its exposed times; None where the device's timeline did not measure it."""
-    tokens: int | None = None
-    """None where they are not counted."""
-    comm_wait_ns: int | None = None
-    """The part of the compute (the device's where it was measured) that waited for other ranks; None where that was not measured."""
-    verified: bool = True
-    """False where work on another device or stream was seen: how much of the wait was exposed is not certain."""
+    exposed: Exposed | None = None  # its exposed times; None where the device's timeline did not measure it
+    tokens: int | None = None  # None where they are not counted
+    comm_wait_ns: int | None = None  # the part of the compute that waited for other ranks; None: not measured
+    verified: bool = True  # False: another device or stream worked, so how much of the wait was exposed is not certain
 
     @property
     def hidden_ns(self) -> int | None:
@@ -48,14 +44,14 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
 
     def states_ns(self) -> dict[str, int]:
         """Return its time by state, by the device's timeline where that measured it."""
-        exposed = self.exposed
-        parts = {INPUT_WAIT: self.data_wait_ns, TRANSFER: self.transfer_ns, COMPUTE: self.compute_ns}
-        if exposed is not None:
-            parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: exposed.compute_ns}
-            parts[HOST_WAIT] = exposed.host_wait_ns or 0
-        parts[COMM_WAIT] = self.comm_wait_ns or 0
-        parts[COMPUTE] -= parts[COMM_WAIT]
-        return parts
+        exposed, comm_ns = self.exposed, self.comm_wait_ns or 0
+        if exposed is None:
+            parts = {INPUT_WAIT: self.data_wait_ns, TRANSFER: self.transfer_ns, COMPUTE: self.compute_ns - comm_ns}
+        else:
+            compute_ns, host_ns = exposed.compute_ns - comm_ns, exposed.host_wait_ns or 0
+            parts = {INPUT_WAIT: exposed.input_wait_ns, TRANSFER: exposed.transfer_ns, COMPUTE: compute_ns}
+            parts[HOST_WAIT] = host_ns
+        return {**parts, COMM_WAIT: comm_ns}
 
 
 class PhaseRecord(msgspec.Struct, frozen=True):
@@ -76,8 +72,7 @@ class Carry(msgspec.Struct):
     exposed: Exposed | None = None
     tokens: int | None = None
     comm_wait_ns: int | None = None
-    open_comm_ns: int = 0
-    """What of it came in the piece that is open."""
+    open_comm_ns: int = 0  # what of it came in the piece that is open
     verified: bool = True
 
     def waited(self, ns: int) -> None:
@@ -102,33 +97,36 @@ class StepCounts(Counters):
     """The counters of all training steps, and the last steps' times. Overhead and fetches are counted elsewhere."""
 
     phases_ns: dict[str, int] = msgspec.field(default_factory=lambda: {"data_wait": 0, "transfer": 0, "compute": 0})
-    first: StepRecord | None = None
-    """The run's first step."""
+    first: StepRecord | None = None  # the run's first step
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MEDIAN_OF))
 
     def add(self, record: StepRecord) -> None:
         """Count one step."""
-        self.steps += 1
         self.first = self.first or record
-        if record.samples >= 0:
-            self.samples = max(0, self.samples) + record.samples
+        self.add_plain([record], record.data_wait_ns, record.transfer_ns, record.compute_ns)
         if record.tokens is not None:
             self.tokens = max(0, self.tokens) + record.tokens
-        if record.comm_wait_ns is not None:
-            self.comm_steps += 1
-        self.phases_ns["data_wait"] += record.data_wait_ns
-        self.phases_ns["transfer"] += record.transfer_ns
-        self.phases_ns["compute"] += record.compute_ns
-        if not record.verified:
-            self.unverified_steps += 1
+        self.comm_steps += record.comm_wait_ns is not None
+        self.unverified_steps += not record.verified
         if record.exposed is not None and record.exposed.measured:
             self.device_steps += 1
             self.drained_steps += record.exposed.drained
             self.kept_up_steps += record.exposed.kept_up
             self.read_back_steps += record.exposed.read_back
             self.hidden_ns += record.hidden_ns or 0
-        self.step_histogram[bisect_left(BUCKETS_NS, record.total_ns)] += 1
-        self.recent_ns.append(record.total_ns)
+
+    def add_plain(self, records: list[StepRecord], waited_ns: int, copied_ns: int, computed_ns: int) -> None:
+        """Count steps by the host's clock, given the sums of their parts."""
+        self.steps += len(records)
+        known = [record.samples for record in records if record.samples >= 0]
+        if known:
+            self.samples = max(0, self.samples) + sum(known)
+        for phase, spent_ns in (("data_wait", waited_ns), ("transfer", copied_ns), ("compute", computed_ns)):
+            self.phases_ns[phase] += spent_ns
+        took_ns = [record.total_ns for record in records]
+        for ns in took_ns:
+            self.step_histogram[bisect_left(BUCKETS_NS, ns)] += 1
+        self.recent_ns.extend(took_ns[-MEDIAN_OF:])
 
     @property
     def median_ns(self) -> int:

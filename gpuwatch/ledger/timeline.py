@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
+from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.device_pieces import Piece
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.states import (
-    COMM_WAIT,
-    COMPUTE,
-    INPUT_WAIT,
-    OTHER,
-    STALLED,
-    STARTUP,
-    TRANSFER,
-    Ledger,
-    add_declared,
-    phase_state,
-)
-from gpuwatch.ledger.step_records import BUCKETS_NS, MEDIAN_OF, Carry, Level, PhaseRecord, StepCounts, StepRecord
+from gpuwatch.ledger.step_records import Carry, Level, PhaseRecord, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
 STALL_MEDIANS = 10
@@ -34,21 +23,19 @@ class Timeline:
     """The accounts of one watched process, kept by applying log entries in their order."""
 
     def __init__(self, start_ns: int) -> None:
-        self.start_ns = self.last_progress_ns = start_ns
-        """The second is the end of the last thing that happened: a step, a phase's edge."""
-        self.ledger = Ledger(start_ns)
+        self.start_ns = self.last_progress_ns = start_ns  # the second: when a step or a phase's edge was last
+        self.ledger = states.Ledger(start_ns)
         self.counts = StepCounts()
+        # What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile.
         self.entries: list[tuple[Any, ...]] = []
-        """What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile."""
-        self._at = 0
-        """How many of `entries` are booked."""
+        self._at = 0  # how many of `entries` are booked
         self._made: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
         self._levels: list[Level] = []
         self._carry = Carry()
+        # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
         self._held: deque[tuple[Any, ...]] = deque()
-        """Entries from the oldest piece on that the device has not finished: they are booked once its times are known."""
-        self._resting = self._left = False
-        """The second: the training loop has ended or was left, and no step has followed."""
+        self._resting = False
+        self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
     def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
@@ -67,10 +54,9 @@ class Timeline:
             self._at += 1
             if entry[0] == FAST_STEP:
                 _, begin, end, fed, transfer, samples = entry
-                if fed:
-                    entry = (STEP, begin, end, fed - begin, transfer, samples, False, None)
-                else:  # a signal's exception came just before the batch was noted: it never reached the loop
-                    entry = (SPAN, begin, end, INPUT_WAIT)
+                entry = STEP, begin, end, fed - begin, transfer, samples, False
+                if not fed:  # a signal's exception came just before the batch was noted: it never reached the loop
+                    entry = SPAN, begin, end, states.INPUT_WAIT
             if held or _waits(entry):
                 held.append(entry)
             else:
@@ -85,24 +71,18 @@ class Timeline:
 
         What `_book` does for any entry, at a tenth of its cost: the background thread takes the interpreter from the training thread meanwhile.
         """
-        if not self.counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
+        watermark, counts, whole = self.ledger.watermark_ns, self.counts, list[StepRecord]()
+        if not counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
             return 0
-        ledger, whole = self.ledger, list[StepRecord]()
-        counts, made, bucket = self.counts, whole.append, bisect_left
-        histogram, samples_known = list(counts.step_histogram), False
-        watermark = ledger.watermark_ns
         if watermark < self.last_progress_ns:
             return 0
-        between = waited = copied = computed = samples_seen = 0
-        for index in range(at, len(entries)):
-            entry = entries[index]
+        between = waited = copied = computed = 0
+        for entry in islice(entries, at, None):
             if entry[0] == FAST_STEP:
                 _, begin, end, fed, transfer, samples = entry
                 data, epoch_start = fed - begin, False
-            elif entry[0] == STEP:
+            elif entry[0] == STEP and entry[7:] in _ON_HOST:
                 _, begin, end, data, transfer, samples, epoch_start = entry[:7]
-                if entry[7:] not in _ON_HOST:
-                    break
             else:
                 break
             compute = end - begin - data - transfer
@@ -113,24 +93,15 @@ class Timeline:
             waited += data
             copied += transfer
             computed += compute
-            if samples >= 0:
-                samples_seen += samples
-                samples_known = True
-            histogram[bucket(BUCKETS_NS, end - begin)] += 1
-            made(StepRecord(begin, data, transfer, compute, samples, epoch_start))
-        count = len(whole)
-        if count:
+            whole.append(StepRecord(begin, data, transfer, compute, samples, epoch_start))
+        if whole:
             steps += whole
-            counts.step_histogram[:] = histogram
-            counts.steps += count
-            if samples_known:
-                counts.samples = max(0, counts.samples) + samples_seen
-            for phase, spent in (("data_wait", waited), ("transfer", copied), ("compute", computed)):
-                counts.phases_ns[phase] += spent
-            ledger.book_parts({OTHER: between, INPUT_WAIT: waited, TRANSFER: copied, COMPUTE: computed})
+            counts.add_plain(whole, waited, copied, computed)
+            self.ledger.book_parts(
+                {states.OTHER: between, states.INPUT_WAIT: waited, states.TRANSFER: copied, states.COMPUTE: computed}
+            )
             self.last_progress_ns, self._left = watermark, False
-            counts.recent_ns.extend(step.total_ns for step in whole[-MEDIAN_OF:])
-        return count
+        return len(whole)
 
     def _book(self, entry: tuple[Any, ...], steps: list[StepRecord], phases: list[PhaseRecord]) -> None:
         kind = entry[0]
@@ -150,9 +121,9 @@ class Timeline:
             _, begin, end, state = entry
             self._book_between(begin)
             self._book_between(end, state)
-            self._on_device.interrupted(COMPUTE)
+            self._on_device.interrupted(states.COMPUTE)
             self._carry = Carry()
-            self._left = state == OTHER and not self._levels
+            self._left = state == states.OTHER and not self._levels
             self.last_progress_ns = max(self.last_progress_ns, end)
         elif (record := self._piece(*entry)) is not None:
             steps.append(record)
@@ -167,16 +138,14 @@ class Timeline:
         parts: list[tuple[str, int]] = []
         names = [level.name for level in self._levels]
         state = _state_in(names)
-        for entry in self._held:
-            kind = entry[0]
+        for kind, *entry in self._held:
             if kind in (ENTER, EXIT):
-                parts.append((state, entry[1]))
-                names = [*names, entry[2]] if kind == ENTER else names[:-1]
+                parts.append((state, entry[0]))
+                names = [*names, entry[1]] if kind == ENTER else names[:-1]
                 state = _state_in(names)
-            elif kind == SPAN:
-                parts.append((entry[3] if state == OTHER else state, entry[2]))
-            elif kind in (STEP, PART):
-                parts.append((COMPUTE if state == OTHER else state, entry[2]))
+            elif kind in (STEP, PART, SPAN):
+                doing = entry[2] if kind == SPAN else states.COMPUTE
+                parts.append((doing if state == states.OTHER else state, entry[1]))
         return parts, state
 
     def book_certain(self, now_ns: int, in_step: bool) -> None:
@@ -186,7 +155,7 @@ class Timeline:
         if self._phase_state is not None:
             self._book_between(now_ns)
         elif not self.counts.steps and not self._levels:
-            self.ledger.book(STARTUP, now_ns)
+            self.ledger.book(states.STARTUP, now_ns)
 
     def book_quiet(self, now_ns: int, step_ns: int | None = None) -> str | None:
         """Book the open time as what `quiet` returns, where that is not None; return the state."""
@@ -196,7 +165,7 @@ class Timeline:
         for state, until_ns in self.held_tail()[0]:  # meanwhile the device is not polled for steps that have ended
             self.ledger.book(state, until_ns)
         if self._is_left:
-            self.ledger.book(OTHER, found[1])
+            self.ledger.book(states.OTHER, found[1])
         self.ledger.book(found[0], now_ns)
         return found[0]
 
@@ -213,13 +182,13 @@ class Timeline:
             since_ns = max(since_ns, step_ns)
         if now_ns - since_ns <= max(STALL_FLOOR_NS, STALL_MEDIANS * self.counts.median_ns):
             return None
-        return OTHER if is_left and step_ns is None else STALLED, since_ns
+        return states.OTHER if is_left and step_ns is None else states.STALLED, since_ns
 
     @property
     def _is_left(self) -> bool:
         """Whether the training loop has ended or was left, by what is booked and what is held."""
         last = next((entry for entry in reversed(self._held) if entry[0] in (STEP, PART, SPAN)), None)
-        return self._left if last is None else last[0] == SPAN and last[3] == OTHER and not self._levels
+        return self._left if last is None else last[0] == SPAN and last[3] == states.OTHER and not self._levels
 
     @property
     def open_phase(self) -> str | None:
@@ -228,22 +197,24 @@ class Timeline:
     @property
     def _phase_state(self) -> str | None:
         name = self.open_phase
-        return None if name is None else phase_state(name)
+        return None if name is None else states.phase_state(name)
 
     @property
     def _between_state(self) -> str:
-        return self._phase_state or (OTHER if self.counts.steps else STARTUP)
+        return self._phase_state or (states.OTHER if self.counts.steps else states.STARTUP)
 
     def _book_between(self, until_ns: int, state: str | None = None) -> None:
         """Book the time up to then under the open phase, else under `state`, else as time between steps."""
         name = self.open_phase
-        booked_ns = self.ledger.book(state or self._between_state if name is None else phase_state(name), until_ns)
-        if booked_ns and name is not None and phase_state(name) == OTHER:
-            add_declared(self.counts.declared_ns, name, booked_ns)
+        booked_ns = self.ledger.book(
+            state or self._between_state if name is None else states.phase_state(name), until_ns
+        )
+        if booked_ns and name is not None and states.phase_state(name) == states.OTHER:
+            states.add_declared(self.counts.declared_ns, name, booked_ns)
 
     def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
         self._book_between(at_ns)
-        self._on_device.interrupted(COMPUTE)
+        self._on_device.interrupted(states.COMPUTE)
         self._levels.append(Level(name, at_ns, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns
@@ -252,7 +223,7 @@ class Timeline:
 
     def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
         self._book_between(at_ns)
-        self._on_device.interrupted(self._phase_state or COMPUTE)
+        self._on_device.interrupted(self._phase_state or states.COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
         level = self._levels.pop()
@@ -272,37 +243,34 @@ class Timeline:
         epoch_start: bool,
         piece: Piece | None = None,
     ) -> StepRecord | None:
-        ledger, phase = self.ledger, self._phase_state
+        ledger, phase, carry = self.ledger, self._phase_state, self._carry
         times = None if piece is None else piece.times
         # What a user's contexts say may overlap (`data()` around a whole `step()`): no moment is counted in two steps.
         begin = max(begin, self.last_progress_ns)
         end = max(begin, end)
         data = min(data, end - begin)
         transfer = min(transfer, end - begin - data)
-        comm, self._carry.open_comm_ns = min(self._carry.open_comm_ns, end - begin - data - transfer), 0
+        comm, carry.open_comm_ns = min(carry.open_comm_ns, end - begin - data - transfer), 0
         if phase is not None:
             self._book_between(end)
         elif times is not None or self._resting:
-            between = self._between_state
-            exposed = (
-                self._on_device.book(begin, end, data, between, times, kind == STEP)
-                if times is not None
-                else self._on_device.estimate(begin, end, data, between)
-            )
+            where = begin, end, data, self._between_state
+            device = self._on_device
+            exposed = device.estimate(*where) if times is None else device.book(*where, times, kind == STEP)
             if exposed.comm_wait_ns is not None:
-                self._carry.comm_wait_ns = (self._carry.comm_wait_ns or 0) + exposed.comm_wait_ns
-            self._carry.exposed = exposed if self._carry.exposed is None else self._carry.exposed.plus(exposed)
+                carry.comm_wait_ns = (carry.comm_wait_ns or 0) + exposed.comm_wait_ns
+            carry.exposed = exposed if carry.exposed is None else carry.exposed.plus(exposed)
         else:
             ledger.book(self._between_state, begin)
-            ledger.book(INPUT_WAIT, begin + data)
-            ledger.book(TRANSFER, begin + data + transfer)
-            ledger.book(COMPUTE, end - comm)
-            ledger.book(COMM_WAIT, end)
+            ledger.book(states.INPUT_WAIT, begin + data)
+            ledger.book(states.TRANSFER, begin + data + transfer)
+            ledger.book(states.COMPUTE, end - comm)
+            ledger.book(states.COMM_WAIT, end)
         self.last_progress_ns, self._left = end, False
-        self._carry.add(begin, end, data, transfer)
+        carry.add(begin, end, data, transfer)
         if kind != STEP:
             return None
-        carry, self._carry = self._carry, Carry()
+        self._carry = Carry()
         if phase is not None or carry.start_ns is None:
             return None
         compute = max(0, carry.total_ns - carry.data_ns - carry.transfer_ns)
@@ -315,7 +283,7 @@ class Timeline:
 def _state_in(names: list[str | None]) -> str:
     """Return the state of time between steps within these phases and nested loops (None), outermost first."""
     name = next((name for name in reversed(names) if name is not None), None)
-    return OTHER if name is None else phase_state(name)
+    return states.OTHER if name is None else states.phase_state(name)
 
 
 def _waits(entry: tuple[Any, ...]) -> bool:

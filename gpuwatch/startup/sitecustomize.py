@@ -19,10 +19,10 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib would be imported for this alone
 
 INSTRUMENTED = {
-    "torch.utils.data.dataloader": "watch_torch",
+    "torch.utils.data.dataloader": "watch_loaders",
     "torch.optim.optimizer": "watch_optimizers",
-    "torchdata.stateful_dataloader.stateful_dataloader": "watch_torchdata",
-    "accelerate.data_loader": "watch_accelerate",
+    "torchdata.stateful_dataloader.stateful_dataloader": "watch_loaders",
+    "accelerate.data_loader": "watch_loaders",
     "transformers.trainer": "watch_transformers",
     "lightning.pytorch.trainer.trainer": "watch_lightning",
     "pytorch_lightning.trainer.trainer": "watch_lightning",
@@ -70,9 +70,7 @@ def _report_nothing(pid: int) -> None:
     session, processes = sys.modules.get("gpuwatch.hook.session"), sys.modules.get("multiprocessing.process")
     if pid != os.getpid() or os.environ.get("GPUWATCH_QUIET", "") not in ("", "0"):
         return
-    if (processes is not None and processes.parent_process() is not None) or (
-        session and session.VerdictPrinter.any_printed
-    ):
+    if (processes is not None and processes.parent_process() is not None) or (session and session.Session.any_printed):
         return
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if main is not None and main.name.startswith(_LAUNCHERS):

@@ -24,8 +24,7 @@ from gpuwatch.ledger.events import COMM, IN_STEP
 
 logger = logging.getLogger(__name__)
 
-_OUTPUTS = 16
-"""Tensors of a model's output that get a hook: the loss comes from one of them."""
+_OUTPUTS = 16  # tensors of a model's output that get a hook: the loss comes from one of them
 
 
 class CommunicationWatch:
@@ -35,13 +34,10 @@ class CommunicationWatch:
         self._recorder = recorder
         self._watched: WeakSet[Any] = WeakSet()
         self._handles: list[Any] = []
-        self._begin: Any = None
-        """When the wait began, or what the device's timeline wants back at its end."""
+        self._begin: Any = None  # when the wait began, or what the device's timeline wants back at its end
         self._pending = False
-        self._on_device = False
-        """The backward pass that comes runs on a device."""
-        self._devices = False
-        """A watched model is on a device."""
+        self._on_device = False  # the backward pass that comes runs on a device
+        self._devices = False  # a watched model is on a device
 
     def watch(self, model: Any) -> None:
         """Time the waits of a model's steps from the next one on."""

@@ -19,12 +19,9 @@ from gpuwatch.hook.torch.tensor_patch import come_back, step_aside
 from gpuwatch.ledger.states import COMPILE
 
 _PACKAGE = __name__.partition(".")[0]
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
-"""The folder of the whole package, as dynamo notes it."""
-_taught: Any = None
-"""Dynamo's rules, once they know to leave this package alone: asking them again takes a long search."""
-_registered: list[CompileWatch] = []
-"""Those whose callbacks dynamo has."""
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"  # the folder of the whole package, as dynamo notes it
+_taught: Any = None  # dynamo's rules, once they know to leave this package alone: asking them again takes a long search
+_registered: list[CompileWatch] = []  # those whose callbacks dynamo has
 
 
 class CompileWatch:

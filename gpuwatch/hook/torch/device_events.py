@@ -38,11 +38,10 @@ def torch_events(torch: Any) -> TorchEvents | None:
         return None
 
 
-_made: list[Any] = []
-"""Every event made in this process. None is ever destroyed: see `TorchEvents`."""
+_made: list[Any] = []  # every event made in this process. None is ever destroyed: see `TorchEvents`.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_made))  # nor when the interpreter of a forked child ends
+# by device: events that no timeline holds any more
 _unused: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
-"""Events of each device that no timeline holds any more."""
 
 
 class TorchEvents:
@@ -60,8 +59,7 @@ class TorchEvents:
         self._mine: list[Any] = []
         self._unused = _unused[kind, self._device]
         self._stream = self._current_stream()
-        self.foreign = 0
-        """How often another device or stream was seen at work: what is there is not measured, so waits are not verified."""
+        self.foreign = 0  # times that another device or stream was seen at work, which is not measured
 
     def __del__(self) -> None:
         if hasattr(self, "_unused"):

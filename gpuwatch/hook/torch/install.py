@@ -12,7 +12,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
 from gpuwatch.hook.torch.device_events import torch_events
-from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps
+from gpuwatch.hook.torch.optimizer_steps import OptimizerSteps, after_each_optimizer_step
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
@@ -21,12 +21,12 @@ from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.events import BETWEEN, IN_STEP
 from gpuwatch.ledger.states import CHECKPOINT
 
+# Modules, their functions that write or read checkpoints, and the package that has these by the same names.
 _CHECKPOINTS = (
     ("torch.serialization", ("save", "load"), "torch"),
     ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
     ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
 )
-"""Modules, their functions that write or read checkpoints, and the package that has these by the same names."""
 
 
 class CheckpointWatch:
@@ -74,8 +74,7 @@ class TorchHooks:
         self._transfers = TransferWatch(recorder).methods if transfers else None
         self._compiling = CompileWatch(recorder)
         self._optimizer_hook: Any | None = None
-        self._torch_hook: Any | None = None
-        """Notes torch's steps where another framework computes too."""
+        self._torch_hook: Any | None = None  # notes torch's steps where another framework computes too
         self._started = started
         self._bounded = False
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
@@ -125,7 +124,7 @@ class TorchHooks:
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:
-            self._torch_hook = _after_each_optimizer_step(torch_steps.note)
+            self._torch_hook = after_each_optimizer_step(torch_steps.note)
         if not self._device_events or recorder.device_failed or not (timeline is None or timeline.is_astray):
             return
         # A torch that only pins another framework's batches sets CUDA up too, and allocates nothing on it.
@@ -147,7 +146,7 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.also(READS)
         if self._optimizer_hook is None:
-            self._optimizer_hook = _after_each_optimizer_step(self._recorder.launched)
+            self._optimizer_hook = after_each_optimizer_step(self._recorder.launched)
 
     def remove_all(self, in_training_thread: bool) -> None:
         """Remove every hook. The device is polled a last time in the training thread only."""
@@ -159,11 +158,8 @@ class TorchHooks:
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
-        self._compiling.remove()
-        self.optimizer.remove()
-        self.communication.remove()
-        self._streams.remove()
-        self._checkpoints.remove()
+        for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self._checkpoints):
+            hooked.remove()
         hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
         for hook in hooks:
             if hook is not None:
@@ -173,9 +169,3 @@ class TorchHooks:
         patches, self._accelerate = self._accelerate, None
         if patches is not None:
             patches.restore()
-
-
-def _after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
-    """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
-    optimizer = sys.modules.get("torch.optim.optimizer")
-    return None if optimizer is None else optimizer.register_optimizer_step_post_hook(call)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE
-from gpuwatch.ledger.states import EVAL
+from gpuwatch.ledger.states import EVAL, OTHER
 
 
 class OptimizerSteps:
@@ -27,39 +27,40 @@ class OptimizerSteps:
         self._hook: Any | None = None
         self._forward_hook: Any | None = None
         self._owner = object()
-        self._level = 0
-        """That of the evaluation that is open; 0 without one."""
-        self.on_first: Callable[[], None] = lambda: None
-        """Called when an optimizer makes its first step."""
+        self._level = 0  # that of the evaluation that is open; 0 without one
+        self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = 0
         self._has_failed = False
 
     def install(self) -> None:
         """Count from now on, once torch's optimizers are loaded."""
-        optimizer: Any = sys.modules.get("torch.optim.optimizer")
-        if self._hook is None and hasattr(optimizer, "register_optimizer_step_post_hook"):
-            self._hook = optimizer.register_optimizer_step_post_hook(self.stepped)
+        if self._hook is None:
+            self._hook = after_each_optimizer_step(self.stepped)
 
     def remove(self) -> None:
         """Leave torch as it was."""
-        for hook in (self._hook, self._forward_hook):
-            if hook is not None:
-                hook.remove()
-        self._hook = self._forward_hook = None
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        self._leave_forward()
+
+    def _leave_forward(self) -> bool:
+        """Stop waiting for the next forward pass; return whether it was waited for."""
+        hook, self._forward_hook = self._forward_hook, None
+        if hook is not None:
+            hook.remove()
+        return hook is not None
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
-        recorder = self._recorder
-        if recorder.step_owner is self._owner:
-            recorder.abandon(now_ns, "other")
+        if self._recorder.step_owner is self._owner:
+            self._recorder.abandon(now_ns, OTHER)
 
     def give_way(self) -> None:
         """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
-        recorder, hook = self._recorder, self._forward_hook
-        if hook is not None and recorder.step_owner is self._owner and recorder.thread == get_ident():
-            self._forward_hook = None
-            hook.remove()
-            recorder.abandon(recorder.clock(), "other")
+        recorder = self._recorder
+        if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
+            self.end(recorder.clock())
 
     @property
     def is_installed(self) -> bool:
@@ -97,14 +98,11 @@ class OptimizerSteps:
         recorder.begin_step(self._owner, now)
         recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
-        self._forward_hook = modules.register_module_forward_pre_hook(self._forward)
+        self._forward_hook = modules.register_module_forward_pre_hook(lambda *_: self._guarded(self._begin_forward))
 
     def _takes_over(self) -> bool:
         """Whether the calling thread becomes the training thread: the main one does, even while another thread fetches batches ahead."""
         return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
-
-    def _forward(self, *_: Any) -> None:
-        self._guarded(self._begin_forward)
 
     def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""
@@ -119,9 +117,14 @@ class OptimizerSteps:
         level, self._level = self._level, 0
         if level:
             recorder.exit(level, now)
-        hook, self._forward_hook = self._forward_hook, None
-        if hook is not None:
-            hook.remove()
+        self._leave_forward()
         self._begin()
         if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
             recorder.end_part(now)
+
+
+def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:
+    """Have this called after each step of any of torch's optimizers; return the hook's handle, None where torch has none loaded."""
+    optimizer: Any = sys.modules.get("torch.optim.optimizer")
+    register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+    return None if register is None else register(call)

@@ -9,8 +9,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# takes what it replaces (bound, where it was an object's method), then the call's arguments
 Wrapper = Callable[..., Any]
-"""Takes what it replaces, then the arguments of the call. What it replaces is bound already where it was an object's method."""
 
 _ABSENT = object()
 _said: set[str] = set()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 from threading import get_ident
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.hook.recorder import Recorder
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 _SYNCHRONIZE = "synchronize"
 _FSDP = "torch.distributed.fsdp."
-_BETWEEN = ("gpuwatch.", "torch.cuda.streams", "torch.xpu.streams")
-"""Modules between the code that makes a stream wait and our function: `wait_stream`, another Watch."""
+_BETWEEN = ("gpuwatch.", "torch.cuda.streams", "torch.xpu.streams")  # between FSDP's code and our function
 
 
 class StreamWaits:
@@ -41,29 +40,33 @@ class StreamWaits:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._kind: str | None = None
-        self._home: tuple[int, int] | None = None
-        """The training's stream: its id and its device's index."""
+        self._home: tuple[int, int] | None = None  # the training's stream: its id and its device's index
         self._methods: list[TorchMethods] = []
-        self._is_waiting = False
-        """`wait_event` calls `wait`, which is replaced too."""
+        self._is_waiting = False  # `wait_event` calls `wait`, which is replaced too
 
     def install(self, kind: str | None) -> None:
         """A device of this kind ("cuda") measures from now on, on the stream that is current. None: it is none of torch's."""
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
         module: Any = getattr(torch, kind or "", None)
         self._home = _identity(module.current_stream()) if hasattr(module, "current_stream") else None
         if self._home is None or kind == self._kind:
             return
         self.remove()
         self._kind = kind
-        for owner, names in (
-            (f"{kind}.Stream", ("wait_event", _SYNCHRONIZE)),
-            (f"{kind}.Event", ("wait", _SYNCHRONIZE)),
+        for owner, *wanted in (
+            (f"{kind}.Stream", "wait_event", _SYNCHRONIZE),
+            (f"{kind}.Event", "wait", _SYNCHRONIZE),
+            ("_C", f"_{kind}_synchronize", "_accelerator_synchronizeDevice"),
         ):
-            found = getattr(module, owner.rpartition(".")[2], None)
-            self._replace(owner, tuple(name for name in names if isinstance(getattr(found, name, None), FunctionType)))
-        calls = (f"_{kind}_synchronize", "_accelerator_synchronizeDevice")
-        self._replace("_C", tuple(name for name in calls if hasattr(getattr(torch, "_C", None), name)))
+            try:
+                found = attrgetter(owner)(torch)
+            except AttributeError:
+                continue
+            functions = FunctionType, BuiltinFunctionType
+            if names := tuple(name for name in wanted if isinstance(getattr(found, name, None), functions)):
+                methods = TorchMethods(names, self._made, attrgetter(owner), compiled_around=inf)
+                self._methods.append(methods)
+                methods.install()
 
     def remove(self) -> None:
         """Leave torch's own functions in their places."""
@@ -71,16 +74,12 @@ class StreamWaits:
         for replaced in methods:
             replaced.remove_all()
 
-    def _replace(self, owner: str, names: tuple[str, ...]) -> None:
-        if names:
-            methods = TorchMethods(names, self._made, attrgetter(owner), compiled_around=inf)
-            self._methods.append(methods)
-            methods.install()
-
     def _made(self, torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if _SYNCHRONIZE in name:
             return self._synchronizes(original)
-        return self._waits(original, stream_of=_first if name == "wait_event" else _second)
+        if name == "wait_event":
+            return self._waits(original, lambda stream, *args, **kwargs: stream)
+        return self._waits(original, lambda event, stream=None: stream)
 
     def _synchronizes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._recorder
@@ -131,14 +130,6 @@ class StreamWaits:
         if not (waits and device.copied_aside and recorder.thread == get_ident()):
             return device.wait_ends, None
         return device.copy_ends, device.awaits_asides(recorder.clock() if recorder.doing() is IN_STEP else None)
-
-
-def _first(stream: Any, *args: Any, **kwargs: Any) -> Any:
-    return stream
-
-
-def _second(event: Any, stream: Any = None) -> Any:
-    return stream
 
 
 def _identity(stream: Any) -> tuple[int, int]:

@@ -13,17 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-REMOVED_AFTER = 4
-"""Passes of a run after which the replacement is removed. From the next pass on it stays until the run is closed, and does nothing between two passes."""
-COMPILED_AROUND = 100
-"""Compilations of a run after which the replacement is installed again at once. After any more it waits for the next pass."""
+REMOVED_AFTER = 4  # passes; from the next one on the replacement stays until the run is closed
+COMPILED_AROUND = 100  # compilations of a run; after any more the next pass installs it again
 
-_left: set[Any] = set()
-"""What could not be removed, because a replacement of another package was on top of it."""
-_open: list[TorchMethods] = []
-"""Those that are in use."""
-_is_aside = False
-"""Torch compiles: nothing of ours is in its place."""
+_left: set[Any] = set()  # what could not be removed, because a replacement of another package was on top of it
+_open: list[TorchMethods] = []  # those that are in use
+_is_aside = False  # torch compiles: nothing of ours is in its place
 
 
 def step_aside() -> None:
@@ -60,13 +55,11 @@ class TorchMethods:
         self._make = make
         self._owner = owner
         self._compiled_around = compiled_around
-        self.loops = 0
-        """Loops that are open. While there is none, a replacement that is still installed only calls the original."""
+        self.loops = 0  # loops that are open; while there is none, a replacement only calls the original
         self._passes = 0
         self._compilations = 0
         self._ours: dict[str, Any] = {}
-        self._aside: list[str] = []
-        """Of what is to be installed again once torch has compiled."""
+        self._aside: list[str] = []  # of what is to be installed again once torch has compiled
 
     def install(self) -> None:
         """A loop has begun. Does nothing before torch is imported."""

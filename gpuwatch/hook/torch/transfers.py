@@ -24,8 +24,7 @@ from gpuwatch.hook.torch.tensor_patch import TorchMethods
 from gpuwatch.ledger.events import COPY_FOLLOWS_NS, DATA_WAIT, IN_STEP
 
 _COPIES = ("to", "cuda")
-READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
-"""Replaced only where a device's timeline measures."""
+READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")  # only where a device measures
 _NOT_GIVEN = object()
 
 

@@ -48,7 +48,7 @@ def test_an_unsized_loader_and_max_iters(truth: w.Truth, tmp_path: Path) -> None
 
 def test_a_resumed_engine_counts_on(truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step()))
     trainer = ignite_trainer(truth, tmp_path)
     trainer.load_state_dict({"epoch_length": w.BATCHES, "max_epochs": 2, "iteration": w.BATCHES})
     with gpuwatch.Watch(quiet=True) as watch:

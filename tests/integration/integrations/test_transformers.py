@@ -67,7 +67,7 @@ def test_a_resumed_training_skips_batches_and_counts_what_it_trains(
     truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step()))
     options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no", "num_train_epochs": 1}
     hf_trainer(truth, tmp_path, [], max_steps=4, **options).train()
     fresh = w.Truth()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpuwatch.hook.account import Accounts
-from gpuwatch.hook.loader_health import LoaderHealth, OomKills, ShmWarning, bytes_ahead_of, deaths, shared_bytes
+from gpuwatch.hook.loader_health import LoaderHealth, OomKills, ShmWarning, deaths, shared_bytes
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.host.shm import largest_tensor_bytes
 from gpuwatch.wire import Loader, WorkerDeath
 
 MIB = 1 << 20
@@ -54,13 +52,6 @@ def test_nothing_is_said_where_it_fits_or_is_not_known(loader: Loader | None, ba
 def test_only_torch_tensors_go_through_dev_shm() -> None:
     assert shared_bytes([Tensor(5), {"y": Tensor(7)}, Array()]) == 12
     assert shared_bytes([Array()]) is None
-
-
-def test_a_tensor_dataset_tells_its_batches_before_there_are_any() -> None:
-    loader = SimpleNamespace(batch_size=64, dataset=SimpleNamespace(tensors=(Tensor(1000, 10), Tensor(20, 10))))
-    assert bytes_ahead_of(loader) == 64 * 102
-    assert bytes_ahead_of(SimpleNamespace(batch_size=64, dataset=object())) is None
-    assert bytes_ahead_of(object()) is None
 
 
 def node(directory: Path, group: int, whole: int, line: str = "0::/job") -> OomKills:
@@ -115,13 +106,13 @@ def test_a_death_is_said_at_once_and_only_once_and_forgotten_when_training_goes_
     accounts = Accounts(Recorder())
     accounts.loader = LOADER
     health = LoaderHealth(accounts, quiet=False)
-    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
+    health.begin_pass(SimpleNamespace(_workers=[worker(4711, -9)]))
     for _ in range(2):
         health.fetch_failed(RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly"))
     assert [(death.pid, death.signal) for death in accounts.worker_deaths] == [(4711, 9)]
     said = capsys.readouterr().err
     assert said.count("worker pid 4711 ended with SIGKILL") == 1
-    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4712, None)]))
+    health.begin_pass(SimpleNamespace(_workers=[worker(4712, None)]))
     assert len(accounts.worker_deaths) == 1
     health.first_batch([])
     assert accounts.worker_deaths == ()
@@ -135,30 +126,9 @@ def test_torchs_own_word_for_a_full_dev_shm_is_translated(capsys: pytest.Capture
     assert capsys.readouterr().err == ""
 
 
-def test_the_size_of_tensors_that_found_no_room_is_seen_at_the_workers(tmp_path: Path) -> None:
-    descriptors = tmp_path / "7/fd"
-    descriptors.mkdir(parents=True)
-    files = {
-        "3": ("dev/shm/torch_7_1_0", 0),
-        "4": ("dev/shm/torch_7_2_1", 5),
-        "5": ("dev/shm/sem.x", 32),
-        "6": ("etc/hosts", 99),
-    }
-    for name, (path, size) in files.items():
-        held = tmp_path / path
-        held.parent.mkdir(parents=True, exist_ok=True)
-        held.write_bytes(b"x" * size)
-        (descriptors / name).symlink_to(held)
-    assert largest_tensor_bytes([7], tmp_path) is None  # these are not in /dev/shm
-    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="torch_9_") as file:
-        file.truncate(3 * MIB)
-        assert largest_tensor_bytes([os.getpid()]) == 3 * MIB
-    assert largest_tensor_bytes([4194304]) is None
-
-
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     accounts = Accounts(Recorder())
     health = LoaderHealth(accounts, quiet=True)
-    health.begin_pass(object(), SimpleNamespace(_workers=[worker(4711, -9)]))
+    health.begin_pass(SimpleNamespace(_workers=[worker(4711, -9)]))
     health.find_dead_workers()
     assert capsys.readouterr().err == "" and len(accounts.worker_deaths) == 1

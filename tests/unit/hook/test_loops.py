@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.hook import session as hook
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.watch import Watch
 from tests.unit.hook.fakes import Clock, fake_watch, states_ms
@@ -688,28 +687,6 @@ def test_what_gpuwatch_does_around_a_pass_is_a_part_of_its_waits(
         for _ in watch.steps(range(2)):
             clock.sleep_ms(20)
     assert states_ms(watch) == {"input_wait": 30.0, "compute": 100.0}
-
-
-def test_settings_are_read_again_for_another_loader_or_with_workers(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Plain(list[int]):
-        num_workers = 0
-
-    read: list[Any] = []
-    facts = hook.loader_settings
-    monkeypatch.setattr(hook, "loader_settings", lambda *args: (read.append(args[0]), facts(*args))[1])
-    first, second = Plain([1, 2]), Plain([3])
-    for each in (first, first, second, second, first):
-        for _ in watch.steps(each):
-            pass
-    assert [id(each) for each in read] == [id(first), id(second), id(first)]
-    third = Plain([4])
-    third.num_workers = 2
-    for _ in range(2):
-        for _ in watch.steps(third):
-            pass
-    assert [id(each) for each in read[3:]] == [id(third)] * 2
 
 
 def test_a_nested_loader_that_cannot_begin_leaves_the_outer_loops_copies_timed(watch: Watch) -> None:

@@ -182,39 +182,6 @@ def test_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_one_line_is_said_early_in_a_long_first_pass_once_there_are_steps(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch = fake_watch(clock, monkeypatch, quiet=False)
-    watch.session.verdicts._early_ns = clock() + 60_000 * MS
-    printed_at_s, begin_ns = [], clock()
-    for _ in watch.steps(range(1500)):
-        clock.sleep_ms(100)
-        if printed := capsys.readouterr().err:
-            assert printed == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
-            printed_at_s.append((clock() - begin_ns) / 1e9)
-    assert len(printed_at_s) == 1 and 60 < printed_at_s[0] < 70
-    assert capsys.readouterr().err.count("gpuwatch ·") == 1
-    for _ in watch.steps(range(1500)):
-        clock.sleep_ms(100)
-    assert capsys.readouterr().err == ""
-    watch.close()
-
-
-def test_what_is_printed_early_is_printed_by_the_training_thread_and_only_before_the_verdict(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch = fake_watch(clock, monkeypatch, quiet=False)
-    watch.session.verdicts._early_ns = clock() + 60_000 * MS
-    loop(watch, clock)
-    assert capsys.readouterr().err.count("gpuwatch ·") == 1
-    for _ in watch.steps(range(1500)):
-        clock.sleep_ms(100)
-        turn(watch)
-    assert capsys.readouterr().err == ""
-    watch.close()
-
-
 def test_a_stderr_that_is_gone_harms_nobody(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,7 +266,7 @@ def test_an_agent_that_cannot_be_told_does_not_stop_the_ledger(
     loop(watch, clock)
     assert watch.report().steps == 3
     assert [r.getMessage() for r in caplog.records if "publishing to the agent failed" in r.getMessage()] == [
-        "gpuwatch: publishing to the agent failed; its data is missing: OSError(24, 'Too many open files')"
+        "gpuwatch: publishing to the agent failed, and training goes on without it: OSError(24, 'Too many open files')"
     ]
 
 
