@@ -35,11 +35,7 @@ def runbook_url(page: str) -> str:
 
 
 def load(config: Config | None = None) -> dict[str, dict[str, Any]]:
-    """Return the dashboards by file name. Raises ConfigError for an installation without them.
-
-    Args:
-        config: The site's thresholds, windows, prices, scrape job and links; None: the defaults.
-    """
+    """Return the dashboards by file name, for a site's settings. Raises ConfigError for an installation without them."""
     own = config or Config()
     found = {}
     paths = sorted(PACKAGED.glob("gpuwatch-*.json")) or sorted(CHECKOUT.glob("gpuwatch-*.json"))

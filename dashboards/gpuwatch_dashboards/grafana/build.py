@@ -60,7 +60,6 @@ _NOT_STACKED = [
 ]
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The data source that the reader selected."""
-Row = tuple[str, Sequence[Panel]]
 
 
 def fleet_dashboard() -> dict[str, Any]:
@@ -71,8 +70,8 @@ def fleet_dashboard() -> dict[str, Any]:
         _variable("user", "User", 'label_values(gpuwatch_gpu_owner_info{user!=""}, user)'),
         _variable("job", "Job", 'label_values(gpuwatch_gpu_owner_info{job_id!=""}, job_id)'),
     )
-    built = _dashboard("GPU fleet", FLEET, about, "now-24h", "1m", variables)
-    return _placed(built, [("All GPUs", GROUPS["fleet"])], OF_NODE, _annotations('instance=~"$instance"')[:1])
+    rows, marks = [("All GPUs", GROUPS["fleet"])], _annotations('instance=~"$instance"')[:1]
+    return _board("GPU fleet", FLEET, about, ("now-24h", "1m"), variables, rows, OF_NODE, marks)
 
 
 def node_dashboard() -> dict[str, Any]:
@@ -81,9 +80,10 @@ def node_dashboard() -> dict[str, Any]:
         _variable("instance", "Node", "label_values(gpuwatch_build_info, instance)", "one"),
         _variable("gpu", "GPU", 'label_values(gpuwatch_gpu_info{instance=~"$instance"}, gpu)', "each"),
     )
-    built = _dashboard("GPU node", NODE, "One node: its GPUs, runs, limits and agent.", "now-1h", "10s", variables)
+    about = "One node: its GPUs, runs, limits and agent."
     rows = [("The node", GROUPS["node"]), ("GPUs", GROUPS["gpu"]), ("The agent", GROUPS["agent"])]
-    return _placed(built, rows, OF_NODE, _annotations('instance=~"$instance"'))
+    marks = _annotations('instance=~"$instance"')
+    return _board("GPU node", NODE, about, ("now-1h", "10s"), variables, rows, OF_NODE, marks)
 
 
 def run_dashboard() -> dict[str, Any]:
@@ -97,10 +97,9 @@ def run_dashboard() -> dict[str, Any]:
         _variable("instance", "Node", 'label_values(gpuwatch_run_info{run="$run"}, instance)', "each"),
         _variable("gpu", "GPU", 'label_values(gpuwatch_gpu_owner_info{run="$run"}, gpu)'),
     )
-    built = _dashboard("Training run", RUN, about, "now-30m", "10s", variables)
     gpus = [panel for panel in live_panels("gpu") if panel.key != "gpu_ledger"]  # the run's own GPUs are in its group
     nodes = [panel for panel in live_panels("node") if panel.kind != "stat"]
-    rows: list[Row] = [("The run", GROUPS["run"]), ("GPUs of the run's nodes", gpus), ("The run's nodes", nodes)]
+    rows = [("The run", GROUPS["run"]), ("GPUs of the run's nodes", gpus), ("The run's nodes", nodes)]
     pushed = {
         "name": "Pushed by gpuwatch",
         "datasource": {"type": "grafana", "uid": "-- Grafana --"},
@@ -108,7 +107,8 @@ def run_dashboard() -> dict[str, Any]:
         "iconColor": BLUE,
         "target": {"type": "tags", "tags": [TAG, "run:$run"], "matchAny": False, "limit": 200},
     }
-    return _placed(built, rows, OF_RUN, [*_annotations('run="$run"'), pushed])
+    marks = [*_annotations('run="$run"'), pushed]
+    return _board("Training run", RUN, about, ("now-30m", "10s"), variables, rows, OF_RUN, marks)
 
 
 DASHBOARDS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -123,35 +123,12 @@ def text_of(name: str) -> str:
     return text(DASHBOARDS[name]())
 
 
-def _dashboard(title: str, uid: str, about: str, since: str, refresh: str, variables: Sequence[Any]) -> Any:
-    current = models.VariableOption(selected=True, text="gpuwatch", value=DATASOURCE)
-    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
-    others = dashboard.DashboardLink("gpuwatch").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
-    built = (
-        dashboard.Dashboard(title)
-        .uid(uid)
-        .description(f"{about} Generated from gpuwatch's list of panels.")
-        .tags([TAG])
-        .timezone("browser")
-        .time(since, "now")
-        .refresh(refresh)
-        .readonly()
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .link(others.icon("external link").include_vars(True).keep_time(True))
-    )
-    for variable in (source, *variables):
-        built = built.with_variable(variable)
-    return built
-
-
 def _variable(
     name: str, label: str, query: str, choice: Literal["one", "each", "any"] = "any"
 ) -> dashboard.QueryVariable:
-    """Return a variable with the values of `query`, `label_values(…)`.
+    """Return a variable with the values of `query`: one, or several with "All".
 
-    Args:
-        choice: One value; or several, whose "All" is the list of values ("each": needed by repeated panels), or matches
-            everything, including values that appear later ("any").
+    "All" is the list of values ("each": needed by repeated panels), or matches everything, later values too ("any").
     """
     built = dashboard.QueryVariable(name).label(label).query(query).datasource(_SOURCE)
     built = built.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
@@ -190,12 +167,38 @@ def _annotations(selected: str) -> list[dict[str, Any]]:
     ]
 
 
-def _placed(built: Any, rows: Sequence[Row], scope: Scope, annotations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the dashboard as plain data, its panels placed and numbered."""
+def _board(
+    title: str,
+    uid: str,
+    about: str,
+    times: tuple[str, str],
+    variables: Sequence[Any],
+    rows: Sequence[tuple[str, Sequence[Panel]]],
+    scope: Scope,
+    annotations: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return a dashboard as plain data, its panels placed and numbered; `times` are its range and how often it refreshes."""
+    current = models.VariableOption(selected=True, text="gpuwatch", value=DATASOURCE)
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
+    others = dashboard.DashboardLink("gpuwatch").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
+    built = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(f"{about} Generated from gpuwatch's list of panels.")
+        .tags([TAG])
+        .timezone("browser")
+        .time(times[0], "now")
+        .refresh(times[1])
+        .readonly()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .link(others.icon("external link").include_vars(True).keep_time(True))
+    )
+    for variable in (source, *variables):
+        built = built.with_variable(variable)
     number, y = 0, 0
-    for title, panels in rows:
+    for name, panels in rows:
         number += 1
-        built = built.with_row(dashboard.Row(title).id(number).grid_pos(models.GridPos(x=0, y=y, w=COLUMNS, h=1)))
+        built = built.with_row(dashboard.Row(name).id(number).grid_pos(models.GridPos(x=0, y=y, w=COLUMNS, h=1)))
         y += 1
         for line in lines(panels):
             x, height = 0, max(HEIGHTS[panel.kind] for panel in line)
@@ -217,9 +220,8 @@ def lines(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
     """Yield the panels line by line: stats on their own lines, others by width, in the fewest and most even lines."""
     for _, same in groupby(panels, key=lambda panel: panel.kind == "stat"):
         group = list(same)
-        best: list[tuple[int, int, int]] = [
-            (0, 0, 0)
-        ]  # for each number of panels: lines, unevenness, last line's start
+        # for each number of panels: lines, unevenness, last line's start
+        best: list[tuple[int, int, int]] = [(0, 0, 0)]
         for end in range(1, len(group) + 1):
             sums = [(begin, sum(panel.width for panel in group[begin:end])) for begin in range(end)]
             fitting = [each for each in sums if each[1] <= COLUMNS] or [(end - 1, COLUMNS)]

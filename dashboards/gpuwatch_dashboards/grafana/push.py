@@ -54,12 +54,7 @@ class Pushed:
 
 
 def connect(url: str, token: str, ca: Path | None = None, insecure: bool = False) -> GrafanaApi:
-    """Return a connection to a Grafana that answers, at a URL with its path, by the token of a service account.
-
-    Raises:
-        ConfigError: For an invalid address, a missing token or file.
-        GrafanaError: As `explained`.
-    """
+    """Return a connection to a Grafana that answers. Raises ConfigError for wrong arguments, and GrafanaError."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url}: give Grafana's address, e.g. https://grafana.example.com or http://HOST:3000")
@@ -153,15 +148,9 @@ def push_dashboards(
     datasource: str = DATASOURCE,
     force: bool = False,
 ) -> Iterator[Pushed]:
-    """Push each dashboard into the folder with this uid, and yield the outcome.
+    """Push each dashboard into the folder with this uid, and yield the outcome. Raises GrafanaError: those before stay.
 
-    Args:
-        dashboards: By file name, from `load`.
-        datasource: The uid of the Prometheus that is selected at first.
-        force: Replace dashboards that were edited by hand.
-
-    Raises:
-        GrafanaError: Dashboards pushed before it stay.
+    The Prometheus with the uid `datasource` is selected at first; `force` replaces dashboards that were edited by hand.
     """
     current = {"selected": True, "text": datasource, "value": datasource}
     for dashboard in dashboards.values():

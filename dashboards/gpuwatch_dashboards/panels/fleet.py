@@ -61,11 +61,7 @@ def _alerts() -> str:
 
 
 def _spent(level: str, label: str, *names: str) -> Panel:
-    """Return the table of GPU-hours by user, job, node or run, and by kind. A row without a name: not known whose.
-
-    Args:
-        names: PromQL of the label `name` of rows.
-    """
+    """Return the table of GPU-hours by user, job, node or run; `names` is PromQL of the label `name` of its rows."""
 
     def hours(kinds: str) -> str:
         return _over_range(label, kinds)

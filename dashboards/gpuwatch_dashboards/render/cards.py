@@ -98,40 +98,34 @@ def figures(answered: Sequence[tuple[Panel, Answers]], currency: str = "") -> Ma
 def table(panel: Panel, traces: Answers, currency: str = "") -> Markup:
     """Return a table's rows as HTML: series of all curves with the same labels are one row."""
     labels = panel.columns
-    values: dict[tuple[str, ...], dict[str, float]] = {}
-    names: dict[tuple[str, ...], dict[str, str]] = {}
+    found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, float]]] = {}
     # an empty label is absent, a label that no series of a curve has is not the curve's
     common = [each for each in labels if all(not of or any(each in trace.labels for trace in of) for of in traces)]
     for curve, of_curve in zip(panel.curves, traces, strict=True):
         for trace in of_curve:
-            key = tuple(trace.labels.get(label, "") for label in common)
-            names.setdefault(key, {}).update({label: trace.labels[label] for label in labels if label in trace.labels})
-            of_row = values.setdefault(key, {})
+            names, values = found.setdefault(tuple(trace.labels.get(label, "") for label in common), ({}, {}))
+            names.update(trace.labels)
             if curve.legend and trace.last is not None:
-                of_row[curve.legend] = trace.last
-    if not values:
+                values[curve.legend] = trace.last
+    if not found:
         return PAGES.nothing(panel.empty)
     units = {curve.legend: curve.unit or panel.unit for curve in panel.curves if curve.legend}
-    first = panel.sort or next(iter(units), "")
-    ordered = sorted(values, key=lambda key: -values[key].get(first, 0.0)) if panel.sort else list(values)
+    ordered = list(found.values())
+    if panel.sort:
+        ordered.sort(key=lambda row: -row[1].get(panel.sort, 0.0))
     rows = []
-    for key in ordered[:MOST_ROWS]:
-        cells = [
-            (title_of(label), text, _link(label, text), "")
-            for label in labels
-            for text in [names[key].get(label) or "–"]
-        ]
+    for names, values in ordered[:MOST_ROWS]:
+        cells = [(title_of(name), names.get(name) or "–", _link(name, names.get(name, "")), "") for name in labels]
         for title, unit in units.items():
-            value = values[key].get(title)
+            value = values.get(title)
             cells.append((title, _text(value, unit, currency), "", _colour(panel, value) if unit == panel.unit else ""))
         rows.append(cells)
-    titles = [*map(title_of, labels), *units]
-    return PAGES.table(titles, rows, len(values) - MOST_ROWS)
+    return PAGES.table([*map(title_of, labels), *units], rows, len(found) - MOST_ROWS)
 
 
 def _link(label: str, value: str) -> str:
     page, name = LINKS.get(label, ("", ""))
-    return f"{page}?{urlencode({name: value})}" if page and value != "–" else ""
+    return f"{page}?{urlencode({name: value})}" if page and value else ""
 
 
 def _text(value: float | None, unit: Unit, currency: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
@@ -133,22 +132,12 @@ def trace(steps: Steps, values: Sequence[float | None], label: str, name: str) -
     return Series({label: name}, tuple(points))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of one step in one row. Unix seconds."""
-
-    row: int
-    kind: str
-    begin_s: float
-    end_s: float
-
-
 def shown_one_by_one(steps: Steps) -> bool:
     return steps.bucket_steps == 1 and 0 < steps.steps <= MOST_STEPS
 
 
-def pieces(steps: Steps) -> Iterator[Piece]:
-    """Yield what host and device did, by step.
+def pieces(steps: Steps) -> Iterator[tuple[int, str, float, float]]:
+    """Yield what host and device did, by step: row, kind, begin and end in Unix seconds.
 
     The device's idle time ends when the batch is in hand; what it does after that, it does until it is idle again. Where
     it was measured the host's wait is split: first what was hidden behind the device's work, then what starved it.
@@ -160,31 +149,30 @@ def pieces(steps: Steps) -> Iterator[Piece]:
         copied_s = in_hand_s + of["transfer"]
         if measured:
             starved_s = in_hand_s - of["input_wait"]
-            yield Piece(0, "hidden", begin_s, starved_s)
-            yield Piece(0, "exposed", starved_s, in_hand_s)
-            yield Piece(1, "host_wait", starved_s - of["host_wait"], starved_s)
-            yield Piece(1, "exposed", starved_s, in_hand_s)
+            yield 0, "hidden", begin_s, starved_s
+            yield 0, "exposed", starved_s, in_hand_s
+            yield 1, "host_wait", starved_s - of["host_wait"], starved_s
+            yield 1, "exposed", starved_s, in_hand_s
             received_s = in_hand_s + of["device_transfer"]
-            yield Piece(1, "transfer", in_hand_s, received_s)
-            yield Piece(1, "compute", received_s, received_s + of["device_compute"])
+            yield 1, "transfer", in_hand_s, received_s
+            yield 1, "compute", received_s, received_s + of["device_compute"]
         else:
-            yield Piece(0, "data_wait", begin_s, in_hand_s)
-        yield Piece(0, "transfer", in_hand_s, copied_s)
-        yield Piece(0, "compute", copied_s, copied_s + of["compute"])
+            yield 0, "data_wait", begin_s, in_hand_s
+        yield 0, "transfer", in_hand_s, copied_s
+        yield 0, "compute", copied_s, copied_s + of["compute"]
 
 
 def step_rows(steps: Steps) -> Card:
     """Return the rows as a card. Each kind of piece is one area of height 1, interrupted where it does something else."""
-    found = [piece for piece in pieces(steps) if piece.end_s > piece.begin_s]
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for row, kind, begin_s, end_s in pieces(steps):
+        if end_s > begin_s:
+            found.setdefault((row, kind), []).append((begin_s, end_s))
     span = Span(steps.time_s[0], steps.end_s[-1])
-    rows = sorted({piece.row for piece in found})
-    scale = scale_for("s", max((piece.end_s - piece.begin_s for piece in found), default=1.0))
-    series = [
-        _area(kind, row, [p for p in found if p.kind == kind and p.row == row], scale.factor)
-        for row in rows
-        for kind in KINDS
-        if any(p.kind == kind and p.row == row for p in found)
-    ]
+    rows = sorted({row for row, _ in found})
+    used = [kind for kind in KINDS if any(kind == each for _, each in found)]
+    scale = scale_for("s", max((end_s - begin_s for of in found.values() for begin_s, end_s in of), default=1.0))
+    series = [_area(n, kind, found[n, kind], scale.factor) for n in rows for kind in used if (n, kind) in found]
     label = {"hideOverlap": True, "alignMaxLabel": "right"}
     option: Option = {
         "animation": False,
@@ -195,7 +183,6 @@ def step_rows(steps: Steps) -> Card:
         "yAxis": [_row_axis(n) for n in rows],
         "series": series,
     }
-    used = [kind for kind in KINDS if any(piece.kind == kind for piece in found)]
     question = f"What did each of these {steps.steps:,} steps do, and when?"
     head = PAGES.panel_head("Step by step", question, entries=[KINDS[kind] for kind in used])
     words = f"{steps.steps:,} steps one by one, a row each of " + " and ".join(ROWS[n] for n in rows)
@@ -217,16 +204,12 @@ def _row_axis(row: int) -> Option:
     }
 
 
-def _area(kind: str, row: int, found: list[Piece], factor: float) -> Option:
+def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: float) -> Option:
     look = KINDS[kind]
     data: list[list[float | None]] = []
-    for piece in found:
-        length = round((piece.end_s - piece.begin_s) * factor, 3)
-        data += [
-            [1e3 * piece.begin_s, 1, length],
-            [1e3 * piece.end_s, 1, length],
-            [1e3 * piece.end_s + GAP_MS, None, length],
-        ]
+    for begin_s, end_s in found:
+        length = round((end_s - begin_s) * factor, 3)
+        data += [[1e3 * begin_s, 1, length], [1e3 * end_s, 1, length], [1e3 * end_s + GAP_MS, None, length]]
     return {
         "type": "line",
         "name": look.name,

@@ -128,10 +128,9 @@ class Reader:
         self._series, self._with = Sampled(), (False, False)
 
     def read(self, wanted: str | None = None, panels: bool = False) -> Facts:
-        """Return the current facts, with `wanted` (a run's key) in detail, else the newest running. Raises SourceError.
+        """Return the facts, in detail of `wanted` (a run's key), else of the newest running; raises SourceError.
 
-        Args:
-            panels: Also read the series of all panels.
+        With `panels` the series of all panels, too.
         """
         runs = in_order(self._source.runs())
         run = select(runs, next((run for run in runs if key_of(run) == wanted), None), self._series.run)

@@ -73,10 +73,9 @@ def cell(text: str, width: int, right: bool = False) -> str:
 def table(
     columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[str | Text]], selected: int | None, height: int
 ) -> list[Text]:
-    """Return a header and at most `height` rows, including the selected one; the header shows which of how many.
+    """Return a header, which shows which rows of how many, and at most `height` rows, including the selected one.
 
-    Args:
-        columns: Title and width in cells: negative aligns right, 0 omits it, None (the last) is unlimited.
+    Columns have a title and a width in cells: negative aligns right, 0 omits it, None (the last) is unlimited.
     """
     first = max(0, min((selected or 0) - height // 2, len(rows) - height))
     shown = rows[first : first + height]
@@ -243,11 +242,7 @@ def sparkline(values: Sequence[float | None], maximum: float | None = None, rows
 
 
 def area(traces: Sequence[Series], width: int, rows: int, start_s: float, end_s: float) -> list[Text]:
-    """Return shares of time over time, `rows` lines, top first: a column for each interval, its states stacked.
-
-    Args:
-        traces: One for each value of the label "state". Intervals without samples are blank.
-    """
+    """Return shares of time over time, `rows` lines, top first: a column of stacked states for each interval."""
     columns: list[dict[str, float]] = [{} for _ in range(width)]
     for trace in traces:
         for column, value in zip(columns, buckets(trace.points, width, start_s, end_s), strict=True):

@@ -69,8 +69,7 @@ class Page:
 def page(view: View, facts: Facts | SourceError | None, width: int, height: int) -> Page:
     """Return a page for this size in cells; its body is one cell narrower, for the scroll bar.
 
-    Args:
-        facts: An error while the source does not answer, None before its first answer.
+    The facts are an error while the source does not answer, and None before its first answer.
     """
     whole, width = width, width - 1
     if view.page == "help":

@@ -149,10 +149,7 @@ def _at_once(group: str) -> list[Panel]:
 
 
 def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequence[Series]]:
-    """Return the other charts of a stretch of time: of GPUs (narrowed to one if one is chosen) and the rest; and the GPUs' shares of time.
-
-    Raises: SourceError.
-    """
+    """Return the charts of GPUs (of one if one is chosen), all other charts, and the GPUs' shares of time."""
     span, scope = shown.small, shown.scope
     of_run = _at_once("run") if shown.run is not None else []
     of_node = replace(scope, run=None, rank=None)
