@@ -51,18 +51,18 @@ GPU: tuple[Panel, ...] = (
     table("owners", "Who holds the GPUs", columns=_OWNER, empty=NO_GPU, runbook="GpuAllocatedUnused", width=24).asks(
         "Whose processes are on which GPU?", _greatest("gpuwatch_gpu_owner_info", _OWNER)
     ),
-    stack("gpu_ledger", "Where the GPUs' time goes", maximum=1.0, empty=NO_GPU).asks(
+    stack("gpu_ledger", "Where the GPUs' time goes", maximum=1.0, empty=NO_READING).asks(
         "Do they compute, wait for data, or are they held without work?", line("{state}", _GPU_SECONDS, _GPU_SECONDS)
     ),
-    Panel("gpu_utilization", "GPU utilisation", maximum=1.0, empty=NO_GPU).asks(
+    Panel("gpu_utilization", "GPU utilisation", maximum=1.0, empty=NO_READING).asks(
         "For which share of the time is any kernel running? (Presence, not intensity.)",
         line("GPU {gpu}", "gpuwatch_gpu_utilization_ratio"),
     ),
-    Panel("gpu_memory", "GPU memory", maximum=1.0, empty=NO_GPU).asks(
+    Panel("gpu_memory", "GPU memory", maximum=1.0, empty=NO_READING).asks(
         "Which share of the GPU's memory is in use?",
         line("GPU {gpu}", "gpuwatch_gpu_memory_used_bytes", "gpuwatch_gpu_memory_total_bytes"),
     ),
-    Panel("gpu_power", "GPU power", empty=NO_GPU).asks(
+    Panel("gpu_power", "GPU power", empty=NO_READING).asks(
         "How hard does the GPU work?", line("GPU {gpu}", "gpuwatch_gpu_power_watts")
     ),
     _per_gpu("gpu_temperature", "GPU temperature", "Is it cooled?", "gpuwatch_gpu_temperature_celsius"),

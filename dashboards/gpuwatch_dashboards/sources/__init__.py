@@ -64,10 +64,10 @@ class Once:
         self._lock = threading.Lock()
         self._entries: dict[Hashable, _Entry] = {}
 
-    def get(self, key: Hashable, make: Callable[[], T], hold_s: Callable[[float], float] | None = None) -> T:
+    def get(self, key: Hashable, make: Callable[[], T], hold_s: float | None = None, factor: float = 0.0) -> T:
         """Return what `make` returned for this key, now or up to `hold_s` ago. Raises what it raised, for a second.
 
-        `hold_s` turns the seconds that it took to make into those for which it is held.
+        It is held for at least `factor` times as long as it took to make.
         """
         with self._lock:
             if key not in self._entries:
@@ -85,7 +85,10 @@ class Once:
                 except Exception as error:
                     entry.error = error
                 end_s = self._now()
-                held_s = self.hold_s if hold_s is None or entry.error is not None else hold_s(end_s - begin_s)
+                if hold_s is None or entry.error is not None:
+                    held_s = self.hold_s
+                else:
+                    held_s = max(hold_s, factor * (end_s - begin_s))
                 entry.until_s = end_s + held_s
             if entry.error is not None:
                 # without the frames of an earlier caller: they would pile up on it
@@ -115,20 +118,19 @@ class SharedSource:
 
     def steps(self, run: Run, points: int, start_s: float | None = None, end_s: float | None = None) -> Steps:
         key = ("steps", _key(run), run.status, points, start_s, end_s)
-        return self._once.get(key, lambda: self._source.steps(run, points, start_s, end_s), _hold(run, STEPS_HOLD_S))
+        return self._once.get(key, lambda: self._source.steps(run, points, start_s, end_s), *_hold(run, STEPS_HOLD_S))
 
     def past_findings(self, run: Run) -> list[Finding]:
-        return self._once.get(("past", _key(run)), lambda: self._source.past_findings(run), lambda _: STEPS_HOLD_S)
+        return self._once.get(("past", _key(run)), lambda: self._source.past_findings(run), STEPS_HOLD_S)
 
     def report(self, run: Run) -> RunReport:
         key = ("report", _key(run), run.status)
-        return self._once.get(key, lambda: self._source.report(run), _hold(run, REPORT_HOLD_S))
+        return self._once.get(key, lambda: self._source.report(run), *_hold(run, REPORT_HOLD_S))
 
 
 def _key(run: Run) -> tuple[str, int, str | None]:
     return run.run, run.rank, run.instance
 
 
-def _hold(run: Run, least_s: float) -> Callable[[float], float]:
-    """Return what turns the seconds that an answer took into those for which it is kept."""
-    return lambda took_s: ENDED_HOLD_S if run.status != "running" else max(least_s, HOLD_FACTOR * took_s)
+def _hold(run: Run, least_s: float) -> tuple[float, float]:
+    return (least_s, HOLD_FACTOR) if run.status == "running" else (ENDED_HOLD_S, 0.0)

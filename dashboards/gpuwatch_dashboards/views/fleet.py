@@ -40,7 +40,7 @@ def page(site: Site) -> None:
     now = Span(span.start_s, time.time() // EVERY_S * EVERY_S)
     panels = GROUPS["fleet"]
     stats = [panel for panel in panels if panel.kind == "stat"]
-    numbers = site.once.get(("fleet", now), lambda: answered(site, stats, Scope(), now), lambda _: EVERY_S)
+    numbers = site.once.get(("fleet", now), lambda: answered(site, stats, Scope(), now), EVERY_S)
     head = _head(numbers, site.currency())
     if head is None:
         st.html(PAGES.nothing_recorded())

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from gpuwatch.api import Run, Series
+from gpuwatch.api import Run
 from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
 from gpuwatch_dashboards.render import markup
-from gpuwatch_dashboards.render.cards import HEIGHT_PX, Card, card, read_panels
+from gpuwatch_dashboards.render.cards import Card, card, read_panels
 from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.sources import Source
 from gpuwatch_dashboards.views.site import (
@@ -24,7 +24,6 @@ from gpuwatch_dashboards.views.site import (
     choice,
     chosen_run,
     draw_card,
-    draw_cards,
     draw_panels,
     foot,
     go_to,
@@ -125,7 +124,7 @@ def _top(site: Site, shown: _Shown, now_s: float) -> None:
     found = (*markup.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), lambda _: shown.hold_s))
+            draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s))
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
         box("findings", head + markup.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
@@ -148,32 +147,21 @@ def _at_once(group: str) -> list[Panel]:
     return [panel for panel in live_panels(group) if not panel.more and panel.kind != "stat" and panel.key != TOP.key]
 
 
-def _charts(source: Source, shown: _Shown) -> tuple[list[Card], list[Card], Sequence[Series]]:
-    """Return the charts of GPUs (of one if one is chosen), all other charts, and the GPUs' shares of time."""
-    span, scope = shown.small, shown.scope
-    of_run = _at_once("run") if shown.run is not None else []
-    of_node = replace(scope, run=None, rank=None)
-    others = read_panels(source, [*of_run, *_at_once("node"), *_at_once("agent")], scope, span)
-    gpus = read_panels(source, _at_once("gpu"), replace(of_node, gpu=shown.gpu), span) if shown.node.gpus else []
-    table = replace(span, points=TABLE_POINTS)
-    [states] = source.evaluate([GPU_STATES], of_node, table) if shown.node.gpus else [[]]
-    of_gpus = [card(*each, span, HEIGHT_PX, "This GPU does not report it.") for each in gpus]
-    return of_gpus, [card(*each, span) for each in others], states
-
-
 def _rest(site: Site, shown: _Shown) -> None:
-    node = shown.node
-    of_gpus, others, states = site.once.get(
-        ("charts", shown.key), lambda: _charts(site.source, shown), lambda _: shown.hold_s
-    )
-    if gpus := node.gpus:
-        head = PAGES.panel_head(f"GPUs of {node.host}", "What does each do now, and where did its time go?")
+    """Draw the table and charts of the GPUs (of one if one is chosen), and all other charts."""
+    gpus, of_node = shown.node.gpus, replace(shown.scope, run=None, rank=None)
+    if gpus:
+        span = replace(shown.span, points=TABLE_POINTS)
+        key = ("states", shown.key)
+        [states] = site.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
+        head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
         box("gpus", head + markup.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:
             options = [ALL_GPUS, *(each.gpu for each in gpus)]
             choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
-        draw_cards("grid-gpu", of_gpus)
-    draw_cards("grid", others)
+        draw_panels(site, "gpu", _at_once("gpu"), replace(of_node, gpu=shown.gpu), shown.small, shown.hold_s)
+    others = [*(_at_once("run") if shown.run is not None else []), *_at_once("node"), *_at_once("agent")]
+    draw_panels(site, "charts", others, shown.scope, shown.small, shown.hold_s)
 
 
 def _gpu_name(gpu: str) -> str:

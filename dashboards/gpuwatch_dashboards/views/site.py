@@ -52,7 +52,7 @@ class Site:
         """Return the currency of Prometheus's costs; empty: none are recorded."""
         if self.prometheus is None:
             return ""
-        return self.once.get(("currency",), self.prometheus.currency, lambda _: CURRENCY_S)
+        return self.once.get(("currency",), self.prometheus.currency, CURRENCY_S)
 
 
 def redrawn(every_s: float) -> Callable[[Callable[[Site], None]], Callable[[Site], None]]:
@@ -221,7 +221,7 @@ def draw_panels(site: Site, name: str, panels: Sequence[Panel], scope: Scope, sp
         return figures(found, currency), charts
 
     key = ("panels", name, tuple(panel.key for panel in panels), scope, span)
-    stats, cards = site.once.get(key, made, lambda _: hold_s)
+    stats, cards = site.once.get(key, made, hold_s)
     if stats:
         box(name, stats)
     if cards:
