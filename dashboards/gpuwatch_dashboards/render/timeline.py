@@ -33,14 +33,7 @@ ROW_PX, GAP_PX = 46, 14
 GAP_MS = 0.001
 """After its end a piece is interrupted: at the same moment the tooltip would list it twice."""
 ROWS = ("host", "device")
-KINDS: dict[str, Look] = {
-    "data_wait": PHASES["data_wait"],
-    "transfer": STATES["transfer"],
-    "compute": STATES["compute"],
-    "exposed": WAITS["exposed"],
-    "hidden": WAITS["hidden"],
-    "host_wait": STATES["host_wait"],
-}
+KINDS: dict[str, Look] = {**PHASES, **WAITS, "host_wait": STATES["host_wait"]}
 """What a piece may be."""
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from math import ceil
 from statistics import median
 
-from rich.cells import cell_len, set_cell_size
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
@@ -63,11 +62,10 @@ def fitted(line: Text, width: int) -> Text:
 
 def cell(text: str, width: int, right: bool = False) -> str:
     """Return a table cell: the text cut with "…" or filled to `width` cells."""
-    text = harmless(text)
-    if cell_len(text) > width:
-        return set_cell_size(text, width - 1) + "…" if width > 0 else ""
-    space = " " * (width - cell_len(text))
-    return space + text if right else text + space
+    line = Text(harmless(text))
+    line.truncate(max(0, width), overflow="ellipsis")
+    line.align("right" if right else "left", width)
+    return line.plain
 
 
 def table(

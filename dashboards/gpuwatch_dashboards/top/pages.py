@@ -88,9 +88,8 @@ def page(view: View, facts: Facts | SourceError | None, width: int, height: int)
         selected = max(0, min(view.gpu, len(facts.gpus) - 1))
         detail = sections.gpu_detail(facts, facts.gpus[selected], width, height) if facts.gpus else []
         room = height - len(node) - 1
-        return Page(
-            detail, sections.gpu_table(facts, selected, whole, max(3, min(8, room // 2), room - len(detail))), node
-        )
+        rows = max(3, min(8, room // 2), room - len(detail))
+        return Page(detail, sections.gpu_table(facts, selected, whole, rows), node)
     run = selected_run(view, facts)
     if run is None:
         gpus = [rule("GPUs", width), *sections.gpu_table(facts, None, width, len(facts.gpus))] if facts.gpus else []
@@ -122,14 +121,10 @@ def panel_lines(series: Sampled, width: int) -> list[Text]:
         drawn = drawn_lines(panel, [series.traces.get(f"{panel.key} {curve.legend}", ()) for curve in panel.curves])
         if panel.kind == "stat":  # of several series (e.g. mounts of /dev/shm) the one closest to its limit
             drawn = sorted(drawn, key=lambda line: -(last(line.points) or 0.0))[:1]
-        top = panel.maximum or max(
-            (value for line in drawn for _, value in line.points if value is not None), default=0.0
-        )
+        top = panel.maximum or max((v for line in drawn for _, v in line.points if v is not None), default=0.0)
         curves = [Curve(line.name or panel.title, line.points, panel.unit, line.colour, top) for line in drawn]
-        lines += [
-            rule(panel.title, width),
-            *curve_lines(curves, series.start_s, series.end_s, width, label=min(24, width // 2 - 4)),
-        ]
+        lines.append(rule(panel.title, width))
+        lines += curve_lines(curves, series.start_s, series.end_s, width, label=min(24, width // 2 - 4))
         lines += [] if curves else wrapped(panel.empty, width - 1, DIM, 1)
     return lines
 
@@ -157,10 +152,7 @@ def no_runs(host: str, width: int) -> list[Text]:
     lines += [Text(), Text("    import gpuwatch"), Text()]
     lines += [words("    for batch in gpuwatch.watch(loader):", "bold reverse"), Text("        ..."), Text()]
     lines += wrapped("or run the script as it is: gpuwatch run -- python train.py", width, "", 2)
-    return [
-        *lines,
-        *wrapped("The run appears here automatically, with a verdict after its first steps.", width, DIM, 2),
-    ]
+    return lines + wrapped("The run appears here automatically, with a verdict after its first steps.", width, DIM, 2)
 
 
 def away(error: SourceError, width: int) -> list[Text]:

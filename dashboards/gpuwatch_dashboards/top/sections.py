@@ -270,11 +270,6 @@ def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     lines = [rule(title, width), Text(" ").append_text(bar(shares, width - 2)), *flowed(legend(shares, {}), width)]
     found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]
     lines += finding_lines(found, facts.time_s, True, width) if found else []
-    return lines + _gpu_curves(facts.series, gpu, width, TALL_ROWS if height >= TALL else 1)
-
-
-def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
-    """Return one GPU's curves; empty without samples."""
     shown = (
         ("utilisation", "gpu_utilization", "ratio", BLUE, 1.0),
         ("memory", "gpu_memory", "ratio", GREEN, 1.0),
@@ -282,12 +277,13 @@ def _gpu_curves(series: Sampled, gpu: Gpu, width: int, rows: int) -> list[Text]:
         ("temperature", "gpu_temperature", "celsius", "default", 100.0),
     )
     curves = [
-        Curve(name, series.points(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid), unit, colour, top)
+        Curve(name, facts.series.points(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid), unit, colour, top)
         for name, key, unit, colour, top in shown
     ]
-    if not any(curve.points for curve in curves):
-        return []
-    return curve_lines(curves, series.start_s, series.end_s, width, rows)
+    if any(curve.points for curve in curves):
+        rows = TALL_ROWS if height >= TALL else 1
+        lines += curve_lines(curves, facts.series.start_s, facts.series.end_s, width, rows)
+    return lines
 
 
 def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
