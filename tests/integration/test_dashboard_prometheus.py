@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,9 +33,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def source(prometheus: str) -> Iterator[PrometheusSource]:
-    with closing(PrometheusSource(prometheus, scrape_interval_s=1.0)) as opened:
-        yield opened
+def source(prometheus: str) -> PrometheusSource:
+    return PrometheusSource(prometheus, scrape_interval_s=1.0)
 
 
 def test_run_and_verdict(source: PrometheusSource) -> None:

@@ -232,7 +232,7 @@ def test_files_are_written_and_printed(tmp_path: Path) -> None:
 
 
 def test_runs_and_findings_are_marked_once_and_extended(grafana: FakeGrafana, tmp_path: Path) -> None:
-    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, seconds=8, run="a run & co") as trainer:
+    with Agent(tmp_path) as agent, Trainer(agent, data_s=0.03, compute_s=0.01, seconds=20, run="a run & co") as trainer:
         wait_for("a finding", lambda: agent.get("/api/v1/findings")["findings"], 40)
         arguments = ("push", "--url", grafana.url, "--agent", agent.url)
         first = command(*arguments, GRAFANA_TOKEN=EDITOR)
