@@ -58,37 +58,32 @@ class _Entry:
 class Once:
     """Values by key, each held for a while. Thread-safe: a second caller waits for the value that is being made."""
 
-    def __init__(self, hold_s: float = HOLD_S, now: Callable[[], float] = time.monotonic) -> None:
-        self.hold_s = hold_s
-        self._now = now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[Hashable, _Entry] = {}
 
-    def get(self, key: Hashable, make: Callable[[], T], hold_s: float | None = None, factor: float = 0.0) -> T:
+    def get(self, key: Hashable, make: Callable[[], T], hold_s: float = HOLD_S, factor: float = 0.0) -> T:
         """Return what `make` returned for this key, now or up to `hold_s` ago. Raises what it raised, for a second.
 
         It is held for at least `factor` times as long as it took to make.
         """
         with self._lock:
             if key not in self._entries:
-                now_s = self._now()  # links with fixed times would pile up
+                now_s = time.monotonic()  # links with fixed times would pile up
                 for old in [k for k, e in self._entries.items() if e.until_s < now_s and not e.lock.locked()]:
                     del self._entries[old]
                 self._entries[key] = _Entry()
             entry = self._entries[key]
         with entry.lock:
-            begin_s = self._now()
+            begin_s = time.monotonic()
             if begin_s >= entry.until_s:
                 entry.value, entry.error = None, None
                 try:
                     entry.value = make()
                 except Exception as error:
                     entry.error = error
-                end_s = self._now()
-                if hold_s is None or entry.error is not None:
-                    held_s = self.hold_s
-                else:
-                    held_s = max(hold_s, factor * (end_s - begin_s))
+                end_s = time.monotonic()
+                held_s = HOLD_S if entry.error is not None else max(hold_s, factor * (end_s - begin_s))
                 entry.until_s = end_s + held_s
             if entry.error is not None:
                 # without the frames of an earlier caller: they would pile up on it
@@ -100,10 +95,8 @@ class Once:
 class SharedSource:
     """A Source that caches another one: all viewers share one request per second, and slow answers are kept longer."""
 
-    def __init__(self, source: Source, once: Once | None = None) -> None:
-        self._source = source
-        self._once = once or Once()
-        self.label = source.label
+    def __init__(self, source: Source) -> None:
+        self._source, self._once, self.label = source, Once(), source.label
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
         return self._once.get(("runs", node, run, kept), lambda: self._source.runs(node, run, kept))
