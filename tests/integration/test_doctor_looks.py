@@ -120,8 +120,6 @@ def test_a_listener_of_this_process_is_found_by_its_port(address: str) -> None:
 
 def test_what_this_machine_says_agrees_with_its_own_tools() -> None:
     around = this_machine()
-    wall_s, suspended_s = around.clocks()
-    assert abs(wall_s - time.time()) < 1 and suspended_s >= 0
     assert around.ntp() in (True, False, None)
     usage = shutil.disk_usage("/")
     assert around.space(Path("/"))[0] == usage.total

@@ -1,4 +1,4 @@
-"""What loader workers run out of: /dev/shm, open files, locked memory, processes, cores. And the machine's clocks."""
+"""What loader workers run out of: /dev/shm, open files, locked memory, processes, cores. And whether the clock is synchronised."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FEW, _ENOUGH = 256, 4096
-_OLDEST_S = 1_704_067_200.0
-"""2024-01-01: gpuwatch did not exist before."""
-_SUSPENDED_S = 1.0
-_SYNCHRONISE = "timedatectl set-ntp true, or chrony"
 
 
 def shm(machine: Machine) -> Outcome:
@@ -109,19 +105,6 @@ def pressure(machine: Machine) -> Outcome:
     return ok("cpu, io and memory")
 
 
-def clock(machine: Machine) -> Outcome:
-    """Time in suspend, which nothing measures: CLOCK_BOOTTIME less CLOCK_MONOTONIC. And whether the date is plausible."""
-    wall_s, suspended_s = machine.clocks()
-    if wall_s < _OLDEST_S:
-        return problem("the wall clock is years behind", f"set it: {_SYNCHRONISE}")
-    if suspended_s > _SUSPENDED_S:
-        return warning(
-            f"the machine was suspended for {suspended_s:.0f} s since it booted: no run has that time",
-            "systemctl mask sleep.target suspend.target, on a machine that trains",
-        )
-    return ok("monotonic and boot time agree: never suspended")
-
-
 def ntp(machine: Machine) -> Outcome:
     """Whether the kernel considers its clock synchronised. Source: adjtimex(2)."""
     synchronised = machine.ntp()
@@ -130,7 +113,7 @@ def ntp(machine: Machine) -> Outcome:
     if not synchronised:
         return warning(
             "the clock is not synchronised: series of several nodes will not line up",
-            f"{_SYNCHRONISE}; a virtual machine may follow its host's clock without reporting it",
+            "timedatectl set-ntp true, or chrony; a virtual machine may follow its host's clock without reporting it",
         )
     return ok("synchronised")
 

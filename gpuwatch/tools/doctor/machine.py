@@ -9,7 +9,6 @@ import platform
 import resource
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -128,15 +127,11 @@ class AgentView:
     ready: bool = False
     not_ready: str = ""
     """Its reason at /readyz."""
-    ahead_s: float = 0.0
-    """Its clock less this one's; 0.0 where it is less than half of the round trip, which is the precision."""
 
 
-def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
-    asked_s = time_s()
+def ask_agent(url: str, fetch: Fetch) -> AgentView:
     try:
         answer = fetch(f"{url}/api/v1/status")
-        answered_s = time_s()
         if answer.status != 200:
             return AgentView(url, "foreign", error=f"another program answers there (status {answer.status})")
         status = msgspec.json.decode(answer.body, type=Status)
@@ -146,10 +141,8 @@ def ask_agent(url: str, fetch: Fetch, time_s: Callable[[], float]) -> AgentView:
         return AgentView(url, "refused" if refused else "unreachable", error=why(error))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return AgentView(url, "foreign", error="another program answers there (not the agent's JSON)")
-    difference_s = (status.time_s or answered_s) - (asked_s + answered_s) / 2
-    ahead_s = 0.0 if abs(difference_s) <= (answered_s - asked_s) / 2 else difference_s
     reason = ready.body.decode(errors="replace").strip()
-    return AgentView(url, "answers", status, ready=ready.status == 200, not_ready=reason, ahead_s=ahead_s)
+    return AgentView(url, "answers", status, ready=ready.status == 200, not_ready=reason)
 
 
 def is_local(url: str) -> bool:
@@ -201,11 +194,6 @@ class Machine:
         spec = find_spec(package)
         return Path(spec.origin).parent if spec is not None and spec.origin else None
 
-    def clocks(self) -> tuple[float, float]:
-        """Return (Unix time, seconds spent in suspend since boot: CLOCK_BOOTTIME less CLOCK_MONOTONIC)."""
-        monotonic_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-        return time.time(), time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic_s
-
     def ntp(self) -> bool | None:
         """Return whether the kernel considers its clock synchronised; None: unknown.
 
@@ -247,5 +235,5 @@ def this_machine(
     agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None, page_port: int
 ) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
-    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, fetch, time.time))
+    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, fetch))
     return Machine(agent_url, agent_wanted, prometheus_url, history, page_port, nvml.result, agent.result)

@@ -15,7 +15,6 @@ from gpuwatch.tools.doctor.machine import Machine, is_local
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.wire import endpoint
 
-_CLOCK_S = 2.0
 _NO_AGENT = "no agent answers"
 _START = "start an agent: gpuwatch up"
 _CONNECT_S = 0.5
@@ -70,20 +69,6 @@ def agent_version(machine: Machine) -> Outcome:
             f"pip install 'gpuwatch-training=={theirs}' here, or update and restart the agent",
         )
     return ok(f"both are {ours}")
-
-
-def agent_clock(machine: Machine) -> Outcome:
-    """Whether the agent's wall clock, which dates the history and the alerts, agrees with this machine's."""
-    view = machine.agent()
-    if view.status is None:
-        return skipped(_NO_AGENT)
-    if abs(view.ahead_s) > _CLOCK_S:
-        way = "ahead of" if view.ahead_s > 0 else "behind"
-        return warning(
-            f"the agent's clock is {abs(view.ahead_s):.1f} s {way} this machine's",
-            "synchronise both: timedatectl set-ntp true, or chrony",
-        )
-    return ok(f"within {_CLOCK_S:.0f} s of this machine's")
 
 
 def hook_socket(machine: Machine) -> Outcome:

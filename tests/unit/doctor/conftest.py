@@ -11,7 +11,7 @@ import pytest
 from gpuwatch.tools.doctor.machine import AgentView, Machine, NvmlFacts
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
-METHODS = ("requirements", "folder_of", "clocks", "ntp", "limits", "cores", "space", "reads", "writes")
+METHODS = ("requirements", "folder_of", "ntp", "limits", "cores", "space", "reads", "writes")
 
 
 @pytest.fixture
@@ -77,7 +77,6 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "nvml": lambda: nvml,
             "agent": lambda: agent,
             "fetch": answers(pages),
-            "clocks": lambda: (1_790_000_000.0, 0.2),
             "ntp": lambda: True,
             "limits": lambda number: limit,
             "cores": lambda: 8,

@@ -14,7 +14,7 @@ import pytest
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import AgentView, Machine, ask_agent
-from gpuwatch.tools.doctor.services import agent, agent_clock, agent_version, collectors, hook_socket
+from gpuwatch.tools.doctor.services import agent, agent_version, collectors, hook_socket
 from gpuwatch.wire import endpoint
 from tests.unit.doctor.machines import STATUS, answers
 
@@ -69,17 +69,6 @@ def test_agent_version(machine: MakeMachine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "status"), [(1000.5, "ok"), (1002.4, "ok"), (1002.6, "warning"), (990.0, "warning")]
-)
-def test_agent_clock_allows_for_the_round_trip(machine: MakeMachine, theirs: float, status: str) -> None:
-    times = iter((1000.0, 1001.0))
-    pages = {f"{URL}/api/v1/status": {**STATUS, "time_s": theirs}, f"{URL}/readyz": "ok"}
-    view = ask_agent(URL, answers(pages), lambda: next(times))
-    assert view.ready and agent_clock(machine(view=view)).status == status
-    assert agent_clock(machine()).status == "skipped"
-
-
-@pytest.mark.parametrize(
     ("page", "state"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "refused"),
@@ -90,7 +79,7 @@ def test_agent_clock_allows_for_the_round_trip(machine: MakeMachine, theirs: flo
     ],
 )
 def test_who_answers_at_the_agents_address(page: Any, state: str) -> None:
-    view = ask_agent(URL, answers({f"{URL}/api/v1/status": page}), lambda: 0.0)
+    view = ask_agent(URL, answers({f"{URL}/api/v1/status": page}))
     assert (view.state, view.status) == (state, None) and view.error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.host.cgroup import Quota, quota
-from gpuwatch.tools.doctor.limits import clock, cores, locked_memory, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor.limits import cores, locked_memory, ntp, open_files, pressure, shm, tasks
 from gpuwatch.tools.doctor.machine import Machine
 from tests.unit.doctor.machines import GIB, UNLIMITED, write
 
@@ -140,13 +140,6 @@ def test_pressure(machine: MakeMachine, proc: Path) -> None:
     (proc / "pressure/io").unlink()
     outcome = pressure(machine())
     assert outcome.status == "warning" and "for io:" in outcome.found and "psi=1" in str(outcome.remedy)
-
-
-def test_clock(machine: MakeMachine) -> None:
-    assert clock(machine()).status == "ok"
-    slept = clock(machine(clocks=lambda: (1_790_000_000.0, 3600.0)))
-    assert slept.status == "warning" and "suspended for 3600 s" in slept.found
-    assert clock(machine(clocks=lambda: (86400.0, 0.0))).status == "problem"
 
 
 @pytest.mark.parametrize(("reported", "status"), [(True, "ok"), (False, "warning"), (None, "skipped")])
