@@ -13,7 +13,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration, percent
 from gpuwatch.ledger.states import RUN_STATES
 from gpuwatch.tools.reports.display import STATES
-from gpuwatch.tools.reports.model import RunReport, setting
+from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.statistics import speedup
 
 SCHEMA = "gpuwatch-compare/1"
@@ -122,23 +122,10 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def setting_rows(self) -> list[tuple[str, str, str]]:
         """Return the settings that differ: the loader's, tags, versions, GPUs."""
-        sides = [
-            {
-                **(run.loader or {}),
-                **{f"tag {name}": value for name, value in run.tags.items()},
-                **{f"version of {name}": value for name, value in run.versions.items()},
-                "device": run.device,
-                "GPUs": ", ".join(run.gpus),
-            }
-            for run in (self.a, self.b)
-        ]
-        rows = []
-        for name in dict.fromkeys((*sides[0], *sides[1])):
-            before, after = (side.get(name) for side in sides)
-            if before != after:
-                first, second = ("-" if value in (None, "") else setting(name, value) for value in (before, after))
-                rows.append((name, first, second))
-        return rows
+        sides = [{**run.settings, "device": run.device, "GPUs": ", ".join(run.gpus)} for run in (self.a, self.b)]
+        names = dict.fromkeys((*sides[0], *sides[1]))
+        rows = [(name, sides[0].get(name) or "-", sides[1].get(name) or "-") for name in names]
+        return [row for row in rows if row[1] != row[2]]
 
 
 def compare(a: RunReport, b: RunReport) -> Comparison:

@@ -25,11 +25,6 @@ def when(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def setting(name: str, value: object) -> str:
-    """Return a loader's setting as people read it."""
-    return size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
-
-
 class Found(Finding, frozen=True, kw_only=True):
     """A cause over the whole run: its last finding, and when it was active."""
 
@@ -185,6 +180,16 @@ class RunReport(msgspec.Struct, frozen=True):
         return rows
 
     @property
+    def settings(self) -> dict[str, str]:
+        """Return the loader's settings, versions and tags, by name."""
+        loader = {name: of for name, of in (self.loader or {}).items() if of is not None}
+        return {
+            **{f"loader: {name}": size(of) if name.endswith("_bytes") else str(of) for name, of in loader.items()},
+            **{f"version of {name}": value for name, value in self.versions.items()},
+            **{f"tag {name}": value for name, value in self.tags.items()},
+        }
+
+    @property
     def environment(self) -> list[tuple[str, str]]:
         rows: list[tuple[str, str]] = [
             ("run", self.run),
@@ -197,9 +202,7 @@ class RunReport(msgspec.Struct, frozen=True):
             ("GPUs", ", ".join(self.gpus)),
             ("ranks", f"{len(self.ranks)} of {self.world_size}" if self.world_size > 1 else ""),
             ("step records lost", str(self.records_lost or "")),
-            *((f"loader: {name}", setting(name, of)) for name, of in (self.loader or {}).items() if of is not None),
-            *((f"version of {name}", value) for name, value in self.versions.items()),
-            *((f"tag {name}", value) for name, value in self.tags.items()),
+            *self.settings.items(),
         ]
         return [(name, value) for name, value in rows if value]
 

@@ -75,7 +75,7 @@ def test_rows_show_the_change_and_settings_only_where_they_differ() -> None:
     assert rows["step, mean"] == ("100 ms", "44 ms", "-56%")
     assert rows["waiting for data"] == ("60%", "9.1%", "-50.9 points")
     assert "transfer, a step" not in rows  # nothing to say of it on either side
-    assert found.setting_rows == [("num_workers", "4", "10"), ("tag team", "vision", "-")]
+    assert found.setting_rows == [("loader: num_workers", "4", "10"), ("tag team", "vision", "-")]
 
 
 def test_a_change_too_small_to_show_has_no_sign_of_its_own() -> None:
