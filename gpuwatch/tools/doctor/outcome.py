@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -83,19 +82,13 @@ def show(checks: Sequence[Outcome], title: str, console: Any) -> None:
 
 
 def as_json(checks: Sequence[Outcome], version: str, host: str) -> str:
-    counts = Counter(check.status for check in checks)
-    totals = {status: counts[status] for status in _ORDER}
-    return formatting.as_json({"version": version, "host": host, "counts": totals, "checks": checks})
+    return formatting.as_json({"version": version, "host": host, "counts": _counts(checks), "checks": checks})
+
+
+def _counts(checks: Sequence[Outcome]) -> dict[Status, int]:
+    return {status: sum(check.status == status for check in checks) for status in _ORDER}
 
 
 def summary(checks: Sequence[Outcome]) -> str:
-    """Return e.g. "1 problem (driver), 2 warnings (NTP, cores), 20 ok, 3 skipped"."""
-    parts = []
-    for status in _ORDER:
-        names = [check.name for check in checks if check.status == status]
-        if status in ("problem", "warning"):
-            which = f" ({', '.join(names)})" if names else ""
-            parts.append(f"{len(names) or 'no'} {status}{'' if len(names) == 1 else 's'}{which}")
-        elif names:
-            parts.append(f"{len(names)} {status}")
-    return ", ".join(parts)
+    """Return e.g. "problem: 1, warning: 0, ok: 20, skipped: 3"."""
+    return ", ".join(f"{status}: {count}" for status, count in _counts(checks).items())

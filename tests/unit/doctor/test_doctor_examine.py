@@ -103,7 +103,7 @@ def test_plain_text_has_one_unwrapped_line_a_check() -> None:
         "problem  driver        the driver is not loaded\n"
         "                       -> modprobe nvidia\n"
         "skipped  visible GPUs  there is no driver\n\n"
-        "1 problem (driver), no warnings, 1 ok, 1 skipped"
+        "problem: 1, warning: 0, ok: 1, skipped: 1"
     )
 
 
