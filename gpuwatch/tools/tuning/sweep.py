@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import duration
@@ -38,70 +38,64 @@ class Interrupted(KeyboardInterrupt):
         self.result = result
 
 
+@dataclass
 class Sweep:
     """One pass through the settings. `progress` is called with each new row."""
 
-    def __init__(
-        self,
-        goal: Goal,
-        measure: Callable[[Setting, Plan], Measured | Failed],
-        room: Callable[[], Room],
-        progress: Callable[[Row], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._goal = goal
-        self._measure = measure
-        self._room = room
-        self._progress = progress
-        self._clock = clock
-        self._begun = clock()
-        self._start = room()
-        self._rows: list[Row] = []
-        self._notes: list[str] = []
-        self._stopped = ""
+    goal: Goal
+    measure: Callable[[Setting, Plan], Measured | Failed]
+    room: Callable[[], Room]
+    progress: Callable[[Row], None]
+    clock: Callable[[], float] = time.monotonic
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        self.begun_s, self.start = self.clock(), self.room()
 
     def run(self) -> TuneResult:
         """Return the result. Raises: ConfigError where no setting runs; Interrupted on Ctrl-C."""
         try:
             self._ladder()
             self._refine()
-            best = choose.choose(self._rows, self._goal.step_s)
+            best = choose.choose(self.rows, self.goal.step_s)
             if best is not None:
                 return self._result(self._options(best))
         except KeyboardInterrupt:
-            self._stopped = _INTERRUPTED
-            best = choose.choose(self._rows, self._goal.step_s)
+            self.stopped = _INTERRUPTED
+            best = choose.choose(self.rows, self.goal.step_s)
             raise Interrupted(self._result(best.setting) if best else None) from None
-        failure = next((row for row in self._rows if isinstance(row, Failed)), None)
+        failure = next((row for row in self.rows if isinstance(row, Failed)), None)
         if failure is not None and failure.kind == "no_loader":
             raise ConfigError(failure.text)
-        what = self._stopped if failure is None else failure.text
+        what = self.stopped if failure is None else failure.text
         raise ConfigError(
-            f"{self._goal.name}: the loader fails with every setting tried: {what}; "
+            f"{self.goal.name}: the loader fails with every setting tried: {what}; "
             "take one batch from it without gpuwatch to see more"
         )
 
     def _try(self, setting: Setting, second_pass: bool = False) -> Row:
         """Try a setting unless a forecast, or the budget, forbids it."""
-        for known in self._rows:
+        for known in self.rows:
             if known.setting == setting and isinstance(known, LeftOut):
                 return known
-        budget_s, needs_s = self._goal.budget_s, self._needs_s(setting)
-        remaining_s = budget_s - (self._clock() - self._begun)
-        row: Row | None = choose.left_out(setting, self._rows, self._room(), self._goal.ranks)
-        if row is None and self._rows and remaining_s < needs_s:
+        budget_s, needs_s = self.goal.budget_s, self._needs_s(setting)
+        remaining_s = budget_s - (self.clock() - self.begun_s)
+        row: Row | None = choose.left_out(setting, self.rows, self.room(), self.goal.ranks)
+        if row is None and self.rows and remaining_s < needs_s:
             row = LeftOut(setting, "budget", f"the budget of {duration(budget_s)} is used up")
         if row is None:
             measure_s = min(2.0, max(0.3, budget_s / 20))
             limit_s = min(remaining_s, max(budget_s / 3, 3 * needs_s))
-            row = self._measure(setting, Plan(measure_s, limit_s, second_pass, seed=len(self._rows)))
-        self._rows.append(row)
-        self._progress(row)
+            row = self.measure(setting, Plan(measure_s, limit_s, second_pass, seed=len(self.rows)))
+        self.rows.append(row)
+        self.progress(row)
         return row
 
     def _needs_s(self, setting: Setting) -> float:
         """Return the least duration of a trial: start, prefetched batches, three cycles."""
-        done = measured(self._rows)
+        done = measured(self.rows)
         start = done[-1].make_s + done[-1].first_batch_s if done else 0.0
         return 0.3 + start + (choose.fetch_s(done) or 0.0) * ((setting.prefetch_factor or 0) + 3)
 
@@ -109,46 +103,46 @@ class Sweep:
         workers = 0
         while True:
             row = self._try(_setting(workers))
-            if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self._goal.takes:
+            if isinstance(row, LeftOut) and row.limit in ("shm", "memory") and "prefetch_factor" in self.goal.takes:
                 row = self._try(Setting(workers, 1))
             if self._over(row):
                 return
-            bound, limit, reason = choose.most_workers(self._rows, self._start.cores, self._goal.max_workers)
+            bound, limit, reason = choose.most_workers(self.rows, self.start.cores, self.goal.max_workers)
             following = 2 * workers if workers else 1
             if min(following, bound) <= workers:
-                self._rows.append(LeftOut(_setting(following), limit, reason))
-                self._stopped = reason
+                self.rows.append(LeftOut(_setting(following), limit, reason))
+                self.stopped = reason
                 return
             workers = min(following, bound)
 
     def _over(self, row: Row) -> bool:
         """Return whether to stop before larger settings, and record why."""
-        step_s = self._goal.step_s
+        step_s = self.goal.step_s
         if isinstance(row, LeftOut):
-            self._stopped = choose.reason(row)
+            self.stopped = choose.reason(row)
         elif isinstance(row, Failed):
             if row.kind in ("error", "timeout") and row.setting.num_workers == 0:  # it may run with workers
                 return False
-            self._stopped = f"{row.setting} failed: {row.text}"
+            self.stopped = f"{row.setting} failed: {row.text}"
         elif step_s is not None and choose.feeds(row, step_s):
-            self._stopped = f"{row.setting} feeds the step"
-        elif choose.saturated(measured(self._rows), step_s):
-            self._stopped = "two more settings gained less than 5%"
+            self.stopped = f"{row.setting} feeds the step"
+        elif choose.saturated(measured(self.rows), step_s):
+            self.stopped = "two more settings gained less than 5%"
         else:
             return False
         return True
 
     def _refine(self) -> None:
         """Find the smallest number of workers that is enough, between the last that is not and the first that is."""
-        step_s = self._goal.step_s
+        step_s = self.goal.step_s
         for _ in range(_REFINEMENTS):
-            done = measured(self._rows)
+            done = measured(self.rows)
             good = [row.setting for row in done if choose.good_enough(row, done, step_s)]
             if not good:
                 return
             smallest = min(good, key=lambda setting: setting.num_workers)
             high = smallest.num_workers
-            low = max((row.setting.num_workers for row in self._rows if row.setting.num_workers < high), default=high)
+            low = max((row.setting.num_workers for row in self.rows if row.setting.num_workers < high), default=high)
             if high - low <= 1:
                 return
             enough_s = min(row.batch_s for row in done) * (1 + choose.WORTH)
@@ -160,7 +154,7 @@ class Sweep:
 
     def _options(self, best: Measured) -> Setting:
         """Vary the other options at the chosen number of workers; return the setting to choose."""
-        takes = self._goal.takes
+        takes = self.goal.takes
         setting = best.setting
         if setting.num_workers and "prefetch_factor" in takes:
             setting = self._prefetch(best)
@@ -168,21 +162,21 @@ class Sweep:
             row = self._try(replace(setting, pin_memory=True))
             if isinstance(row, Measured) and row.copy_s is not None and row.copy_s < 0.9 * best.copy_s:
                 setting = row.setting
-                self._notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
+                self.notes.append(f"pin_memory: a copy to the GPU {duration(best.copy_s)} → {duration(row.copy_s)}")
         if setting.num_workers and "persistent_workers" in takes:
             row = self._try(replace(setting, persistent_workers=True), second_pass=True)
             if isinstance(row, Measured) and row.second_first_batch_s is not None:
                 again, first = row.second_first_batch_s, row.first_batch_s
                 if again < 0.8 * first and first - again >= 0.01:
                     setting = row.setting
-                    self._notes.append(
+                    self.notes.append(
                         f"persistent_workers: the first batch of a later pass after {duration(again)} instead of {duration(first)}"
                     )
         return setting
 
     def _prefetch(self, best: Measured) -> Setting:
         """Return the setting with a larger prefetch_factor where that gains 5%."""
-        current, step_s = best, self._goal.step_s
+        current, step_s = best, self.goal.step_s
         while (factor := current.setting.prefetch_factor or PREFETCH) < 8:
             row = self._try(replace(current.setting, prefetch_factor=2 * factor))
             if not isinstance(row, Measured) or not choose.faster(row, current):
@@ -192,24 +186,24 @@ class Sweep:
             current = row
         if current is not best:
             gain = f"a batch every {duration(best.batch_s)} → {duration(current.batch_s)}"
-            self._notes.append(f"prefetch_factor={current.setting.prefetch_factor}: {gain}")
+            self.notes.append(f"prefetch_factor={current.setting.prefetch_factor}: {gain}")
         return current.setting
 
     def _result(self, setting: Setting) -> TuneResult:
-        step_s, start = self._goal.step_s, self._start
+        step_s, start = self.goal.step_s, self.start
         shape = (setting.num_workers, setting.prefetch_factor)
-        same = [row for row in measured(self._rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
+        same = [row for row in measured(self.rows) if (row.setting.num_workers, row.setting.prefetch_factor) == shape]
         chosen = next((row for row in same if not row.setting.persistent_workers), same[0])
         return TuneResult(
-            rows=tuple(self._rows),
+            rows=tuple(self.rows),
             chosen=setting,
             feeds=None if step_s is None else choose.feeds(chosen, step_s),
-            why=choose.why(self._rows, chosen, step_s, start.cores, self._stopped == _INTERRUPTED),
+            why=choose.why(self.rows, chosen, step_s, start.cores, self.stopped == _INTERRUPTED),
             step_s=step_s,
             cores=start.cores,
-            stopped=self._stopped,
-            notes=(*self._notes, *choose.warnings(self._rows, chosen, start)),
-            elapsed_s=self._clock() - self._begun,
+            stopped=self.stopped,
+            notes=(*self.notes, *choose.warnings(self.rows, chosen, start)),
+            elapsed_s=self.clock() - self.begun_s,
             facts={"memory_available_bytes": start.memory_bytes, "shm_free_bytes": start.shm_bytes},
         )
 
