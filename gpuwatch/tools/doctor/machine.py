@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import resource
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from gpuwatch.wire import endpoint
 
 DISTRIBUTION = "gpuwatch-training"
 _NVML_DEADLINE_S = 2.0
+_CONNECT_S = 0.5
 T = TypeVar("T")
 Fetch = Callable[[str], Reply]
 
@@ -223,6 +225,14 @@ class Machine:
         """Return whether a file of /proc can be read, or a link followed, by trying."""
         try:
             _ = path.readlink() if path.is_symlink() else path.read_bytes()
+        except OSError:
+            return False
+        return True
+
+    def connects(self, host: str, port: int) -> bool:
+        """Return whether a program listens on a TCP port."""
+        try:
+            socket.create_connection((host, port), _CONNECT_S).close()
         except OSError:
             return False
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from gpuwatch.wire import endpoint
 
 _NO_AGENT = "no agent answers"
 _START = "start an agent: gpuwatch up"
-_CONNECT_S = 0.5
 _LEAST_BYTES, _ENOUGH_BYTES = 100 << 20, 2 << 30
 """By default the history is kept below 2 GiB."""
 _OTHER_FILE = "gpuwatch agent --history FILE, or GPUWATCH_HISTORY=FILE"
@@ -119,10 +117,8 @@ def _declared(machine: Machine, declared: str) -> Outcome:
             return problem(f"GPUWATCH_ENDPOINT={declared}: there is no {path}", remedy)
         return found if found.status != "warning" else problem(found.found, remedy)
     host, _, port = checked.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        return problem(f"GPUWATCH_ENDPOINT={declared}: {error.strerror or error}", remedy)
+    if not machine.connects(host.strip("[]"), int(port)):
+        return problem(f"GPUWATCH_ENDPOINT={declared}: no process listens", remedy)
     return ok(f"{checked}: a process listens")
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpuwatch.tools.doctor.machine import AgentView, Machine, NvmlFacts
 from tests.unit.doctor.machines import GIB, REQUIREMENTS, VERSIONS, answers, two_gpus, write
 
-METHODS = ("requirements", "folder_of", "ntp", "limits", "cores", "space", "reads", "writes")
+METHODS = ("requirements", "folder_of", "ntp", "limits", "cores", "space", "reads", "writes", "connects")
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def machine(tmp_path: Path, proc: Path) -> Callable[..., Machine]:
             "space": lambda path: space,
             "reads": lambda path: True,
             "writes": lambda path: True,
+            "connects": lambda host, port: False,
         }
         methods = {"version_of": versions.get, **{name: fields.pop(name) for name in METHODS}}
         methods |= {name: changes.pop(name) for name in METHODS if name in changes}

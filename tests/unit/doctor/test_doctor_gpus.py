@@ -118,7 +118,7 @@ def test_pid_namespace_of_a_container_is_a_problem_for_an_agent_alone(machine: M
     container(proc)
     training = pid_namespace(machine(facts=two_gpus(pids=frozenset({1, 4711}))))
     assert training.status == "warning" and "NVML lists pid 4711, which is not in it" in training.found
-    write(proc, {"7/cmdline": "/usr/bin/python3\0-m\0gpuwatch\0agent\0--http\0"})
+    write(proc, {"7/cmdline": "/usr/bin/python3\0-m\0gpuwatch_agent\0--http\0"})
     agent = pid_namespace(machine())
     assert agent.status == "problem" and agent.remedy and "pid: host" in agent.remedy
 
