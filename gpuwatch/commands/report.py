@@ -49,7 +49,6 @@ def report(
     Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
     """
     gates = [parse_gate(text) for text in fail_on or ()]
-    _check_form(markdown, json)
     if job is not None:
         found_job = _find_job(Client(agent, "give --agent URL"), job)
         typer.echo(as_json(found_job) if json else job_text(found_job))
@@ -77,15 +76,9 @@ def compare(
     `baseline.json` is what `gpuwatch report RUN --json` wrote. Exit codes: 0 done, 1 a limit of `--fail-on` is broken, 2 wrong use, or no such run.
     """
     gates = [parse_gate(text, of_two=True) for text in fail_on or ()]
-    _check_form(markdown, json)
     source = _open_source(agent, history)
     found = compare_runs(_load_run(source, a, config), _load_run(source, b, config))
     _finish(found, markdown, json, output, f"{found.b.name} against {found.a.name}", broken(found.b, gates, found))
-
-
-def _check_form(markdown: bool, json: bool) -> None:
-    if markdown and json:
-        raise ConfigError("--markdown and --json: give one of them; a report is written once")
 
 
 def _open_source(agent: str, history: Path | None) -> RunSource:
@@ -113,6 +106,8 @@ def _finish(
     found: RunReport | Comparison, markdown: bool, json: bool, output: Path | None, name: str, failed: list[Broken]
 ) -> None:
     """Write the result, and end with 1 when a limit is broken. A page without `--output` gets a name, which is printed. Raises: ConfigError."""
+    if markdown and json:
+        raise ConfigError("--markdown and --json: give one of them; a report is written once")
     if json:
         text = as_json(found)
     else:

@@ -65,10 +65,8 @@ def check_readable(pid: int, procfs: Path = Path("/proc")) -> None:
             pass
     except FileNotFoundError as error:
         raise GpuwatchError(f"pid {pid} is gone: stacks can be taken only while it runs") from error
-    except PermissionError as error:
-        raise GpuwatchError(f"the memory of pid {pid} may not be read; {_REMEDY}") from error
     except OSError as error:
-        raise GpuwatchError(f"the memory of pid {pid} cannot be read: {error.strerror}") from error
+        raise GpuwatchError(f"the memory of pid {pid} may not be read ({error.strerror}); {_REMEDY}") from error
 
 
 def take(targets: Sequence[Target], seconds: float, rate_hz: int) -> Stacks:
