@@ -1,5 +1,3 @@
-"""`gpuwatch agent`."""
-
 from __future__ import annotations
 
 from enum import Enum

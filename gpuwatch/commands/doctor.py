@@ -1,5 +1,3 @@
-"""`gpuwatch doctor`."""
-
 from __future__ import annotations
 
 import os

@@ -92,12 +92,14 @@ def print_one(
     """
     from gpuwatch_dashboards.grafana import load, text
 
-    found = load(settings_of(config, runbooks))
-    name = f"gpuwatch-{dashboard.removeprefix('gpuwatch-').removesuffix('.json')}.json"
-    if name not in found:
-        names = ", ".join(each.removeprefix("gpuwatch-").removesuffix(".json") for each in found)
-        raise ConfigError(f"{dashboard}: no such dashboard; there are {names}")
-    typer.echo(text(found[name]), nl=False)
+    found = {_short(name): each for name, each in load(settings_of(config, runbooks)).items()}
+    if _short(dashboard) not in found:
+        raise ConfigError(f"{dashboard}: no such dashboard; there are {', '.join(found)}")
+    typer.echo(text(found[_short(dashboard)]), nl=False)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("gpuwatch-").removesuffix(".json")
 
 
 def _link(url: str, path: str) -> str:

@@ -1,5 +1,3 @@
-"""`gpuwatch report` and `gpuwatch compare`."""
-
 from __future__ import annotations
 
 import time

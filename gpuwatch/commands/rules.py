@@ -1,5 +1,3 @@
-"""`gpuwatch rules`."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`gpuwatch simulate`."""
-
 from __future__ import annotations
 
 import time

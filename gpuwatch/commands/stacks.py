@@ -1,5 +1,3 @@
-"""`gpuwatch stacks`."""
-
 from __future__ import annotations
 
 import socket

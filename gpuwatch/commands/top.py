@@ -1,5 +1,3 @@
-"""`gpuwatch top`."""
-
 from __future__ import annotations
 
 from typing import Annotated

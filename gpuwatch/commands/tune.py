@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from statistics import median
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -46,7 +45,7 @@ def tune(
         raise ConfigError(f"--step-ms {step_ms:g}: must be positive, e.g. --step-ms 40")
     step_s = step_ms / 1e3 if step_ms is not None else step_of_run(agent, run) if run is not None else None
     found = load(loader)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     result: TuneResult | None
     try:
         result = tune_loader(
@@ -66,10 +65,6 @@ def tune(
     else:
         typer.echo("gpuwatch: interrupted before anything was measured", err=True)
     raise typer.Exit(code)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def step_of_run(agent: str, name: str) -> float:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -100,22 +100,17 @@ def running(command: Sequence[str], environment: Mapping[str, str], quiet: bool 
         env=dict(environment),
         start_new_session=True,  # Ctrl-C in the terminal reaches only us
         stdout=subprocess.DEVNULL if quiet else None,
-        preexec_fn=_end_with_parent,
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )
     try:
         yield child
     finally:
-        if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(_STOP_WAIT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        child.terminate()
+        try:
+            child.wait(_STOP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.0) -> None:
@@ -124,11 +119,9 @@ def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.
         if (code := child.poll()) is not None:
             typer.secho(f"gpuwatch: the {name} ended at its start, see above", fg="red", err=True)
             raise typer.Exit(code if code > 0 else 1)
-        try:
+        with suppress(OSError):
             if fetch(url).status == 200:
                 return
-        except OSError:
-            pass
         time.sleep(0.1)
     raise GpuwatchError(f"the {name} does not answer at {url} after {timeout_s:.0f} s")
 

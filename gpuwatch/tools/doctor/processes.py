@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,15 +91,11 @@ def page_port(machine: Machine) -> Outcome:
     port = machine.page_port
     if not machine.connects("127.0.0.1", port):
         return ok(f"{port} is free")
-    try:
+    with suppress(OSError):
         if machine.fetch(f"http://127.0.0.1:{port}/_stcore/health").body.strip() == b"ok":
             return ok(f"{port} is answered by a Streamlit page")
-    except OSError:
-        pass
-    return warning(
-        f"{port} is taken by another program",
-        f"ss -ltnp shows which; stop it, or gpuwatch up --port {port + 1}",
-    )
+    remedy = f"ss -ltnp shows which; stop it, or gpuwatch up --port {port + 1}"
+    return warning(f"{port} is taken by another program", remedy)
 
 
 def pids(procfs: Path) -> Iterator[int]:
