@@ -53,7 +53,7 @@ def ptrace(machine: Machine) -> Outcome:
         if others == _SAMPLED:
             break
     if not others:
-        return skipped(f"no process of another user to read{yama}", _PTRACE)
+        return skipped(f"there is no process of another user to try{yama}")
     if not refused:
         return ok(f"processes of other users can be read{yama}")
     found = (

@@ -85,9 +85,10 @@ def whole_passes(durations_s: Sequence[float], counts: Sequence[int]) -> Pace:
 def descendants(pid: int) -> list[int]:
     """Return the pids of a process's children and theirs. Source: /proc/PID/task/TID/children."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
+    with suppress(OSError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found + [each for child in found for each in descendants(child)]
 
 
