@@ -39,7 +39,7 @@ from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
 from gpuwatch_agent.processes.stacks import StackWatch
-from gpuwatch_agent.processes.workers import RunProcesses, WorkerWatch
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs
@@ -82,7 +82,6 @@ class Sampler:
         self._jobs = Jobs()
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
-        self._processes = RunProcesses(roots.procfs, self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = RecentSamples()
         self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds)
@@ -179,7 +178,6 @@ class Sampler:
             self._oom.update(runs, now_ns)
             self._table.update_shm(run.live_hello for run in runs)
             self._workers.update(runs, now_ns)
-            self._processes.update(runs, now_ns)
         with self._part("gpus"):
             devices = self._gpu_collector.devices() if self._gpu_collector is not None else ()
             readings = gpu_readings(self._gpu_collector, self._node, self._table, self._allocations.tick(devices))
@@ -234,7 +232,7 @@ class Sampler:
 
     def _run_samples(self, run: Run, offset_ns: int) -> Iterator[AnySample]:
         yield from run_samples(run, self._workers, offset_ns)
-        yield from self._processes.samples(run)
+        yield from self._workers.samples(run)
         yield from shm_samples(run, self._table)
         if (view := self._evaluator.views.get(run.key)) is not None:
             yield from recent_samples(view)

@@ -16,20 +16,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
-from gpuwatch.ledger.states import (
-    CHECKPOINT,
-    COMM_WAIT,
-    COMPUTE,
-    EVAL,
-    HOST_WAIT,
-    INPUT_WAIT,
-    OTHER,
-    STALLED,
-    STARTUP,
-    TRANSFER,
-    UNKNOWN,
-    shares,
-)
+from gpuwatch.ledger import states as st
 from gpuwatch.wire import Flops
 
 _WHOLE = 0.95
@@ -77,14 +64,23 @@ class Report:
     @property
     def shares(self) -> dict[str, float]:
         """Share of the whole by state, 0–1, largest first."""
-        return shares(self.states)
+        return st.shares(self.states)
 
     def metrics(self, since: Report | None = None) -> dict[str, float]:
         """Return the run as numbers with stable names, for an experiment tracker; docs/guides/trackers.md lists them.
 
         `since` is an earlier report of the same run: everything is then of the time between the two. What was not measured is absent.
         """
-        return metrics(self, since)
+        before = {} if since is None else _totals(since)
+        totals = {name: max(0.0, total - before.get(name, 0.0)) for name, total in _totals(self).items()}
+        seconds = {state: totals.pop(state) for state in self.states}
+        whole_s, training_s = sum(seconds.values()), totals.pop("training_s")
+        rates = {name: totals.pop(name) for name in _RATES if name in totals}
+        found = {f"{state}_ratio": spent_s / whole_s for state, spent_s in seconds.items() if whole_s > 0}
+        if training_s > 0 and totals["steps"] > 0:
+            found["step_s"] = training_s / totals["steps"]
+            found |= {name: total / training_s for name, total in rates.items()}
+        return {f"gpuwatch/{name}": value for name, value in (found | totals).items()}
 
     def __str__(self) -> str:
         return render(self)
@@ -97,6 +93,23 @@ class Report:
         from gpuwatch.diagnosis.html import fragment
 
         return fragment(self)
+
+
+_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
+
+
+def _totals(report: Report) -> dict[str, float]:
+    """Return what only grows: seconds by state, and what was done, a rate as its product with the time of training."""
+    rates = {name: getattr(report.throughput, name) for name in _RATES}
+    known: dict[str, float | None] = {
+        "duration_s": report.duration_s,
+        "training_s": report.training_s,
+        "steps": report.steps,
+        "hook_s": report.hook_s,
+        "cost": None if report.cost is None else report.cost.total,
+        **{name: None if rate is None else rate * report.training_s for name, rate in rates.items()},
+    }
+    return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
 
 
 def make_report(
@@ -117,6 +130,7 @@ def make_report(
         findings = [msgspec.structs.replace(each, predicted_speedup=None, predicted_range=None) for each in findings]
     columns = window.steps
     totals = [sum(parts) for parts in zip(columns.data_wait_s, columns.transfer_s, columns.compute_s, strict=True)]
+    priced = window.device in ("cuda", "jax:cuda")
     return Report(
         run=run,
         name=name,
@@ -136,45 +150,9 @@ def make_report(
         hook_s=hook_s,
         verdict=give_verdict(window, findings, thresholds),
         findings=tuple(findings),
-        cost=cost_of(window.states_s, [price[0]], price[1])
-        if price and window.device in ("cuda", "jax:cuda")
-        else None,
+        cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
     )
-
-
-_RATES = ("samples_per_s", "tokens_per_s", "flops_per_s", "mfu_ratio")
-
-
-def metrics(report: Report, since: Report | None = None) -> dict[str, float]:
-    """See `Report.metrics`."""
-    totals = _totals(report)
-    if since is not None:
-        totals = {name: max(0.0, total - _totals(since).get(name, 0.0)) for name, total in totals.items()}
-    seconds = {state: totals.pop(state) for state in report.states}
-    found = {
-        f"{state}_ratio": each / total_s for state, each in seconds.items() if (total_s := sum(seconds.values())) > 0
-    }
-    training_s = totals.pop("training_s")
-    if training_s > 0 and totals["steps"] > 0:
-        found["step_s"] = training_s / totals["steps"]
-        found |= {name: totals.pop(name) / training_s for name in _RATES if name in totals}
-    found |= {name: total for name, total in totals.items() if name not in _RATES}
-    return {f"gpuwatch/{name}": value for name, value in found.items()}
-
-
-def _totals(report: Report) -> dict[str, float]:
-    """Return what only grows: seconds by state, and what was done, a rate as its product with the time of training."""
-    rates = {name: getattr(report.throughput, name) for name in _RATES}
-    known: dict[str, float | None] = {
-        "duration_s": report.duration_s,
-        "training_s": report.training_s,
-        "steps": report.steps,
-        "hook_s": report.hook_s,
-        "cost": None if report.cost is None else report.cost.total,
-        **{name: None if rate is None else rate * report.training_s for name, rate in rates.items()},
-    }
-    return {**report.states, **{name: float(total) for name, total in known.items() if total is not None}}
 
 
 def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) -> bool:
@@ -183,15 +161,15 @@ def is_short(steps: int, seconds: float, thresholds: Thresholds = THRESHOLDS) ->
 
 
 _SENTENCES = {
-    INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
-    TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
-    HOST_WAIT: ("host", "host_wait_share", "host-bound: {} of the time the device waited for host code"),
-    COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
-    EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
-    CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
-    OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
-    STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was completed"),
-    UNKNOWN: ("unknown", "phase_share", "{} of the time is unknown: the training process sent no data"),
+    st.INPUT_WAIT: ("input", "input_share", "input-bound: {} of the time training waited for data"),
+    st.TRANSFER: ("transfer", "transfer_share", "transfer-bound: {} of the time went into copies to the device"),
+    st.HOST_WAIT: ("host", "host_wait_share", "host-bound: {} of the time the device waited for host code"),
+    st.COMM_WAIT: ("comm", "phase_share", "waiting for other ranks: {} of the time"),
+    st.EVAL: ("eval", "phase_share", "evaluation takes {} of the time"),
+    st.CHECKPOINT: ("checkpoint", "phase_share", "checkpoints take {} of the time"),
+    st.OTHER: ("other", "phase_share", "{} of the time passed outside of training steps and declared phases"),
+    st.STALLED: ("stalled", "phase_share", "stalled for {} of the time: no step was completed"),
+    st.UNKNOWN: ("unknown", "phase_share", "{} of the time is unknown: the training process sent no data"),
 }
 """By state: the verdict's name, the threshold of the share from which it can be the verdict, the sentence."""
 
@@ -203,55 +181,76 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
     now is stalled, whatever it did before. A rank for which the others wait longer than it loses itself is a straggler. Start-up is ignored
     once there are steps: it passes. Of one step there is no verdict.
     """
+    count = len(window.steps)
     if window.stalled_s is not None:
         text = f"stalled: no training step for {duration(window.stalled_s)}"
-        return Verdict("stalled", window.share(STALLED), text)
-    if not len(window.steps) and window.share(STARTUP) >= window.share(*_SENTENCES):
-        return Verdict("startup", window.share(STARTUP), "starting up: no training step yet")
-    if window.is_short and len(window.steps):
-        return _so_far(window, findings, thresholds)
-    spent = sum(window.first_step_s.values())
-    first = f" (excluding the first step, which took {duration(spent)})" if spent else ""
-    if window.untrained_s:
-        first += f" (excluding {duration(sum(window.untrained_s.values()))} of passes without an optimizer step)"
+        return Verdict("stalled", window.share(st.STALLED), text)
+    if not count and window.share(st.STARTUP) >= window.share(*_SENTENCES):
+        return Verdict("startup", window.share(st.STARTUP), "starting up: no training step yet")
+    if window.is_short and count == 1:
+        return Verdict("unknown", 1.0, "short: 1 step, too few for a verdict")
+    verdict = _largest_loss(window, findings, thresholds)
+    if window.is_short and count:
+        text = f"short: {count} steps, too few for a prediction; so far {verdict.sentence}"
+        return msgspec.structs.replace(verdict, sentence=text)
+    return verdict
+
+
+def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thresholds) -> Verdict:
+    excluded = _excluded(window)
     shares_of = {state: window.share(state) for state in _SENTENCES}
-    shares_of[OTHER] -= sum(window.declared.values())
+    shares_of[st.OTHER] -= sum(window.declared.values())
     losses = [
         (share, state, _SENTENCES[state][2].format(percent(share)))
         for state, share in shares_of.items()
         if share >= getattr(thresholds, _SENTENCES[state][1])
     ]
     losses += _of_declared(window.declared, thresholds.phase_share)
-    late = max((finding.ratio or 0.0 for finding in findings if finding.cause == "straggler"), default=0.0)
-    if late > max(losses, default=(0.0, "", ""))[0]:
+    ratio, state, text = max(losses, default=(0.0, "", ""))
+    late = max((finding.ratio for finding in findings if finding.cause == "straggler"), default=0.0)
+    if late > ratio:
         text = f"straggler: the other ranks wait for this one for {percent(late)} of every step"
-        return Verdict("straggler", late, text + first)
+        return Verdict("straggler", late, text + excluded)
     if not losses:
-        share = window.share(COMPUTE)
-        if any(finding.cause == "host_bound" for finding in findings):
-            text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched, and idles in between"
-            return Verdict("host", share * (window.kept_up_ratio or 0.0), text + first)
-        if waits := next((finding for finding in findings if finding.cause == "step_waits"), None):
-            text = f"host-bound: for {percent(waits.ratio)} of the time the step waits, and computes nothing"
-            return Verdict("host", waits.ratio, text + first)
-        saturated = any(finding.cause == "gpu_saturated" for finding in findings)
-        good = "the GPU is saturated" if saturated else "the input keeps up"
-        text, waited = f"healthy: {percent(share)} of the time is compute, {good}", window.share(INPUT_WAIT)
-        if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
-            what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
-            text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
-            text += _by_host_clock(window)
-        return Verdict("compute", share, text + first)
-    ratio, state, text = max(losses)
-    if state == INPUT_WAIT and window.waits_hidden_in is not None:
+        verdict = _no_loss(window, {finding.cause: finding for finding in findings}, thresholds)
+        return msgspec.structs.replace(verdict, sentence=verdict.sentence + excluded)
+    if state != st.INPUT_WAIT:
+        return Verdict(_SENTENCES[state][0], ratio, text + excluded)
+    if window.waits_hidden_in is not None:
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
-    if state == INPUT_WAIT and window.bounded_by_optimizer:
-        text = "{} of the time passed between an optimizer step and the next forward pass, outside of torch"
-        return Verdict("host", ratio, text.format(percent(ratio)) + first + _by_host_clock(window))
-    if state == INPUT_WAIT:
-        first += _by_host_clock(window)
-    return Verdict(_SENTENCES[state][0], ratio, text + first)
+    name = "input"
+    if window.bounded_by_optimizer:
+        name, text = (
+            "host",
+            f"{percent(ratio)} of the time passed between an optimizer step and the next forward pass, outside of torch",
+        )
+    return Verdict(name, ratio, text + excluded + _by_host_clock(window))
+
+
+def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Thresholds) -> Verdict:
+    """Return the verdict where no share is a loss: compute, unless that waits itself."""
+    share, waited = window.share(st.COMPUTE), window.share(st.INPUT_WAIT)
+    if "host_bound" in found:
+        text = f"host-bound: {percent(share)} of the time is compute, but the device runs each kernel as soon as it is launched, and idles in between"
+        return Verdict("host", share * (window.kept_up_ratio or 0.0), text)
+    if waits := found.get("step_waits"):
+        text = f"host-bound: for {percent(waits.ratio)} of the time the step waits, and computes nothing"
+        return Verdict("host", waits.ratio, text)
+    good = "the GPU is saturated" if "gpu_saturated" in found else "the input keeps up"
+    text = f"healthy: {percent(share)} of the time is compute, {good}"
+    if waited >= thresholds.input_share_mild and share >= 0.5 and window.waits_hidden_in is None:
+        what = "passes outside of torch" if window.bounded_by_optimizer else "waits for data"
+        text = f"mostly compute; {percent(waited)} of the time {what}: {1 / (1 - waited):.1f}× at most without it"
+        text += _by_host_clock(window)
+    return Verdict("compute", share, text)
+
+
+def _excluded(window: Window) -> str:
+    """Return what no share counts, for people."""
+    spent_s, untrained_s = sum(window.first_step_s.values()), sum(window.untrained_s.values())
+    first = f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
+    return first + (f" (excluding {duration(untrained_s)} of passes without an optimizer step)" if untrained_s else "")
 
 
 def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:
@@ -261,18 +260,8 @@ def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[floa
         return []
     name, share = next(iter(declared.items()))
     if share >= least:
-        return [(share, OTHER, f"{name} takes {percent(share)} of the time")]
-    return [(whole, OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
-
-
-def _so_far(window: Window, findings: Sequence[Finding], thresholds: Thresholds) -> Verdict:
-    """Return the verdict on a run that has only a few steps: what it did so far, and that this promises nothing."""
-    count = len(window.steps)
-    if count == 1:
-        return Verdict("unknown", 1.0, "short: 1 step, too few for a verdict")
-    verdict = give_verdict(msgspec.structs.replace(window, is_short=False), findings, thresholds)
-    text = f"short: {count} steps, too few for a prediction; so far {verdict.sentence}"
-    return msgspec.structs.replace(verdict, sentence=text)
+        return [(share, st.OTHER, f"{name} takes {percent(share)} of the time")]
+    return [(whole, st.OTHER, f"declared phases take {percent(whole)} of the time, {name} the most")]
 
 
 def _by_host_clock(window: Window) -> str:
@@ -287,44 +276,45 @@ def render(report: Report, width: int = 100) -> str:
     head = f"gpuwatch · {report.name} · {duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
-    ledger = "  ".join(f"{state} {percent(share)}" for state, share in report.shares.items() if share >= 0.001)
-    lines = [head, f"  {report.verdict.sentence}", f"  {'where':<6}{ledger}{_clock(report)}"]
-    lines += _phases(report)
-    lines += _rates(report)
-    lines += _cost(report)
+    whole = sum(report.states.values())
+    phases = {name: spent / whole for name, spent in report.phases.items()} if whole else {}
+    phases = dict(sorted(phases.items(), key=lambda each: (-each[1], each[0])))
+    notes, declared = _notes(report), _shares(phases)
+    lines = [head, f"  {report.verdict.sentence}"]
+    lines.append(f"  {'where':<6}{_shares(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
+    lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
+    lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
+    lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
     for finding in [each for each in report.findings if each.root is None][:3]:
-        why = "; ".join(evidence.text for evidence in finding.evidence)
-        lines += _wrapped("why", f"{finding.title}: {why}", width)
         gain = f" ({finding.gain} the throughput)" if finding.gain else ""
-        lines += _wrapped("do", finding.advice + gain, width)
+        why = "; ".join(evidence.text for evidence in finding.evidence)
+        for label, text in (("why", f"{finding.title}: {why}"), ("do", finding.advice + gain)):
+            begin, indent = f"  {label:<6}", " " * 8
+            lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, **_WHOLE_WORDS)
     return "\n".join(lines)
 
 
-def _clock(report: Report) -> str:
-    """Return what limits the trust in the states: the host clock, few measured steps, other streams; empty if nothing does."""
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def _shares(by_name: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {percent(share)}" for name, share in by_name.items() if share >= 0.001)
+
+
+def _notes(report: Report) -> list[str]:
+    """Return what limits the trust in the states: the host clock, few measured steps, other streams."""
     notes = []
     if report.timeline != "device" and report.device != "cpu":
         notes.append("host clock")
     if report.timeline == "device" and report.coverage < _WHOLE:
         notes.append(f"device events on {percent(report.coverage)} of the steps")
-    if report.unverified_ratio >= 1 - _WHOLE:
-        notes.append(
-            f"input wait unverified: {percent(report.unverified_ratio)} of the steps use other streams or devices"
-        )
-    return f"  ({'; '.join(notes)})" if notes else ""
+    if (unverified := report.unverified_ratio) >= 1 - _WHOLE:
+        notes.append(f"input wait unverified: {percent(unverified)} of the steps use other streams or devices")
+    return notes
 
 
-def _phases(report: Report) -> list[str]:
-    """Return the line of declared phases that are no states of their own; none without any."""
-    whole = sum(report.states.values())
-    shown = [(spent / whole, name) for name, spent in report.phases.items() if whole and spent / whole >= 0.001]
-    parts = "  ".join(f"{name} {percent(share)}" for share, name in sorted(shown, reverse=True))
-    return [f"  {'':<6}{parts} (declared phases, in other)"] if parts else []
-
-
-def _rates(report: Report) -> list[str]:
-    """Return the line of tokens and FLOPs a second; none where neither was counted or declared."""
-    rates = report.throughput
+def _rates(rates: Throughput) -> str:
+    """Return tokens and FLOPs a second; empty where neither was counted or declared."""
     parts = []
     if rates.tokens_per_s is not None:
         parts.append(f"{rates.tokens_per_s:,.0f} tokens/s")
@@ -332,28 +322,11 @@ def _rates(report: Report) -> list[str]:
         parts.append(f"{rates.flops_per_s / 1e12:.3g} TFLOP/s")
     if rates.mfu_ratio is not None:
         parts.append(f"MFU {percent(rates.mfu_ratio)}")
-    return [f"  rate  {'  '.join(parts)}"] if parts else []
+    return "  ".join(parts)
 
 
-def _cost(report: Report) -> list[str]:
-    """Return the line with the cost of the GPU and its largest loss; none without a price."""
-    cost = report.cost
-    if cost is None:
-        return []
-    lost = {state: amount for state, amount in cost.states.items() if state != COMPUTE}
-    worst = max(lost, key=lambda state: lost[state], default=None)
-    more = f", {money(lost[worst], cost.currency)} of it {worst}" if worst is not None else ""
-    return [
-        f"  cost  {money(cost.total, cost.currency)}{more} (one GPU at {money(cost.per_hour, cost.currency)} an hour)"
-    ]
-
-
-def _wrapped(label: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"  {label:<6}",
-        subsequent_indent=" " * 8,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _cost(cost: Cost) -> str:
+    """Return the cost of the GPU and its largest loss."""
+    lost = {amount: state for state, amount in cost.states.items() if state != st.COMPUTE}
+    more = f", {money(max(lost), cost.currency)} of it {lost[max(lost)]}" if lost else ""
+    return f"{money(cost.total, cost.currency)}{more} (one GPU at {money(cost.per_hour, cost.currency)} an hour)"

@@ -8,20 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
+from gpuwatch.ledger import states as st
 from gpuwatch.ledger.events import IDLE
-from gpuwatch.ledger.states import (
-    ALLOCATED_UNUSED,
-    BUSY_UNATTRIBUTED,
-    COMPUTE,
-    FREE,
-    GPU_STATES,
-    HELD_IDLE,
-    OTHER,
-    UNALLOCATED,
-    UNKNOWN,
-    WITHOUT_PROCESS,
-    Ledger,
-)
 from gpuwatch_agent.gpus.following import GpuReading, GpuRecord, RunsOnGpu
 from gpuwatch_agent.processes.owners import SHARED, Owner
 from gpuwatch_agent.runs import RUNNING, Run
@@ -47,13 +35,13 @@ class GpuAccount:
         self.gpu = gpu
         self.uuid = uuid
         self._idle_utilization = idle_utilization
-        self.ledger = Ledger(now_ns, GPU_STATES)
+        self.ledger = st.Ledger(now_ns, st.GPU_STATES)
         self.run: Run | None = None
         """The one run that holds the GPU."""
         self.owner = ""
         """Its id, "shared" for several runs, empty without a hook."""
         self.pids: tuple[int, ...] = ()
-        self.state = UNKNOWN
+        self.state = st.UNKNOWN
         self.idle_since_ns: int | None = None
         self.following = RunsOnGpu(self.ledger)
         self.allocated: tuple[Owner, ...] = ()
@@ -70,19 +58,19 @@ class GpuAccount:
         """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
         self.run = running[0] if len(running) == 1 else None
-        self.gpu = reading.gpu if reading is not None else self.gpu
-        self.pids = (reading.pids or ()) if reading is not None else ()
-        self.allocated = (reading.allocated or ()) if reading is not None else ()
+        if reading is not None:
+            self.gpu, self.pids, self.allocated = reading.gpu, reading.pids or (), reading.allocated or ()
+        else:
+            self.pids = self.allocated = ()
         self.owner = SHARED if len(running) > 1 else (self.run.run if self.run is not None else "")
         missed = self._sampled_ns is not None and now_ns - self._sampled_ns > LATE_NS
         self._sampled_ns = now_ns
         if self._await_until_ns is not None:
-            unseen = reading is None or reading.pids is None
-            if unseen and now_ns < self._await_until_ns:
+            if (reading is None or reading.pids is None) and now_ns < self._await_until_ns:
                 return
             self._await_until_ns = None
             if not self.following.resume_awaited(running):
-                self.ledger.book(UNKNOWN, now_ns)
+                self.ledger.book(st.UNKNOWN, now_ns)
         if running and not self.following:
             self._open(running)
         booked = self.following.advance(running, self._renamed(reading, running, now_ns))
@@ -90,14 +78,17 @@ class GpuAccount:
             self.state = max(booked, key=lambda state: booked[state])
         if not self.following:
             self._book_without_hook(reading, now_ns, missed)
-        self._note_idle(reading, now_ns)
+        if self.state != st.HELD_IDLE or reading is None:
+            self.idle_since_ns = None
+        elif self.idle_since_ns is None:
+            self.idle_since_ns = now_ns
 
     def _open(self, running: Sequence[Run]) -> None:
         """Book the time before the first run's hook was there."""
         begin_ns = min(run.process_start_ns for run in running)
         if self._free and begin_ns >= self.ledger.watermark_ns:  # all of its time is still open
             self._book_free(begin_ns)
-            self.ledger.book(BUSY_UNATTRIBUTED, begin_ns)
+            self.ledger.book(st.BUSY_UNATTRIBUTED, begin_ns)
             self._free = []
         else:
             self._book_free()
@@ -111,30 +102,28 @@ class GpuAccount:
 
     def _renamed(self, reading: GpuReading | None, running: Sequence[Run], now_ns: int) -> dict[str, str]:
         """Return states that the driver's reading changes: `compute` after ten seconds without a kernel, `other` after the last loop's end."""
-        idle = reading is not None and reading.utilization_ratio == 0
-        if not idle or not self.following or self.state not in (COMPUTE, UNKNOWN):
-            self._contradicted_since_ns = None
-        elif self._contradicted_since_ns is None:
-            self._contradicted_since_ns = now_ns
+        utilization, renamed = reading.utilization_ratio if reading is not None else None, {}
         since_ns = self._contradicted_since_ns
-        renamed = {COMPUTE: UNKNOWN} if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS else {}
-        utilization = reading.utilization_ratio if reading is not None else None
+        contradicted = utilization == 0 and self.following and self.state in (st.COMPUTE, st.UNKNOWN)
+        self._contradicted_since_ns = since_ns = (now_ns if since_ns is None else since_ns) if contradicted else None
+        if since_ns is not None and now_ns - since_ns >= CONTRADICTED_NS:
+            renamed[st.COMPUTE] = st.UNKNOWN
         is_idle = utilization is not None and utilization <= self._idle_utilization
         if is_idle and running and all(run.activity == IDLE for run in running):
-            renamed[OTHER] = HELD_IDLE
+            renamed[st.OTHER] = st.HELD_IDLE
         return renamed
 
     def _book_without_hook(self, reading: GpuReading | None, now_ns: int, missed: bool) -> None:
         before, self.state = self.state, self._state_without_hook(reading)
         if missed:
             self._book_free()
-            self.ledger.book(UNKNOWN, now_ns)
+            self.ledger.book(st.UNKNOWN, now_ns)
         unlisted = reading is not None and reading.pids == ()
-        if not unlisted or (before == BUSY_UNATTRIBUTED and self.state != before):
+        if not unlisted or (before == st.BUSY_UNATTRIBUTED and self.state != before):
             self._book_free()
             self.ledger.book(before if unlisted else self.state, now_ns)
         if unlisted:
-            if self.state in WITHOUT_PROCESS:
+            if self.state in st.WITHOUT_PROCESS:
                 if self._free and self._free[-1][0] == self.state:
                     self._free.pop()
                 self._free.append((self.state, now_ns))
@@ -145,19 +134,15 @@ class GpuAccount:
 
     def _state_without_hook(self, reading: GpuReading | None) -> str:
         if reading is None:
-            return UNKNOWN
+            return st.UNKNOWN
         busy = reading.utilization_ratio is not None and reading.utilization_ratio > self._idle_utilization
         if busy:  # by a process that the list is too old to name, or that the agent may not see, too
-            return BUSY_UNATTRIBUTED
+            return st.BUSY_UNATTRIBUTED
         if reading.pids is not None and not reading.pids:
-            return UNALLOCATED if reading.allocated is None else ALLOCATED_UNUSED if reading.allocated else FREE
-        return HELD_IDLE if reading.pids and reading.utilization_ratio is not None else UNKNOWN
-
-    def _note_idle(self, reading: GpuReading | None, now_ns: int) -> None:
-        if self.state != HELD_IDLE or reading is None:
-            self.idle_since_ns = None
-        elif self.idle_since_ns is None:
-            self.idle_since_ns = now_ns
+            return (
+                st.UNALLOCATED if reading.allocated is None else st.ALLOCATED_UNUSED if reading.allocated else st.FREE
+            )
+        return st.HELD_IDLE if reading.pids and reading.utilization_ratio is not None else st.UNKNOWN
 
     def record(self, boot_id: str) -> GpuRecord:
         """Return what is kept over a restart of the agent."""
@@ -186,7 +171,7 @@ class GpuAccount:
         else:
             account._free = record.free
             account._book_free()
-            account.ledger.book(UNKNOWN, now_ns)
+            account.ledger.book(st.UNKNOWN, now_ns)
         return account
 
 

@@ -11,21 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpuwatch.ledger.states import (
-    CHECKPOINT,
-    COMM_WAIT,
-    COMPILE,
-    COMPUTE,
-    EVAL,
-    HOST_WAIT,
-    INPUT_WAIT,
-    OTHER,
-    STALLED,
-    STARTUP,
-    TRANSFER,
-    UNKNOWN,
-    Ledger,
-)
+from gpuwatch.ledger import states as st
 from gpuwatch_agent.processes.owners import Owner
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_of
@@ -51,13 +37,6 @@ class GpuRecord(msgspec.Struct):
     free: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """(state, until when) without a process, oldest first; not all of that time is in the ledger yet."""
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
-    owner: tuple[str, int] | None = None
-    applied_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    """As in records of schema 1, which had one owner: moved to `owners`."""
-
-    def __post_init__(self) -> None:
-        if self.owner is not None:
-            self.owners, self.owner = [OwnerRecord(*self.owner, self.applied_ns)], None
 
 
 @dataclass(frozen=True)
@@ -75,32 +54,30 @@ class GpuReading:
 
 
 PRIORITY = (
-    *(COMPUTE, TRANSFER, EVAL, CHECKPOINT, COMPILE, STARTUP),
-    *(COMM_WAIT, OTHER, INPUT_WAIT, HOST_WAIT, STALLED, UNKNOWN),
+    *(st.COMPUTE, st.TRANSFER, st.EVAL, st.CHECKPOINT, st.COMPILE, st.STARTUP),
+    *(st.COMM_WAIT, st.OTHER, st.INPUT_WAIT, st.HOST_WAIT, st.STALLED, st.UNKNOWN),
 )
 """The GPU is in the first of these that some run on it is in: one run that computes keeps it busy, whatever others wait for."""
-
-_RANK = {state: rank for rank, state in enumerate(PRIORITY)}
 
 
 def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -> Iterator[tuple[str | None, int]]:
     """Yield (state, until) from begin to end without a gap; None where no run has a state. Each timeline is in order, without overlaps."""
-    edges = {begin_ns, until_ns}
-    for timeline in timelines:
-        for begin, end, _ in timeline:
-            edges.update((begin, end))
+    edges = {
+        begin_ns,
+        until_ns,
+        *(edge for timeline in timelines for begin, end, _ in timeline for edge in (begin, end)),
+    }
     moments = sorted(edge for edge in edges if begin_ns <= edge <= until_ns)
     at = [0] * len(timelines)
     pending: tuple[str | None, int] | None = None
     for moment, following in itertools.pairwise(moments):
-        state: str | None = None
+        states = []
         for number, timeline in enumerate(timelines):
             while at[number] < len(timeline) and timeline[at[number]][1] <= moment:
                 at[number] += 1
             if at[number] < len(timeline) and timeline[at[number]][0] <= moment:
-                seen = timeline[at[number]][2]
-                if state is None or _RANK[seen] < _RANK[state]:
-                    state = seen
+                states.append(timeline[at[number]][2])
+        state = min(states, key=PRIORITY.index, default=None)
         if pending is not None and pending[0] != state:
             yield pending
         pending = (state, following)
@@ -109,7 +86,6 @@ def fuse(timelines: Sequence[Sequence[Segment]], begin_ns: int, until_ns: int) -
 
 
 _Key = tuple[str, int]
-NOTHING: Mapping[str, str] = {}
 
 
 @dataclass
@@ -144,7 +120,7 @@ class _Followed:
 class RunsOnGpu:
     """The runs on a GPU. True while there is one, or one that left and whose time is not booked yet."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: st.Ledger) -> None:
         self._ledger = ledger
         self._followed: dict[_Key, _Followed] = {}
         self._awaited: dict[_Key, OwnerRecord] = {}
@@ -165,7 +141,7 @@ class RunsOnGpu:
         self._awaited = {}
         return bool(self._followed)
 
-    def advance(self, running: Sequence[Run], renamed: Mapping[str, str] = NOTHING) -> dict[str, int]:
+    def advance(self, running: Sequence[Run], renamed: Mapping[str, str]) -> dict[str, int]:
         """Book the time that is final for all runs; return it by state, in ns. `renamed` states are booked as others."""
         keys = {run.key for run in running}
         for run in running:
@@ -179,7 +155,7 @@ class RunsOnGpu:
             ends = [one.end_ns for one in self._followed.values() if one.left_ns is None]
             until_ns = min(ends) if ends else max(one.end_ns for one in self._followed.values())
             for state, moment_ns in self._states(until_ns):
-                name = UNKNOWN if state is None else renamed.get(state, state)
+                name = st.UNKNOWN if state is None else renamed.get(state, state)
                 booked[name] = booked.get(name, 0) + self._ledger.book(name, moment_ns)
         watermark_ns = self._ledger.watermark_ns
         gone = [k for k, one in self._followed.items() if one.left_ns is not None and one.left_ns <= watermark_ns]
@@ -206,11 +182,8 @@ class RunsOnGpu:
             (one,) = self._followed.values()
             parts = one.parts_after(begin_ns) if one.left_ns is None else {}
             if sum(parts.values()) == until_ns - begin_ns:  # no gap: the order does not matter
-                moments, at_ns = [], begin_ns
-                for state, ns in parts.items():
-                    at_ns += ns
-                    moments.append((state, at_ns))
-                return list(moments)
+                ends_ns = itertools.accumulate(parts.values(), initial=begin_ns)
+                return list(zip(parts, itertools.islice(ends_ns, 1, None), strict=True))
         timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
         return list(fuse(timelines, begin_ns, until_ns))
 
@@ -218,14 +191,11 @@ class RunsOnGpu:
         """Return a restored run's time that the former agent's GPU ledger did not have yet."""
         if run.ledger is None:
             return None
-        traced = run.trace.parts_after(0)
+        traced, before = run.trace.parts_after(0), owner.applied_ns
         begin_ns = self._ledger.watermark_ns
         end_ns = run.trace.begin_ns() or run.ledger.watermark_ns
-        parts = {
-            state: ns - traced.get(state, 0) - owner.applied_ns.get(state, 0)
-            for state, ns in run.ledger.totals_ns.items()
-        }
-        parts = {state: ns for state, ns in parts.items() if ns > 0}
+        totals = run.ledger.totals_ns.items()
+        parts = {state: left for state, ns in totals if (left := ns - traced.get(state, 0) - before.get(state, 0)) > 0}
         if sum(parts.values()) != end_ns - begin_ns or not parts:
             return None  # inconsistent: no timeline
         return Stretch(begin_ns, end_ns, parts)

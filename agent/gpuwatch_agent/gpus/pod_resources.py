@@ -60,19 +60,19 @@ def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body
 
 
-def _request() -> bytes:
-    texts = (text.encode() for field in _HEADER_FIELDS.items() for text in field)
-    pieces = [bytes((len(text),)) + text for text in texts]
-    fields = b"".join(b"\0" + name + value for name, value in zip(pieces[::2], pieces[1::2], strict=True))
-    return b"".join(
-        (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            _frame(_SETTINGS, 0, 0, struct.pack(">HIHI", 2, 0, 4, _MOST_BYTES)),  # no push; each stream's window
-            _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _MOST_BYTES)),
-            _frame(_HEADERS, _END_HEADERS, 1, fields),
-            _frame(_DATA, _END_STREAM, 1, struct.pack(">BI", 0, 0)),  # an empty message
-        )
+def _text_field(text: str) -> bytes:
+    return bytes((len(text),)) + text.encode()
+
+
+_REQUEST = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + _frame(_SETTINGS, 0, 0, struct.pack(">HIHI", 2, 0, 4, _MOST_BYTES))  # no push; each stream's window
+    + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _MOST_BYTES))
+    + _frame(
+        _HEADERS, _END_HEADERS, 1, b"".join(b"\0" + _text_field(k) + _text_field(v) for k, v in _HEADER_FIELDS.items())
     )
+    + _frame(_DATA, _END_STREAM, 1, struct.pack(">BI", 0, 0))  # an empty message
+)
 
 
 def _call(path: Path, timeout_s: float) -> bytes:
@@ -82,8 +82,9 @@ def _call(path: Path, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))
-        connection.sendall(_request())
-        while True:
+        connection.sendall(_REQUEST)
+        flags = stream = 0
+        while not (stream == 1 and flags & _END_STREAM):
             head = _receive(connection, 9, end_s)
             kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF
             length = int.from_bytes(head[:3], "big")
@@ -96,12 +97,11 @@ def _call(path: Path, timeout_s: float) -> bytes:
                 raise OSError(f"{path}: the kubelet closed the call, HTTP/2 error {int.from_bytes(body[-4:], 'big')}")
             elif kind == _DATA and stream == 1:
                 data += body[1 : length - body[0]] if flags & _PADDED else body
-            if stream == 1 and kind in (_DATA, _HEADERS) and flags & _END_STREAM:
-                break
     # Without a message the status is in the headers, compressed: an unknown method, or too many calls.
-    if len(data) < 5 or data[0] or len(data) < 5 + int.from_bytes(data[1:5], "big"):
+    length = int.from_bytes(data[1:5], "big")
+    if len(data) < 5 + length or data[0]:
         raise OSError(f"{path}: no answer to {_HEADER_FIELDS[':path']}; Kubernetes has it since 1.20")
-    return data[5 : 5 + int.from_bytes(data[1:5], "big")]
+    return data[5 : 5 + length]
 
 
 def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:

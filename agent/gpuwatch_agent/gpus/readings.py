@@ -29,18 +29,20 @@ def gpu_readings(
     """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
         return []
-    held = {uuid: tuple(process.pid for process in processes) for uuid, processes in collector.processes().items()}
-    ended = table.ended({pid for pids in held.values() for pid in pids})
-    readings = []
-    for device in collector.devices():
-        pids = held.get(device.uuid)
-        if pids is not None:
-            pids = tuple(pid for pid in pids if pid not in ended)
-        utilization = node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid)
-        age_ns = int(collector.process_list_age_s(device.uuid) * 1e9)
-        allocated = allocations.get(device.uuid)
-        readings.append(GpuReading(str(device.index), device.uuid, pids, utilization, age_ns, allocated))
-    return readings
+    listed = {uuid: [process.pid for process in processes] for uuid, processes in collector.processes().items()}
+    ended = table.ended({pid for pids in listed.values() for pid in pids})
+    held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
+    return [
+        GpuReading(
+            str(device.index),
+            device.uuid,
+            held.get(device.uuid),
+            node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid),
+            int(collector.process_list_age_s(device.uuid) * 1e9),
+            allocations.get(device.uuid),
+        )
+        for device in collector.devices()
+    ]
 
 
 def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], table: ProcessTable) -> int | None:
@@ -66,7 +68,9 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
         named = ("user", "job", "account", "namespace", "pod", "container")
         owners = [", ".join(f"{n} {v}" for n in named if (v := getattr(a, n))) for a in account.allocated[:3]]
         return f"allocated to {'; '.join(owners)}" if owners else ""
-    return "; ".join(f"{table.user(pid) or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3])
+    return "; ".join(
+        f"{table.owner(pid).user or '?'}, pid {pid} ({table.name(pid) or '?'})" for pid in account.pids[:3]
+    )
 
 
 def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: GpuSource | None) -> None:
@@ -86,21 +90,15 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Gp
 def gpu_view(account: GpuAccount, collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> api.Gpu:
     """Return one entry of `gpus` in /api/v1/status."""
     devices = collector.devices() if collector is not None else ()
-
-    def latest(metric: str) -> float | None:
-        return node.latest(metric, account.gpu, account.uuid)
-
+    measured = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")
     return api.Gpu(
         gpu=account.gpu,
         uuid=account.uuid,
         name=next((device.name for device in devices if device.uuid == account.uuid), ""),
         state=account.state,
-        utilization_ratio=latest("gpuwatch_gpu_utilization_ratio"),
-        memory_used_bytes=latest("gpuwatch_gpu_memory_used_bytes"),
-        memory_total_bytes=latest("gpuwatch_gpu_memory_total_bytes"),
-        power_watts=latest("gpuwatch_gpu_power_watts"),
         run=account.owner or None,
         owner=owner_text(account, table) or None,
+        **{name: node.latest(f"gpuwatch_gpu_{name}", account.gpu, account.uuid) for name in measured},
     )
 
 
@@ -131,33 +129,30 @@ class GpuTrends:
 
     def sample(self, gpus: Sequence[GpuAccount], node: RecentSamples, now_ns: int) -> None:
         """Take this second's readings of all GPUs; forget the others."""
-        self.keep_only([account.uuid for account in gpus])
+        self._trends = {account.uuid: self._trend(account) for account in gpus}
         for account in gpus:
             memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
             power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
             self.update(account, power, None if memory is None else int(memory), now_ns)
 
+    def _trend(self, account: GpuAccount) -> _Trend:
+        holder = None if account.run is None else account.run.key
+        trend = self._trends.get(account.uuid)
+        return trend if trend is not None and trend.holder == holder else _Trend(holder)
+
     def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
         """Take this second's readings of one GPU."""
-        run = account.run
-        holder = None if run is None else run.key
-        trend = self._trends.get(account.uuid)
-        if trend is None or trend.holder != holder:
-            trend = self._trends[account.uuid] = _Trend(holder)
+        run, trend = account.run, self._trend(account)
+        self._trends[account.uuid] = trend
         if run is None or run.status != RUNNING:
             return
         last_ns = run.steps.last_end_ns
         stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
         if stepping and power_watts is not None:
             trend.powers.append(power_watts)
-        if memory_bytes is not None:
-            kept = trend.memories
-            if not kept or now_ns - kept[-1][0] >= self._memory_every_ns:
-                kept.append((now_ns, memory_bytes))
-
-    def keep_only(self, uuids: Sequence[str]) -> None:
-        """Forget every GPU but these."""
-        self._trends = {uuid: trend for uuid, trend in self._trends.items() if uuid in uuids}
+        kept = trend.memories
+        if memory_bytes is not None and (not kept or now_ns - kept[-1][0] >= self._memory_every_ns):
+            kept.append((now_ns, memory_bytes))
 
     def median_watts(self, uuid: str) -> float | None:
         """Return the median power while the run made steps; None with less than half a minute of it."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +15,7 @@ from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
 from gpuwatch.host.shm import shm_bytes
 from gpuwatch_agent.collectors.drivers import DeadlineThread
-from gpuwatch_agent.processes.owners import Owner, OwnerCache
+from gpuwatch_agent.processes.owners import OwnerCache
 
 T = TypeVar("T")
 _SEARCH_EVERY_TICKS = 5
@@ -25,16 +26,6 @@ _SHM_WAIT_S = 0.05
 _MOST_HUNG_THREADS = 8
 
 logger = logging.getLogger(__name__)
-
-
-def pid_namespace(procfs: Path) -> int:
-    """Return the inode of the pid namespace whose pids `procfs` shows; 0 where not known."""
-    for process in ("1", "self"):
-        try:
-            return (procfs / process / "ns" / "pid").stat().st_ino
-        except OSError:
-            continue
-    return 0
 
 
 class Shm(NamedTuple):
@@ -56,30 +47,25 @@ class _ShmReader:
         self._host_shm = host_shm
         self._current = 0
         self._hung: set[int] = set()
-        self._threads = [self._thread()]
+        self._thread = DeadlineThread("/dev/shm", SHM_DEADLINE_S)
+        self._threads = 1
         self.known: dict[int, Shm] = {}
-
-    def _thread(self) -> DeadlineThread:
-        return DeadlineThread("/dev/shm", SHM_DEADLINE_S)
 
     def update(self, pids: Collection[int]) -> None:
         """Read those of these processes; later results are the next tick's."""
         self._hung &= set(pids)
         wanted = [pid for pid in pids if pid not in self._hung]
         try:
-            found = self._threads[-1].offer(lambda: dict(self._read(wanted)), _SHM_WAIT_S)
+            found = self._thread.offer(lambda: dict(self._read(wanted)), _SHM_WAIT_S)
             self.known = self.known if found is None else found
         except TimeoutError:
             self.known = {}
             if self._current not in self._hung:
-                logger.warning(
-                    "process %s: its /dev/shm does not answer within %g s and is not measured; the others are",
-                    self._current,
-                    SHM_DEADLINE_S,
-                )
+                message = "process %s: its /dev/shm does not answer within %g s and is not measured; the others are"
+                logger.warning(message, self._current, SHM_DEADLINE_S)
                 self._hung.add(self._current)
-            if len(self._threads) < _MOST_HUNG_THREADS:
-                self._threads.append(self._thread())
+            if self._threads < _MOST_HUNG_THREADS:
+                self._thread, self._threads = DeadlineThread("/dev/shm", SHM_DEADLINE_S), self._threads + 1
 
     def _read(self, pids: Sequence[int]) -> Iterator[tuple[int, Shm]]:
         for self._current in pids:
@@ -95,22 +81,21 @@ class ProcessTable:
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys"), host_shm: Path = Path("/dev/shm")) -> None:
         self._procfs = procfs
         self._sysfs = sysfs
-        self._namespace = pid_namespace(procfs)
-        self._host_pids: dict[tuple[int, int, int], int] = {}
-        self._looked_up: dict[tuple[int, int, int], int | None] = {}
+        self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
+        self._host_pids: dict[_Identity, int] = {}
+        """Of containers' processes that were found."""
+        self._looked_up: dict[_Identity, int | None] = {}
         """What `host_pid` found in this tick."""
-        self._unfound: dict[tuple[int, int, int], int] = {}
+        self._unfound: dict[_Identity, int] = {}
         """Ticks to go before a container's process is searched for again."""
-        self._descends: dict[tuple[int, int], bool] = {}
-        """By (process, ancestor), as seen in this tick."""
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
+        self.owner = self._owners.owner
         self._shm = _ShmReader(procfs, host_shm)
 
     def begin_tick(self) -> None:
         """Start a new tick: what was found is valid for one."""
         self._looked_up.clear()
-        self._descends.clear()
         self._owners.begin_tick()
         self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
@@ -120,46 +105,35 @@ class ProcessTable:
         """Return the training process's pid in this /proc; None where it cannot be found or has ended."""
         if hello is None:
             return None
-        key = (hello.pid_namespace, hello.pid, hello.process_start_ticks)
+        key = _identity(hello)
         if key not in self._looked_up:
-            self._looked_up[key] = self._look_up(key, hello)
+            pid = self._host_pids.get(key)
+            if pid is None and hello.pid_namespace in (0, self._namespace):
+                pid = hello.pid
+            elif pid is None and key not in self._unfound:
+                pid = self._search(hello)
+                if pid is None:
+                    self._unfound[key] = _SEARCH_EVERY_TICKS
+                else:
+                    self._host_pids[key] = pid
+            self._looked_up[key] = pid if pid is not None and self._is(pid, hello) else None
         return self._looked_up[key]
-
-    def _look_up(self, key: tuple[int, int, int], hello: wire.Hello) -> int | None:
-        pid = self._host_pids.get(key)
-        if pid is None and hello.pid_namespace in (0, self._namespace):
-            pid = hello.pid
-        elif pid is None and key not in self._unfound:
-            pid = self._search(hello)
-            if pid is None:
-                self._unfound[key] = _SEARCH_EVERY_TICKS
-            else:
-                self._host_pids[key] = pid
-        return pid if pid is not None and self._is(pid, hello) else None
 
     def is_peer(self, hello: wire.Hello, pid: int) -> bool:
         """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
         if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
             return True
-        try:
-            namespace = (self._procfs / str(pid) / "ns" / "pid").stat().st_ino
-            number = _own_number(self._procfs / str(pid))
-        except OSError:
+        namespace, number = _pid_namespace(self._procfs, str(pid)), _own_number(self._procfs / str(pid))
+        if not namespace or not number:
             return True
         if hello.pid_namespace not in (0, namespace) or number != hello.pid:
             return False
-        self._host_pids[hello.pid_namespace, hello.pid, hello.process_start_ticks] = pid
+        self._host_pids[_identity(hello)] = pid
         return True
 
     def descends_from(self, pid: int, ancestor: int) -> bool:
         """Return whether a process is another one's child, or the child of one (a fork server's workers), four steps at most."""
-        known = self._descends.get((pid, ancestor))
-        if known is None:
-            parent, steps = pid, 0
-            while parent > 1 and parent != ancestor and steps < 4:
-                parent, steps = int([*self._fields(parent), "0", "0"][1]), steps + 1
-            known = self._descends[pid, ancestor] = parent == ancestor != pid
-        return known
+        return ancestor in islice(self.with_parents(pid), 1, 5)
 
     def is_of_user(self, pid: int, uid: int | None) -> bool:
         """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""
@@ -175,17 +149,7 @@ class ProcessTable:
             return None
         if self.host_pid(hello) is not None:
             return True
-        known = hello.pid_namespace in (0, self._namespace)
-        known = known or (hello.pid_namespace, hello.pid, hello.process_start_ticks) in self._host_pids
-        return False if known else None
-
-    def owner(self, pid: int) -> Owner:
-        """Return whose process it is, every part empty where not known."""
-        return self._owners.owner(pid)
-
-    def user(self, pid: int) -> str:
-        """Return the name (or number) of the user whose process it is, empty where not known."""
-        return self._owners.owner(pid).user
+        return False if hello.pid_namespace in (0, self._namespace) or _identity(hello) in self._host_pids else None
 
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
@@ -238,12 +202,14 @@ class ProcessTable:
         self._seen = (self._seen & pids) | alive
         return self._seen - alive
 
-    def with_parents(self, pid: int) -> list[int]:
-        """Return a process, its parent, and so on up to the eighth: (pid, …), as far as they are visible."""
-        found = [pid]
-        while len(found) < _MOST_PARENTS and (fields := self._fields(found[-1])) and int(fields[1]) > 1:
-            found.append(int(fields[1]))
-        return found
+    def with_parents(self, pid: int) -> Iterator[int]:
+        """Yield a process, its parent, and so on up to the eighth, as far as they are visible."""
+        for _ in range(_MOST_PARENTS):
+            yield pid
+            fields = self._fields(pid)
+            if not fields or int(fields[1]) <= 1:
+                return
+            pid = int(fields[1])
 
     def _is(self, pid: int, hello: wire.Hello) -> bool:
         """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""
@@ -259,16 +225,31 @@ class ProcessTable:
         for entry in self._procfs.iterdir():
             if not entry.name.isdigit():
                 continue
-            try:
-                if (entry / "ns" / "pid").stat().st_ino == hello.pid_namespace and _own_number(entry) == hello.pid:
-                    return int(entry.name)
-            except OSError:
-                continue
+            if _pid_namespace(self._procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
+                return int(entry.name)
         return None
 
 
+_Identity = tuple[int, int, int]
+
+
+def _identity(hello: wire.Hello) -> _Identity:
+    return hello.pid_namespace, hello.pid, hello.process_start_ticks
+
+
+def _pid_namespace(procfs: Path, process: str) -> int:
+    """Return the inode of a process's pid namespace; 0 where not known."""
+    try:
+        return (procfs / process / "ns" / "pid").stat().st_ino
+    except OSError:
+        return 0
+
+
 def _own_number(process: Path) -> int | None:
-    """Return a process's pid in its own namespace. Source: NSpid in /proc/PID/status, proc(5). Raises: OSError."""
-    lines = (process / "status").read_text().splitlines()
+    """Return a process's pid in its own namespace; None where not known. Source: NSpid in /proc/PID/status, proc(5)."""
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return None
     numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
     return int(numbers[-1]) if numbers else None

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpuwatch.config import StackSettings
@@ -19,6 +20,7 @@ from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.errors import GpuwatchError
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.spy import Target, take
+from gpuwatch_agent.collectors.drivers import WarnOnce
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import RUNNING, Run
@@ -30,6 +32,14 @@ _MOST_RANKS = 16
 _SERVES_NS = 60_000_000_000
 """One problem causes several findings, some of which take seconds longer to be proven: they share the stacks."""
 _SUFFIX = ".speedscope.json"
+
+
+def _of_all(cause: str) -> bool:
+    return BY_CAUSE[cause].stacks == "all ranks"
+
+
+def _wants(entry: ActiveFinding) -> bool:
+    return not entry.stacks_taken and BY_CAUSE[entry.finding.cause].stacks is not None
 
 
 @dataclass(frozen=True)
@@ -44,14 +54,9 @@ class _Capture:
 
     def serves(self, run: str, rank: int, entry: ActiveFinding) -> bool:
         """Return whether this capture serves a finding."""
-        of_all = BY_CAUSE[self.cause].stacks == "all ranks"
-        return (
-            _wants(entry)
-            and _of_all(entry) == of_all
-            and run == self.run
-            and (of_all or rank == self.rank)
-            and entry.since_ns <= self.at_ns + _SERVES_NS
-        )
+        same_processes = run == self.run and (_of_all(self.cause) or rank == self.rank)
+        same_processes = same_processes and _of_all(entry.finding.cause) == _of_all(self.cause)
+        return _wants(entry) and same_processes and entry.since_ns <= self.at_ns + _SERVES_NS
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -78,32 +83,31 @@ class StackWatch:
         """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
         self._seen: list[tuple[_Capture, Stacks | None]] = []
         """Recent results; None where a capture failed."""
-        self._warned: set[str] = set()
+        self._warn = WarnOnce()
 
     def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:
         """Assign finished captures to findings, and start the next one if a finding needs it."""
         self._collect(book, now_ns)
         if not self._settings.automatic or self._running:
             return
-        self._sampled_ns = {
-            key: at for key, at in self._sampled_ns.items() if now_ns - at < self._settings.every_s * 1e9
-        }
+        every_ns = self._settings.every_s * 1e9
+        self._sampled_ns = {key: at_ns for key, at_ns in self._sampled_ns.items() if now_ns - at_ns < every_ns}
         for run in runs:
-            active = book.active(run.run, run.rank) if run.status == RUNNING else []
-            wanted = next((e for e in active if _wants(e) and (run.run, _of_all(e)) not in self._sampled_ns), None)
-            targets = () if wanted is None else self._targets(run, runs, wanted.finding.cause, table, now_s)
-            if wanted is not None and targets:
-                self._sampled_ns[run.run, _of_all(wanted)] = now_ns
-                self._start(_Capture(run.run, run.rank, wanted.finding.cause, targets, now_ns))
-                return
+            for entry in book.active(run.run, run.rank) if run.status == RUNNING else ():
+                cause = entry.finding.cause
+                if not _wants(entry) or (run.run, _of_all(cause)) in self._sampled_ns:
+                    continue
+                if targets := self._targets(run, runs, cause, table, now_s):
+                    self._sampled_ns[run.run, _of_all(cause)] = now_ns
+                    capture = _Capture(run.run, run.rank, cause, targets, now_ns)
+                    self._running = True
+                    self._start_thread(partial(self._sample, capture))
+                    return
 
     def _collect(self, book: FindingTracker, now_ns: int) -> None:
         self._seen = [seen for seen in self._seen if now_ns - seen[0].at_ns < 2 * _SERVES_NS]
-        while True:
-            try:
-                self._seen.append(self._done.get_nowait())
-            except queue.Empty:
-                break
+        while not self._done.empty():
+            self._seen.append(self._done.get())
             self._running = False
         for capture, stacks in self._seen:
             for (run, rank, _, _), entry in book.entries.items():
@@ -113,7 +117,7 @@ class StackWatch:
     def _targets(
         self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
     ) -> tuple[Target, ...]:
-        chosen = [each for each in runs if each.run == run.run] if BY_CAUSE[cause].stacks == "all ranks" else [run]
+        chosen = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
@@ -123,19 +127,13 @@ class StackWatch:
                 found.append(Target(each.rank, pid, self._folder / file))
         return tuple(found)
 
-    def _start(self, capture: _Capture) -> None:
-        self._running = True
-        self._start_thread(lambda: self._sample(capture))
-
     def _sample(self, capture: _Capture) -> None:
         stacks = None
         try:
             stacks = self._take(capture.targets, self._settings.seconds, self._settings.rate_hz)
             self._forget_old()
         except (GpuwatchError, OSError) as error:
-            if str(error) not in self._warned:
-                self._warned.add(str(error))
-                logger.warning("no stacks for %s of run %s: %s", capture.cause, capture.run, error)
+            self._warn(f"no stacks for {capture.cause} of run {capture.run}: {error}")
         except Exception:
             logger.exception("taking the stacks of run %s failed", capture.run)
         finally:
@@ -146,11 +144,3 @@ class StackWatch:
         kept = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
         for path in kept[: -self._settings.keep]:
             path.unlink(missing_ok=True)
-
-
-def _wants(entry: ActiveFinding) -> bool:
-    return not entry.stacks_taken and BY_CAUSE[entry.finding.cause].stacks is not None
-
-
-def _of_all(entry: ActiveFinding) -> bool:
-    return BY_CAUSE[entry.finding.cause].stacks == "all ranks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
 
 from gpuwatch.host import blocked, proc
 from gpuwatch.host.cgroup import Quota, throttled_ratio
@@ -19,76 +19,119 @@ _MOST_WORKERS = 256
 _MOST_SAMPLED = 64
 _SAMPLES_KEPT = 16
 _MEMORY_EVERY_NS = 15_000_000_000
+_USAGE_EVERY_NS = 5_000_000_000
+
+
+@dataclass
+class _Seen:
+    """What was seen lately of a running run's processes."""
+
+    cpu_s: dict[int, deque[tuple[int, float, float | None]]] = field(default_factory=dict)
+    """By worker: (when, CPU time, time ready to run without a core)."""
+    waits: deque[list[str]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
+    quotas: deque[Quota] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
+    received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
+    private: tuple[int, int, int | None] | None = None
+    """(first worker, when, its private memory)."""
+    process: proc.ProcessUsage | None = None
+    files: int | None = None
+    worker_states: tuple[str, ...] = ()
 
 
 class WorkerWatch:
-    """Follows workers as they come and go; a worker that ended keeps its part of the run's total."""
+    """Follows the processes of running runs; a worker that ended keeps its part of its run's totals."""
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._cpu_s: dict[int, deque[tuple[int, float, float | None]]] = {}
-        """By pid: (when, CPU time, time ready to run without a core)."""
-        self._waits: dict[tuple[str, int], deque[tuple[str, ...]]] = {}
-        self._private: dict[int, tuple[int, int | None]] = {}
-        """By pid: (when, private memory), of one worker of each run."""
-        self._received: dict[tuple[str, int], deque[tuple[int, int]]] = {}
-        self._quotas: dict[tuple[str, int], deque[Quota]] = {}
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._usage_ns: int | None = None
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Read every known worker once and add to the runs' totals."""
-        workers = {run.key: _worker_pids(run, self._table) for run in runs}
-        alive = {pid for pids in workers.values() for pid in pids}
-        for by_pid in (self._cpu_s, self._private):
-            for pid in by_pid.keys() - alive:
-                del by_pid[pid]
-        running = {run.key for run in runs if run.status == RUNNING}
-        for by_run in (self._waits, self._received, self._quotas):
-            for key in by_run.keys() - running:
-                del by_run[key]
+        """Read every known worker once, every five seconds what each process uses, and add to the runs' totals."""
+        self._seen = {run.key: self._of(run) for run in runs if run.status == RUNNING}
+        usage_is_due = self._usage_ns is None or now_ns - self._usage_ns >= _USAGE_EVERY_NS
+        if usage_is_due:
+            self._usage_ns = now_ns
         for run in runs:
-            if run.status == RUNNING:
-                known = run.worker_seen_s
-                run.worker_seen_s = {pid: known[pid] for pid in workers[run.key] if pid in known}
-            if workers[run.key]:
-                self._sample(run, workers[run.key], now_ns)
+            if (seen := self._seen.get(run.key)) is not None:
+                pids = _worker_pids(run, self._table)
+                run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
+                seen.cpu_s = {pid: seen.cpu_s[pid] for pid in pids if pid in seen.cpu_s}
+                if pids:
+                    self._sample(run, seen, pids, now_ns)
+                else:
+                    seen.private = None
+                if usage_is_due:
+                    self._read_usage(run, seen, pids)
 
-    def _sample(self, run: Run, pids: Sequence[int], now_ns: int) -> None:
+    def _sample(self, run: Run, seen: _Seen, pids: Sequence[int], now_ns: int) -> None:
         table, first = self._table, pids[0]
-        if first not in self._private or now_ns - self._private[first][0] >= _MEMORY_EVERY_NS:
-            self._private[first] = (now_ns, table.read(proc.private_bytes, first))
-        found = tuple(w for pid in pids[:_MOST_SAMPLED] if (w := table.read(blocked.blocked_on, pid)) is not None)
-        self._waits.setdefault(run.key, deque(maxlen=_SAMPLES_KEPT)).append(found)
+        if seen.private is None or seen.private[0] != first or now_ns - seen.private[1] >= _MEMORY_EVERY_NS:
+            seen.private = (first, now_ns, table.read(proc.private_bytes, first))
+        waits = (table.read(blocked.blocked_on, pid) for pid in pids[:_MOST_SAMPLED])
+        seen.waits.append([wait for wait in waits if wait is not None])
         if (quota := table.quota(first)) is not None:
-            self._quotas.setdefault(run.key, deque(maxlen=_SAMPLES_KEPT)).append(quota)
+            seen.quotas.append(quota)
         if (received := table.read(proc.received_bytes, first)) is not None:
-            self._received.setdefault(run.key, deque(maxlen=_SAMPLES_KEPT)).append((now_ns, received))
+            seen.received.append((now_ns, received))
         for pid in pids:
             cpu_s = table.read(proc.process_cpu_s, pid)
             if cpu_s is None:
-                self._cpu_s.pop(pid, None)
+                seen.cpu_s.pop(pid, None)
                 continue
             run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
             run.worker_seen_s[pid] = cpu_s
-            seen = self._cpu_s.setdefault(pid, deque())
-            seen.append((now_ns, cpu_s, table.read(proc.run_queue_s, pid)))
-            while len(seen) > 2 and seen[1][0] <= now_ns - _WINDOW_NS:
-                seen.popleft()
+            times = seen.cpu_s.setdefault(pid, deque())
+            times.append((now_ns, cpu_s, table.read(proc.run_queue_s, pid)))
+            while len(times) > 2 and times[1][0] <= now_ns - _WINDOW_NS:
+                times.popleft()
+
+    def _read_usage(self, run: Run, seen: _Seen, pids: Sequence[int]) -> None:
+        """Read what the processes use, and add up what the workers did since they were seen last."""
+        pid = self._table.host_pid(run.hello)
+        seen.process = None if pid is None else self._table.read(proc.usage, pid)
+        seen.files = None if pid is None else self._table.open_files(pid)
+        found = {pid: usage for pid in pids if (usage := self._table.read(proc.usage, pid)) is not None}
+        seen.worker_states = tuple(usage.state for usage in found.values())
+        now = {pid: WorkerIo(use.read_bytes, use.written_bytes, use.run_queue_s) for pid, use in found.items()}
+        for pid, io in now.items():
+            run.worker_io = run.worker_io.grown(io, run.worker_io_seen.get(pid, WorkerIo()))
+        run.worker_io_seen = now
+
+    def _of(self, run: Run) -> _Seen:
+        return self._seen.get(run.key) or _Seen()
+
+    def samples(self, run: Run) -> Iterator[Sample]:
+        """Yield the series of one run's processes."""
+        seen, io = self._of(run), run.worker_io
+        waiting = seen.worker_states.count("D") if seen.worker_states else None
+        values = {
+            "gpuwatch_run_resident_memory_bytes": seen.process.resident_bytes if seen.process else None,
+            "gpuwatch_run_threads": seen.process.threads if seen.process else None,
+            "gpuwatch_run_open_files": seen.files,
+            "gpuwatch_loader_workers_in_disk_wait": waiting,
+            "gpuwatch_loader_worker_read_bytes_total": io.read_bytes,
+            "gpuwatch_loader_worker_written_bytes_total": io.written_bytes,
+            "gpuwatch_loader_worker_run_queue_seconds_total": io.run_queue_s,
+        }
+        key = (run.run, str(run.rank))
+        yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
 
     def waits(self, run: Run) -> dict[str, float] | None:
         """Return the share of the last samples in which a worker was blocked on each of `gpuwatch.host.blocked.WAITS`; None with too few."""
-        return blocked.shares(wait for sample in self._waits.get(run.key, ()) for wait in sample)
+        return blocked.shares(chain.from_iterable(self._of(run).waits))
 
     def quota(self, run: Run) -> tuple[float | None, float | None]:
         """Return (cores of the workers' CPU quota, share of its last periods in which it was exhausted), each None where not known."""
-        seen = self._quotas.get(run.key)
-        return (seen[-1].cores, throttled_ratio(seen[0], seen[-1])) if seen else (None, None)
+        quotas = self._of(run).quotas
+        return (quotas[-1].cores, throttled_ratio(quotas[0], quotas[-1])) if quotas else (None, None)
 
     def receive_rate(self, run: Run) -> float | None:
         """Return the bytes per second received in the workers' network namespace; None where that is not visible."""
-        seen = self._received.get(run.key)
-        if not seen or seen[-1][0] <= seen[0][0]:
+        received = self._of(run).received
+        if not received or received[-1][0] <= received[0][0]:
             return None
-        return max(0, seen[-1][1] - seen[0][1]) / ((seen[-1][0] - seen[0][0]) / 1e9)
+        return max(0, received[-1][1] - received[0][1]) / ((received[-1][0] - received[0][0]) / 1e9)
 
     def ratios(self, run: Run) -> tuple[float, ...] | None:
         """Return the CPU use of each live worker over the last 15 s, 1.0 = one core; None where it is not known."""
@@ -102,92 +145,21 @@ class WorkerWatch:
 
     def _use(self, run: Run) -> Iterator[tuple[float, float | None]]:
         """Yield (CPU use, the same with the run queue) of each live worker over the last 15 s."""
-        for pid in _worker_pids(run, self._table):
-            seen = self._cpu_s.get(pid)
-            if seen and seen[-1][0] > seen[0][0]:
-                (begin_ns, cpu_s, queue_s), (end_ns, cpu_end_s, queue_end_s) = seen[0], seen[-1]
+        for times in self._of(run).cpu_s.values():
+            (begin_ns, cpu_s, queue_s), (end_ns, cpu_end_s, queue_end_s) = times[0], times[-1]
+            if end_ns > begin_ns:
                 used_s, elapsed_s = cpu_end_s - cpu_s, (end_ns - begin_ns) / 1e9
                 waited_s = None if queue_s is None or queue_end_s is None else queue_end_s - queue_s
                 yield used_s / elapsed_s, None if waited_s is None else (used_s + waited_s) / elapsed_s
 
     def private_bytes(self, run: Run) -> int | None:
         """Return the private memory of the run's first worker; None where it is not known."""
-        return next((self._private[pid][1] for pid in _worker_pids(run, self._table)[:1] if pid in self._private), None)
+        private = self._of(run).private
+        return None if private is None else private[2]
 
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""
-        return sum(pid in self._cpu_s for pid in _worker_pids(run, self._table))
-
-
-EVERY_NS = 5_000_000_000
-
-
-@dataclass
-class _Seen:
-    """One run as it was seen last."""
-
-    process: proc.ProcessUsage | None = None
-    files: int | None = None
-    in_disk_wait: int = 0
-    workers: int = 0
-    last: dict[int, WorkerIo] = field(default_factory=dict)
-
-
-class RunProcesses:
-    """Reads every running run's processes, every five seconds."""
-
-    def __init__(self, procfs: Path, table: ProcessTable) -> None:
-        self._procfs = procfs
-        self._table = table
-        self._seen: dict[tuple[str, int], _Seen] = {}
-        self._sampled_ns: int | None = None
-
-    def update(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Read the processes again, if it is time, and add what the workers did to their runs' totals."""
-        if self._sampled_ns is not None and now_ns - self._sampled_ns < EVERY_NS:
-            return
-        self._sampled_ns = now_ns
-        running = {run.key: run for run in runs if run.live_hello is not None}
-        for key in self._seen.keys() - running.keys():
-            del self._seen[key]
-        for key, run in running.items():
-            pid = self._table.host_pid(run.hello)
-            if pid is None:
-                self._seen.pop(key, None)
-                continue
-            seen = self._seen.setdefault(key, _Seen(last=dict(run.worker_io_seen)))
-            seen.process = proc.usage(pid, self._procfs)
-            seen.files = self._table.open_files(pid)
-            self._read_workers(run, seen)
-
-    def samples(self, run: Run) -> Iterator[Sample]:
-        """Yield the series of one run's processes."""
-        key, seen = (run.run, str(run.rank)), self._seen.get(run.key)
-        if seen is not None and seen.process is not None:
-            yield Sample("gpuwatch_run_resident_memory_bytes", seen.process.resident_bytes, key)
-            yield Sample("gpuwatch_run_threads", seen.process.threads, key)
-            if seen.files is not None:
-                yield Sample("gpuwatch_run_open_files", seen.files, key)
-        if seen is not None and seen.workers:
-            yield Sample("gpuwatch_loader_workers_in_disk_wait", seen.in_disk_wait, key)
-        totals = {
-            "gpuwatch_loader_worker_read_bytes_total": run.worker_io.read_bytes,
-            "gpuwatch_loader_worker_written_bytes_total": run.worker_io.written_bytes,
-            "gpuwatch_loader_worker_run_queue_seconds_total": run.worker_io.run_queue_s,
-        }
-        yield from (Sample(metric, total, key) for metric, total in totals.items() if total is not None)
-
-    def _read_workers(self, run: Run, seen: _Seen) -> None:
-        """Add up what the workers did since they were seen last; one that ended keeps its part."""
-        pids = _worker_pids(run, self._table)
-        found = {pid: figures for pid in pids if (figures := proc.usage(pid, self._procfs)) is not None}
-        seen.workers = len(found)
-        seen.in_disk_wait = sum(figures.state == "D" for figures in found.values())
-        now = {pid: WorkerIo(f.read_bytes, f.written_bytes, f.run_queue_s) for pid, f in found.items()}
-        for pid, io in now.items():
-            run.worker_io = run.worker_io.grown(io, seen.last.get(pid, WorkerIo()))
-        seen.last = now
-        run.worker_io_seen = dict(now)
+        return len(self._of(run).cpu_s)
 
 
 def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import read_columns
+from gpuwatch_agent.runs.window import RecentSamples
 
 S = 1_000_000_000
 
@@ -53,7 +54,7 @@ def test_another_run_begins_anew_and_a_lost_gpu_is_forgotten() -> None:
     assert trends.memory("GPU-a", 2000) is not None
     trends.update(held(Run("run-b", 0, "boot")), None, 5000, 210 * S)
     assert trends.memory("GPU-a", 2000) is None
-    trends.keep_only([])
+    trends.sample([], RecentSamples(), 211 * S)
     assert trends._trends == {}
 
 

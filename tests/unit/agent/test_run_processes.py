@@ -10,7 +10,7 @@ from gpuwatch.errors import NoData
 from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.control_groups import group_samples
-from gpuwatch_agent.processes.workers import RunProcesses
+from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run, read_record
 from tests.catalogue import check
 from tests.unit.agent.hooks import BOOT, FakeHook, S
@@ -26,7 +26,7 @@ class Node:
         self.procfs, self.sysfs = root / "proc", root / "sys"
         self.put(4711)
         self.table = ProcessTable(self.procfs)
-        self.processes = RunProcesses(self.procfs, self.table)
+        self.processes = WorkerWatch(self.table)
         self.now_ns = 0
 
     def put(
@@ -122,7 +122,7 @@ def test_workers_bytes_are_counted_once_over_a_restart_of_the_agent(node: Node) 
     again = record.restore(BOOT, 0, 0.0)
     again.status = "running"
     node.put(21, read=1600)
-    fresh = RunProcesses(node.procfs, node.table)
+    fresh = WorkerWatch(node.table)
     fresh.update([again], 0)
     values = {s.metric: s.value for s in fresh.samples(again)}
     assert values["gpuwatch_loader_worker_read_bytes_total"] == 1600
