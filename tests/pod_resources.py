@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpuwatch_agent.gpus.pod_resources import Devices
+from gpuwatch_agent.gpus.allocations import Devices
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -37,9 +37,8 @@ from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, with
 from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.control_groups import OomWatch, group_samples
 from gpuwatch_agent.processes.stacks import StackWatch
-from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples
 from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import Run, RunRegistry
 from gpuwatch_agent.runs.jobs import Jobs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
-from gpuwatch.formatting import percent
+from gpuwatch.formatting import percent, size
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.window import Window
@@ -86,6 +86,11 @@ def found(
 def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:
     """Return a share (0–1) as evidence, with `{}` in its text replaced by it; nothing where it was not measured."""
     return [] if ratio is None else [Evidence(what, ratio, "ratio", text.format(percent(ratio)))]
+
+
+def sized(what: str, count: int | None, text: str) -> list[Evidence]:
+    """Return a number of bytes as evidence in the same way."""
+    return [] if count is None else [Evidence(what, count, "bytes", text.format(size(count)))]
 
 
 def speedup_without(share: float) -> float | None:

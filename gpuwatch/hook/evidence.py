@@ -17,7 +17,6 @@ import msgspec
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked, cgroup, proc
-from gpuwatch.host.shm import shm_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class HostWatcher:
             cpu_pressure_s=_optional(proc.pressure_s, "cpu", procfs),
             io_pressure_s=_optional(proc.pressure_s, "io", procfs),
             received_bytes=_optional(proc.received_bytes, "self", procfs),
-            shm=_optional(shm_bytes, self._shm),
+            shm=_optional(proc.shm_bytes, self._shm),
             worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, procfs),
             worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, procfs),
             worker_waits=tuple(wait for pid in worker_pids[:_MAX_WORKERS] if (wait := blocked.blocked_on(pid, procfs))),

@@ -20,8 +20,7 @@ from gpuwatch.formatting import size
 from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.batches import tensors
 from gpuwatch.host.cgroup import memory_room, oom_kills
-from gpuwatch.host.proc import oom_kills_on_node
-from gpuwatch.host.shm import shm_bytes
+from gpuwatch.host.proc import oom_kills_on_node, shm_bytes
 from gpuwatch.wire import MAX_DEATHS, Loader, WorkerDeath
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from gpuwatch.errors import NoData
@@ -17,9 +18,11 @@ WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
 CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
 """QUEUE: on a pipe, for another process's data. An idle loader worker is blocked there."""
 
-_NETWORK = "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait"
-_LOCK = "futex flock fcntl semop semtimedop"
-_SLEEP = "nanosleep clock_nanosleep"
+_KINDS = {
+    NETWORK: "recvfrom recvmsg connect accept poll ppoll select pselect6 epoll_wait epoll_pwait",
+    LOCK: "futex flock fcntl semop semtimedop",
+    SLEEP: "nanosleep clock_nanosleep",
+}
 _NUMBERS = {
     "x86_64": {
         "recvfrom": 45, "recvmsg": 47, "connect": 42, "accept": 43, "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270,
@@ -35,10 +38,8 @@ _NUMBERS = {
 
 
 def _by_number(machine: str) -> dict[int, str]:
-    kinds = {
-        name: kind for kind, names in ((NETWORK, _NETWORK), (LOCK, _LOCK), (SLEEP, _SLEEP)) for name in names.split()
-    }
-    return {number: kinds[name] for name, number in _NUMBERS.get(machine, {}).items()}
+    numbers = _NUMBERS.get(machine, {})
+    return {numbers[name]: kind for kind, names in _KINDS.items() for name in names.split() if name in numbers}
 
 
 _HERE = _by_number(platform.machine())
@@ -64,17 +65,14 @@ def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
-    place = procfs / str(pid)
+    place, syscall = procfs / str(pid), ""
     try:
         state = stat_fields(place)[0]
     except (NoData, IndexError):
         return None
-    if state in ("R", "D"):
-        return classify(state, "")
-    try:
-        syscall = (place / "syscall").read_text()
-    except OSError:
-        return OTHER
+    if state not in ("R", "D"):
+        with suppress(OSError):
+            syscall = (place / "syscall").read_text()
     found = classify(state, syscall)
     return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
 

@@ -1,4 +1,4 @@
-"""Readers of /proc for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData.
+"""Readers of /proc and /dev/shm for hook and agent: CPU, memory, pressure, network, disks, and the usage of one process. They raise NoData.
 
 `parse_…` take a file's text, and raise ValueError or IndexError for one that is not as its documentation says.
 """
@@ -158,6 +158,20 @@ def parse_network(text: str) -> dict[str, tuple[int, int]]:
     """Return (bytes received, bytes sent) by interface, the loopback included. Source: net/dev, proc_pid_net(5)."""
     rows = [line.rpartition(":") for line in text.splitlines()[2:]]
     return {name.strip(): (int(counts.split()[0]), int(counts.split()[8])) for name, _, counts in rows}
+
+
+def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
+    """Return (size, used) of the /dev/shm at a path; used is size less free blocks, as in df(1). Source: statvfs(3).
+
+    Raises: NoData where it is not mounted, and for a file system without a size limit (a tmpfs with size=0).
+    """
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error
+    if status.f_blocks == 0:
+        raise NoData(f"{path}: the file system has no size limit")
+    return status.f_blocks * status.f_frsize, (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 # One process ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import gpuwatch
 from gpuwatch.errors import ConfigError
-from gpuwatch.host.shm import shm_bytes
+from gpuwatch.host.proc import shm_bytes
 
 _SMALL_SHM_BYTES = 64 << 20
 _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'

@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.simulation.page import NodePages
 from gpuwatch.tools.simulation.story import Node
-from gpuwatch_agent.gpus.pod_resources import Devices
+from gpuwatch_agent.gpus.allocations import Devices
 from gpuwatch_agent.processes.owners import ENVIRONMENT
 from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml

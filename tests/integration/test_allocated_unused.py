@@ -13,7 +13,7 @@ import pytest
 
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch_agent.gpus.pod_resources import Devices, list_devices
+from gpuwatch_agent.gpus.allocations import Devices, list_devices
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.pod_resources import Kubelet, kubelet

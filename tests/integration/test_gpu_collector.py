@@ -14,7 +14,7 @@ import pytest
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.drivers import GpuDevice
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from gpuwatch_agent.exporter import standard
 from tests.catalogue import check
@@ -79,7 +79,7 @@ def test_every_value_of_two_gpus(nvml, collector):
         GpuDevice(1, "GPU-bbbb", "NVIDIA L40S", "00000000:01:00.0", 3),
     )
     assert collector.processes() == {
-        "GPU-aaaa": (GpuProcess(4711, 2 << 30), GpuProcess(4712, None)),
+        "GPU-aaaa": (4711, 4712),
         "GPU-bbbb": (),
     }
 
@@ -87,7 +87,7 @@ def test_every_value_of_two_gpus(nvml, collector):
 def test_a_process_on_two_mig_instances_is_one(nvml, collector):
     nvml.write([replace(FIRST, processes=((7, 1 << 30), (7, 2 << 30), (5, None), (5, 1)))])
     assert values(collector)["gpu_processes", "0", "GPU-aaaa"] == 2
-    assert collector.processes() == {"GPU-aaaa": (GpuProcess(5, 1), GpuProcess(7, 3 << 30))}
+    assert collector.processes() == {"GPU-aaaa": (5, 7)}
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_hang_past_the_deadline_is_named_and_recovered_from(nvml, collector, c
     calls = count_calls(monkeypatch, "nvmlDeviceGetUtilizationRates")
     nvml.write([FIRST])
     values(collector)
-    assert collector.processes() == {"GPU-aaaa": (GpuProcess(4711, 2 << 30), GpuProcess(4712, None))}
+    assert collector.processes() == {"GPU-aaaa": (4711, 4712)}
 
     nvml.write([replace(FIRST, hangs_s={"nvmlDeviceGetUtilizationRates": 300})])
     collector.fast.thread._deadline_s = 0.2

@@ -12,10 +12,11 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, GpuProcess, Reading, Value, values
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Value, values
 
 _MIB = float(1 << 20)
 _MHZ = 1e6
@@ -121,8 +122,8 @@ class AmdCollector(DriverCollector):
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
     ) -> None:
-        fast, slow = [self._reading(each, 1.0) for each in FAST], [self._reading(each, 10.0) for each in SLOW]
-        super().__init__(clock, deadline_s, 0.25, 10.0, fast, slow)
+        fast, slow = ({each.__name__: partial(self._read, each) for each in tier} for tier in (FAST, SLOW))
+        super().__init__(clock, deadline_s, 0.25, fast, slow)
         self._load = load
         self._smi: Any = None
 
@@ -146,13 +147,11 @@ class AmdCollector(DriverCollector):
         device = GpuDevice(index, str(uuid), str(_known(name) or ""), f"{domain:0>8}:{rest}".upper(), minor=None)
         return Gpu(device, handle, str(_known(smi.amdsmi_get_gpu_driver_info(handle).get("driver_version")) or ""))
 
-    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
-        listed = self._smi.amdsmi_get_gpu_process_list(gpu.handle)
-        used = {int(each["pid"]): _known(each.get("memory_usage", {}).get("vram_mem")) for each in listed}
-        return tuple(GpuProcess(pid, None if bytes_ is None else int(bytes_)) for pid, bytes_ in sorted(used.items()))
+    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+        return tuple(sorted(int(each["pid"]) for each in self._smi.amdsmi_get_gpu_process_list(gpu.handle)))
 
     def fate(self, error: Exception) -> Fate:
         return "lost" if getattr(error, "err_code", None) in _LOST else "absent"
 
-    def _reading(self, read: Callable[[Smi, Handle], list[Value]], interval_s: float) -> Reading:
-        return Reading(read.__name__, lambda gpu: read(self._smi, gpu.handle), interval_s)
+    def _read(self, read: Callable[[Smi, Handle], list[Value]], gpu: Gpu) -> list[Value]:
+        return read(self._smi, gpu.handle)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, GpuProcess, Value, values
+from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
 
 _MIB = float(1 << 20)
@@ -190,8 +190,8 @@ class DcgmCollector:
         """Return the GPUs on the page last read, by index."""
         return tuple(sorted((gpu.gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
 
-    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID; not known without NVML."""
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        """Return the pids of the compute processes on each GPU by UUID; not known without NVML."""
         return self._nvml.processes()
 
     def process_list_age_s(self, uuid: str) -> float:

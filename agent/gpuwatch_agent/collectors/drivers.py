@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from statistics import median
@@ -45,16 +45,6 @@ class GpuDevice:
     """With a domain of eight digits, as in "00000000:3B:00.0"."""
     minor: int | None
     """The N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs)."""
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process with a compute context on a GPU."""
-
-    pid: int
-    """In the node's pid namespace."""
-    used_memory_bytes: int | None
-    """Over all of the GPU's MIG instances. None where the driver has no figure."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +159,15 @@ _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
 _SLACK_S = 0.25
 """A tick may begin a little early."""
 _GOOD_FOR_INTERVALS = 3
+_FAST_EVERY_S, _SLOW_EVERY_S = 1.0, 10.0
+Read = Callable[[Gpu], list[Value]]
 
 
 @dataclass
 class Reading:
     """Something that is read of every GPU, and what that costs."""
 
-    name: str
-    read: Callable[[Gpu], list[Value]]
+    read: Read
     planned_s: float
     """Its interval while it is cheap."""
     spent_s: float = 0.0
@@ -214,14 +205,19 @@ class Tier:
     """Readings of all GPUs, in one thread. A value is kept until it is read again, for three intervals at most."""
 
     def __init__(
-        self, collector: DriverCollector, clock: Callable[[], float], deadline_s: float, readings: Sequence[Reading]
-    ):
+        self,
+        collector: DriverCollector,
+        clock: Callable[[], float],
+        deadline_s: float,
+        readings: Mapping[str, Read],
+        every_s: float,
+    ) -> None:
         self.thread = DeadlineThread(collector.library, deadline_s)
         self.current = ""
         """The call in progress, for a timeout's message."""
         self._collector = collector
         self._clock = clock
-        self._readings = {reading.name: reading for reading in readings}
+        self._readings = {name: Reading(read, every_s) for name, read in readings.items()}
         # written by the thread entry by entry; an entry is replaced whole, never changed
         self._values: dict[tuple[str, str], tuple[float, list[Value]]] = {}
 
@@ -229,12 +225,12 @@ class Tier:
         """Read what is due of every GPU; return the errors of those that are lost, by UUID, and whether no answer was doubtful."""
         lost: dict[str, Exception] = {}
         sound = True
-        for reading in self._readings.values() if gpus else ():
+        for name, reading in self._readings.items() if gpus else ():
             if not reading.is_due(self._clock()):
                 continue
             begin_s = time.perf_counter()
             for gpu in (each for each in gpus if each.device.uuid not in lost):
-                key, self.current = (gpu.device.uuid, reading.name), f"{reading.name} of GPU {gpu.device.index}"
+                key, self.current = (gpu.device.uuid, name), f"{name} of GPU {gpu.device.index}"
                 try:
                     self._values[key] = (self._clock(), reading.read(gpu))
                 except self._collector.error as error:
@@ -243,7 +239,7 @@ class Tier:
                     if fate == "lost":
                         lost[gpu.device.uuid] = error
                     elif fate != "absent":
-                        self._collector.warn(f"{gpu}: no {reading.name}: {self._collector.why(error)}")
+                        self._collector.warn(f"{gpu}: no {name}: {self._collector.why(error)}")
                     sound = sound and fate != "doubtful"
             reading.done(self._clock(), time.perf_counter() - begin_s)
         self.current = ""
@@ -265,10 +261,10 @@ class Tier:
 
     def costs(self) -> Iterator[Sample]:
         """Yield the time spent in each kind of call, and its interval."""
-        for reading in self._readings.values():
+        for name, reading in self._readings.items():
             if reading.spent_s:
-                yield Sample("gpuwatch_nvml_call_seconds_total", reading.spent_s, (reading.name,))
-                yield Sample("gpuwatch_nvml_call_interval_seconds", reading.interval_s, (reading.name,))
+                yield Sample("gpuwatch_nvml_call_seconds_total", reading.spent_s, (name,))
+                yield Sample("gpuwatch_nvml_call_interval_seconds", reading.interval_s, (name,))
 
     def forget(self) -> None:
         """Drop all results: the GPUs are listed again, or the driver hangs."""
@@ -278,7 +274,7 @@ class Tier:
 
 
 class DriverCollector:
-    """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every `process_interval_s`.
+    """Samples of all GPUs, once a tick; process lists, which cost a thousand times more, every ten seconds.
 
     A tick is abandoned after `deadline_s`; it waits `slow_wait_s` for the slow tier, whose later results the next tick takes. Only GPUs
     that the agent may use are expected; their number never falls while it runs. A subclass calls its library: `start`,
@@ -296,16 +292,13 @@ class DriverCollector:
         clock: Callable[[], float],
         deadline_s: float,
         slow_wait_s: float,
-        process_interval_s: float,
-        fast: Sequence[Reading],
-        slow: Sequence[Reading],
+        fast: Mapping[str, Read],
+        slow: Mapping[str, Read],
     ) -> None:
         self._clock = clock
         self._slow_wait_s = slow_wait_s
-        self.fast = Tier(self, clock, deadline_s, fast)
-        self.slow = Tier(
-            self, clock, deadline_s, (Reading(PROCESSES, self._count_processes, process_interval_s), *slow)
-        )
+        self.fast = Tier(self, clock, deadline_s, fast, _FAST_EVERY_S)
+        self.slow = Tier(self, clock, deadline_s, {PROCESSES: self._count_processes, **slow}, _SLOW_EVERY_S)
         self._driver = threading.Lock()
         """Held during a round of the slow tier, in which the library must not be restarted."""
         # written by the library's thread; replaced whole, never changed
@@ -315,7 +308,7 @@ class DriverCollector:
         self._retry_due_s = -math.inf
         self._retry_s = _RETRY_FIRST_S
         self.warn = WarnOnce()
-        self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+        self._processes: dict[str, tuple[int, ...]] = {}
 
     # the library ----------------------------------------------------------------------------------------------------------
 
@@ -326,8 +319,8 @@ class DriverCollector:
         """
         raise NotImplementedError
 
-    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
-        """Return the compute processes on a GPU. Raises: the library's error."""
+    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
+        """Return the pids, in the node's pid namespace, of the processes with a compute context on a GPU. Raises: the library's error."""
         raise NotImplementedError
 
     def fate(self, error: Exception) -> Fate:
@@ -367,8 +360,8 @@ class DriverCollector:
         """Return the GPUs that answered in the last tick that came back, by index. Empty before the first."""
         return tuple(gpu.device for gpu in self._gpus)
 
-    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """Return the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
         known = [gpu for gpu in self._gpus if self.slow.taken_s(gpu, PROCESSES) is not None]
         return {gpu.device.uuid: self._processes[gpu.device.uuid] for gpu in known}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gpuwatch.errors import NoData
 from gpuwatch.host import proc
-from gpuwatch.host.shm import shm_bytes
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.options import Roots
 
@@ -148,7 +147,7 @@ class ShmCollector(OfNode):
     name = "shm"
 
     def collect(self) -> Iterable[Sample]:
-        size, used = shm_bytes(self.roots.shm)
+        size, used = proc.shm_bytes(self.roots.shm)
         return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 

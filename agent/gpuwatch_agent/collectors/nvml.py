@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, GpuProcess, Reading, Value, values
+from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDevice, Read, Value, values
 
 Handle = Any
 
@@ -117,18 +117,14 @@ FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
 
-def compute_processes(handle: Handle) -> tuple[GpuProcess, ...]:
-    """Return the processes with a compute context on a GPU, by pid. Milliseconds, under a lock of the driver.
+def compute_processes(handle: Handle) -> tuple[int, ...]:
+    """Return the pids with a compute context on a GPU. Milliseconds, under a lock of the driver.
 
-    A process on several MIG instances is listed for each: it is one process here. Under MPS the server stands for its
-    clients. Drivers before 510 have the second version of the call alone.
+    A process on several MIG instances is listed for each. Under MPS the server stands for its clients. Drivers before 510 have the
+    second version of the call alone.
     """
     call = "nvmlDeviceGetComputeRunningProcesses"
-    used: dict[int, int | None] = {}
-    for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",)):
-        before, more = used.get(process.pid), process.usedGpuMemory
-        used[process.pid] = before if more is None else more + (before or 0)
-    return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
+    return tuple(sorted({process.pid for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",))}))
 
 
 def pcie_link(handle: Handle) -> list[Value]:
@@ -248,15 +244,14 @@ class GpuCollector(DriverCollector):
         wall_clock: Callable[[], float] = time.time,
         deadline_s: float = 2.0,
         slow_wait_s: float = 0.25,
-        process_interval_s: float = 10.0,
         only_processes: bool = False,
     ) -> None:
-        fast, slow = [Reading("xids", self._read_xids, 1.0)], []
+        fast: dict[str, Read] = {"xids": self._read_xids}
+        slow: dict[str, Read] = {}
         if not only_processes:
-            fast += [Reading(name, partial(_of_handle, read), 1.0) for name, read in FAST.items()]
-            fast.append(Reading("gpm", self._read_gpm, 1.0))
-            slow = [Reading(name, partial(_of_handle, read), 10.0) for name, read in SLOW.items()]
-        super().__init__(clock, deadline_s, slow_wait_s, process_interval_s, fast, slow)
+            fast |= {name: partial(_of_handle, read) for name, read in FAST.items()} | {"gpm": self._read_gpm}
+            slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
+        super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
         self._gpm = Gpm()
         self._xids = XidWatch(wall_clock)
         self._initialised = False
@@ -288,7 +283,7 @@ class GpuCollector(DriverCollector):
         self._xids.register(gpus)
         yield from gpus
 
-    def list_processes(self, gpu: Gpu) -> tuple[GpuProcess, ...]:
+    def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
         return compute_processes(gpu.handle)
 
     def fate(self, error: Exception) -> Fate:

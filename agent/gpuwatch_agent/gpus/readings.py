@@ -29,7 +29,7 @@ def gpu_readings(
     """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
         return []
-    listed = {uuid: [process.pid for process in processes] for uuid, processes in collector.processes().items()}
+    listed = collector.processes()
     ended = table.ended({pid for pids in listed.values() for pid in pids})
     held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
     return [

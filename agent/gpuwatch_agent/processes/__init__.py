@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
-from gpuwatch.host.shm import shm_bytes
 from gpuwatch_agent.collectors.drivers import DeadlineThread
 from gpuwatch_agent.processes.owners import OwnerCache
 
@@ -72,7 +71,7 @@ class _ShmReader:
             path = self._procfs / str(self._current) / "root/dev/shm"
             with contextlib.suppress(NoData, OSError):
                 is_hosts = path.stat().st_dev == self._host_shm.stat().st_dev
-                yield self._current, Shm(*shm_bytes(path), is_hosts)
+                yield self._current, Shm(*proc.shm_bytes(path), is_hosts)
 
 
 class ProcessTable:

@@ -84,7 +84,6 @@ _MOST_ENVIRONMENT = 1 << 20
 _MOST_TEXT = 128
 _GOOD_FOR_S = 30.0
 _USER_GOOD_FOR_S = 600.0
-_MOST_KNOWN = 4096
 
 
 def allowed(environ: bytes) -> dict[str, str]:
@@ -147,8 +146,6 @@ class OwnerCache:
         known = self._known.get(pid)
         if known is not None and known[0] == status.st_uid and now_s - known[1] < _GOOD_FOR_S:
             return known[2]
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
         group = parse_cgroup(_read(directory / "cgroup").decode("utf-8", "replace"))
         owner = combine(self._user(status.st_uid, now_s), group, allowed(_read(directory / "environ")))
         self._known[pid] = (status.st_uid, now_s, owner)

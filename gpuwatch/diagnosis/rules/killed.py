@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from signal import SIGBUS, SIGKILL, Signals
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule, sized
 from gpuwatch.diagnosis.prediction import fewer_workers, larger_shm, more_memory, prefetch_of, queues_bytes
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MemoryKills, Window
@@ -97,18 +97,14 @@ def _evidence(window: Window, first: WorkerDeath) -> Iterator[Evidence]:
     if first.oom_kills:
         limit = first.memory_limit_bytes
         limited = "" if limit is None else f"; its control group is limited to {size(limit)}"
-        text = (
-            f"the kernel has killed {_processes(first.oom_kills)} for lack of memory in that time (oom_kill){limited}"
-        )
+        killed = f"the kernel has killed {_processes(first.oom_kills)}"
+        text = f"{killed} for lack of memory in that time (oom_kill){limited}"
         yield Evidence("oom kills", first.oom_kills, "", text)
     room, used, free = _shm(window, first)
     if first.signal == SIGBUS and room:
-        text = f"/dev/shm has {size(room)}"
-        if free is not None:
-            text += f", {size(free)} of it free right after"
-        elif used is not None:
-            text += f", at most {size(used)} of it used"
-        yield Evidence("shm size", room, "bytes", text)
+        after = "" if used is None else f", at most {size(used)} of it used"
+        after = after if free is None else f", {size(free)} of it free right after"
+        yield from sized("shm size", room, f"/dev/shm has {{}}{after}")
 
 
 def _processes(count: int) -> str:
@@ -140,21 +136,20 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
     return found(title, 1.0, *_kill_evidence(oom), severity="critical", advice=advice)
 
 
-def _kill_evidence(oom: MemoryKills) -> Iterator[Evidence]:
+def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
     text = f"since its last message the kernel has killed {_processes(oom.kills)} {_WHERE[oom.where]} for lack of memory (oom_kill)"
-    yield Evidence("oom kills", oom.kills, "", text)
-    if oom.limit_bytes is not None:
-        text = f"its control group is limited to {size(oom.limit_bytes)}"
-        yield Evidence("memory limit", oom.limit_bytes, "bytes", text)
-    if oom.used_bytes is not None:
-        share = f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit" if oom.limit_bytes else ""
-        text = f"{size(oom.used_bytes)} were in use at the last sample{share}"
-        yield Evidence("memory used", oom.used_bytes, "bytes", text)
-    if oom.peak_bytes is not None:
-        yield Evidence("memory peak", oom.peak_bytes, "bytes", f"the peak was {size(oom.peak_bytes)}")
-    if oom.resident_bytes is not None:
-        text = f"the training process alone used {size(oom.resident_bytes)} at the last sample"
-        yield Evidence("resident memory", oom.resident_bytes, "bytes", text)
+    share = (
+        f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"
+        if oom.used_bytes is not None and oom.limit_bytes
+        else ""
+    )
+    return [
+        Evidence("oom kills", oom.kills, "", text),
+        *sized("memory limit", oom.limit_bytes, "its control group is limited to {}"),
+        *sized("memory used", oom.used_bytes, f"{{}} were in use at the last sample{share}"),
+        *sized("memory peak", oom.peak_bytes, "the peak was {}"),
+        *sized("resident memory", oom.resident_bytes, "the training process alone used {} at the last sample"),
+    ]
 
 
 def _less(window: Window, oom: MemoryKills) -> str:

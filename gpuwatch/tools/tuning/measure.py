@@ -25,8 +25,7 @@ from gpuwatch.errors import ConfigError, NoData
 from gpuwatch.formatting import size
 from gpuwatch.hook.loader_health import OomKills
 from gpuwatch.host.cgroup import memory_room
-from gpuwatch.host.proc import mapped_bytes, memory_bytes, stat_fields
-from gpuwatch.host.shm import shm_bytes
+from gpuwatch.host.proc import mapped_bytes, memory_bytes, shm_bytes, stat_fields
 from gpuwatch.tools.tuning.result import Failed, FailureKind, Measured, Room, Setting, Usage
 from gpuwatch.tools.tuning.target import Target, place_of
 from gpuwatch.tools.tuning.trial import Plan, descendants, run_trial

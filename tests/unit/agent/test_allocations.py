@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from gpuwatch_agent.collectors.drivers import GpuDevice
-from gpuwatch_agent.gpus.allocations import NOT_KNOWN, Allocation, AllocationWatch, by_gpu, completed, read_folder
-from gpuwatch_agent.gpus.pod_resources import Devices, parse_list
+from gpuwatch_agent.gpus.allocations import (
+    NOT_KNOWN,
+    Allocation,
+    AllocationWatch,
+    Devices,
+    by_gpu,
+    completed,
+    parse_list,
+    read_folder,
+)
 from gpuwatch_agent.processes.owners import Owner
 from tests.pod_resources import encode
 

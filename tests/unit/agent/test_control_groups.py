@@ -9,7 +9,7 @@ import pytest
 from gpuwatch.diagnosis.window import MemoryKills
 from gpuwatch.host.proc import PAGE_BYTES
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.control_groups import OomWatch
+from gpuwatch_agent.processes.workers import OomWatch
 from gpuwatch_agent.runs import Run, read_record
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpuwatch import wire
 from gpuwatch.ledger.states import RUN_STATES
-from gpuwatch_agent.gpus import GpuLedgers, GpuReading, GpuRecord
-from gpuwatch_agent.gpus.following import PRIORITY, fuse
+from gpuwatch_agent.gpus import PRIORITY, GpuLedgers, GpuReading, GpuRecord, fuse
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.timeline import Stretch, Trace, arrange, parts_of
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s

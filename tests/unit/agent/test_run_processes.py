@@ -9,8 +9,7 @@ import pytest
 from gpuwatch.errors import NoData
 from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
 from gpuwatch_agent.processes import ProcessTable
-from gpuwatch_agent.processes.control_groups import group_samples
-from gpuwatch_agent.processes.workers import WorkerWatch
+from gpuwatch_agent.processes.workers import WorkerWatch, group_samples
 from gpuwatch_agent.runs import Run, read_record
 from tests.catalogue import check
 from tests.unit.agent.hooks import BOOT, FakeHook, S

@@ -37,7 +37,7 @@ def test_size_and_use_of_each_and_whose_it_is(tmp_path: Path, monkeypatch: pytes
             raise NoData("no size limit")
         return 64, 16
 
-    monkeypatch.setattr(processes, "shm_bytes", shm_bytes)
+    monkeypatch.setattr(processes.proc, "shm_bytes", shm_bytes)
     reader = make(tmp_path, 11, 12)
     until(reader, {11, 12, 13}, {11})
     assert reader.known == {11: Shm(64, 16, True)}
@@ -54,7 +54,7 @@ def test_one_that_hangs_delays_no_tick_and_no_other_run(
             go_on.wait(60)
         return 64, 16
 
-    monkeypatch.setattr(processes, "shm_bytes", shm_bytes)
+    monkeypatch.setattr(processes.proc, "shm_bytes", shm_bytes)
     monkeypatch.setattr(processes, "SHM_DEADLINE_S", 0.2)
     reader = make(tmp_path, 11, 12, 13)
     try:

@@ -11,7 +11,6 @@ import pytest
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch_agent.collectors import build, gpu_source
 from gpuwatch_agent.collectors.amd import AmdCollector, load_amdsmi
-from gpuwatch_agent.collectors.drivers import GpuProcess
 from gpuwatch_agent.collectors.nvml import GpuCollector
 from gpuwatch_agent.options import Roots
 from tests.catalogue import check
@@ -71,7 +70,7 @@ def test_values_in_our_names_and_base_units(collector: AmdCollector) -> None:
     }
     assert (found["gpuwatch_gpus_seen",], found["gpuwatch_gpus_expected",]) == (2, 2)
     assert found["gpuwatch_nvml_call_seconds_total", "activity"] > 0
-    assert collector.processes() == {FIRST[1]: (GpuProcess(4711, 2 << 30),), SECOND[1]: ()}
+    assert collector.processes() == {FIRST[1]: (4711,), SECOND[1]: ()}
     assert [device.uuid for device in collector.devices()] == [FIRST[1], SECOND[1]]
 
 
@@ -81,7 +80,7 @@ def test_what_is_not_told_is_absent_and_the_rest_is_there(collector: AmdCollecto
     found = look(collector)
     assert ("utilization_ratio", *FIRST) not in found and ("energy_joules_total", *FIRST) not in found
     assert found[("power_watts", *FIRST)] == 612
-    assert collector.processes() == {FIRST[1]: (GpuProcess(4711, 2 << 30),)}  # of the other one it is not known
+    assert collector.processes() == {FIRST[1]: (4711,)}  # of the other one it is not known
 
 
 def test_processes_are_listed_every_ten_seconds_and_are_good_for_thirty(

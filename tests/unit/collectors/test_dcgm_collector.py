@@ -9,7 +9,7 @@ import pytest
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url, parse_page
-from gpuwatch_agent.collectors.drivers import GpuDevice, GpuProcess
+from gpuwatch_agent.collectors.drivers import GpuDevice
 from tests.catalogue import check
 
 PAGES = Path(__file__).parents[2] / "fixtures/dcgm"
@@ -28,8 +28,8 @@ class Nvml:
             raise NoData("no driver")
         return self.samples
 
-    def processes(self) -> dict[str, tuple[GpuProcess, ...]]:
-        return {"GPU-aaaa": (GpuProcess(4711, None),)} if self.samples else {}
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        return {"GPU-aaaa": (4711,)} if self.samples else {}
 
     def process_list_age_s(self, uuid: str) -> float:
         return 3.0
@@ -162,7 +162,7 @@ def test_exporter_and_nvml_together(exporter: Exporter) -> None:
     assert (values["gpuwatch_gpus_seen",], values["gpuwatch_gpus_expected",]) == (2, 2)
     assert ("gpuwatch_gpu_info", *labels, "NVIDIA H100 80GB HBM3", "00000000:1B:00.0", "550.54.15") in values
     assert [device.uuid for device in source.devices()] == ["GPU-aaaa", "GPU-bbbb"]
-    assert source.processes() == {"GPU-aaaa": (GpuProcess(4711, None),)}
+    assert source.processes() == {"GPU-aaaa": (4711,)}
     assert source.process_list_age_s("GPU-aaaa") == 3.0
 
 

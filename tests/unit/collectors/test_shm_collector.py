@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host import shm
+from gpuwatch.host import proc
 from gpuwatch_agent.collectors.node import ShmCollector
 
 
@@ -17,7 +17,7 @@ def statvfs(blocks: int, free: int) -> os.statvfs_result:
 def test_values(node, values, monkeypatch):
     """Docker's 64 MiB, of which 60 MiB are used."""
     asked = []
-    monkeypatch.setattr(shm.os, "statvfs", lambda path: asked.append(path) or statvfs(16384, 1024))
+    monkeypatch.setattr(proc.os, "statvfs", lambda path: asked.append(path) or statvfs(16384, 1024))
     assert values(ShmCollector(node)) == {
         ("gpuwatch_shm_size_bytes", "host"): 64 << 20,
         ("gpuwatch_shm_used_bytes", "host"): 60 << 20,
@@ -31,6 +31,6 @@ def test_no_mount(bare, values):
 
 
 def test_a_mount_without_a_limit_has_no_size(node, values, monkeypatch):
-    monkeypatch.setattr(shm.os, "statvfs", lambda path: statvfs(0, 0))
+    monkeypatch.setattr(proc.os, "statvfs", lambda path: statvfs(0, 0))
     with pytest.raises(NoData, match="no size limit"):
         values(ShmCollector(node))
