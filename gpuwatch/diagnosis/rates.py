@@ -43,17 +43,10 @@ def total_cost(costs: Sequence[Cost]) -> Cost | None:
     """Return the sum of the ranks' costs; None without any."""
     if not costs:
         return None
-    states: dict[str, float] = {}
-    for cost in costs:
-        for state, amount in cost.states.items():
-            states[state] = states.get(state, 0.0) + amount
-    return Cost(
-        costs[0].currency,
-        sum(cost.gpus for cost in costs),
-        sum(cost.per_hour for cost in costs),
-        sum(states.values()),
-        states,
-    )
+    names = dict.fromkeys(state for cost in costs for state in cost.states)
+    states = {state: sum(cost.states.get(state, 0.0) for cost in costs) for state in names}
+    gpus, per_hour = sum(cost.gpus for cost in costs), sum(cost.per_hour for cost in costs)
+    return Cost(costs[0].currency, gpus, per_hour, sum(states.values()), states)
 
 
 def money(amount: float, currency: str) -> str:
@@ -106,38 +99,27 @@ def declared(
     per_step: float | None, per_sample: float | None, per_token: float | None, peak: float | None
 ) -> Flops | None:
     """Return what the user declares; None if nothing. Raises: ConfigError for anything but a number above 0."""
-    given = {
-        "flops_per_step": per_step,
-        "flops_per_sample": per_sample,
-        "flops_per_token": per_token,
-        "peak_flops": peak,
-    }
-    for name, value in given.items():
+    names = ("flops_per_step", "flops_per_sample", "flops_per_token", "peak_flops")
+    given = (per_step, per_sample, per_token, peak)
+    for name, value in zip(names, given, strict=True):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
             raise ConfigError(f"{name}={value!r} is not a number above 0; leave it out where it is not known")
-    if all(value is None for value in given.values()):
+    if given == (None,) * 4:
         return None
-    return Flops(*(None if value is None else float(value) for value in given.values()))
+    return Flops(*(None if value is None else float(value) for value in given))
 
 
 def throughput(done: Done, flops: Flops | None = None) -> Throughput:
     """Return the rates; all None when no time has passed."""
     if done.seconds <= 0:
         return Throughput()
-    operations = _operations(done, flops) if flops is not None else None
-    per_s = None if operations is None else operations / done.seconds
-    peak = flops.peak if flops is not None else None
+    flops = flops or Flops()
+    # by the finest count available
+    counts = (done.tokens, flops.per_token), (done.samples, flops.per_sample), (done.steps, flops.per_step)
+    per_s = next((n * each / done.seconds for n, each in counts if n is not None and each is not None), None)
     return Throughput(
         samples_per_s=None if done.samples is None else done.samples / done.seconds,
         tokens_per_s=None if done.tokens is None else done.tokens / done.seconds,
         flops_per_s=per_s,
-        mfu_ratio=None if per_s is None or not peak else per_s / peak,
+        mfu_ratio=None if per_s is None or not flops.peak else per_s / flops.peak,
     )
-
-
-def _operations(done: Done, flops: Flops) -> float | None:
-    """Return the operations done, by the finest count available: tokens, samples, steps."""
-    for count, each in ((done.tokens, flops.per_token), (done.samples, flops.per_sample), (done.steps, flops.per_step)):
-        if count is not None and each is not None:
-            return count * each
-    return None

@@ -46,8 +46,9 @@ class MeanStep(NamedTuple):
     """How many these are."""
     wait_s: float
     rest_s: float
-    """Transfer and compute."""
+    """Transfer and compute: the step without any wait."""
     hidden_s: float
+    """Wait that cost nothing, because the device was at work."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):

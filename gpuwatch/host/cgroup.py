@@ -6,6 +6,7 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
@@ -70,13 +71,14 @@ def folders(
 
 def quota(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> Quota | None:
     """Return the CPU quota, None for none. Source: cpu.max or cpu.cfs_*_us, and cpu.stat."""
-    tightest: Quota | None = None
-    for folder in folders("cpu", procfs, sysfs, pid):
-        cores = _cores(folder)
-        if cores is not None and (tightest is None or cores < tightest.cores):
-            counts = _counts(folder / "cpu.stat")
-            tightest = Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
-    return tightest
+    limited = [
+        (cores, folder) for folder in folders("cpu", procfs, sysfs, pid) if (cores := _cores(folder)) is not None
+    ]
+    if not limited:
+        return None
+    cores, folder = min(limited, key=lambda each: each[0])
+    counts = _counts(folder / "cpu.stat")
+    return Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
 
 
 def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> MemoryRoom | None:
@@ -106,13 +108,10 @@ def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | 
     return cores if granted is None else max(1, min(cores, ceil(granted.cores)))
 
 
-def within_limit(
-    available_bytes: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self"
-) -> int | None:
+def within_limit(on_node: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
     """Return the node's available memory limited by the control groups of a process; None where neither is known."""
     room = memory_room(procfs, sysfs, pid)
-    known = [size for size in (available_bytes, room.available_bytes if room else None) if size is not None]
-    return min(known, default=None)
+    return on_node if room is None else min(room.available_bytes, room.available_bytes if on_node is None else on_node)
 
 
 def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
@@ -120,14 +119,14 @@ def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -
 
     Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory too.
     """
-    groups = folders("memory", procfs, sysfs, pid)
-    return next((count for folder in groups if (count := kills_in(folder)) is not None), None)
+    counts = map(kills_in, folders("memory", procfs, sysfs, pid))
+    return next((count for count in counts if count is not None), None)
 
 
 def kills_in(folder: Path) -> int | None:
     """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
-    counts = (_counts(folder / name).get("oom_kill") for name in _KILLS)
-    return next((count for count in counts if count is not None), None)
+    counts = {name: count for file in _KILLS for name, count in _counts(folder / file).items()}
+    return counts.get("oom_kill")
 
 
 def counts_those_within(folder: Path) -> bool:
@@ -174,10 +173,8 @@ def _room(folder: Path) -> MemoryRoom | None:
 def _number(folder: Path, names: Sequence[str]) -> int | None:
     """Return the number in the first of these files that has one ("max" is none)."""
     for name in names:
-        try:
+        with suppress(OSError, ValueError):
             return int((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
     return None
 
 

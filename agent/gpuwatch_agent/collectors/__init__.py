@@ -76,14 +76,11 @@ class CollectorRunner:
     def tick(self) -> list[Sample]:
         """Return the samples of all collectors, with their own durations and success."""
         samples: list[Sample] = []
-        outcomes = []
-        for collector in self._collectors:
-            outcome = self._one(collector, samples)
-            outcomes.append(outcome)
+        self.outcomes = [self._one(collector, samples) for collector in self._collectors]
+        for outcome in self.outcomes:
             samples.append(Sample("gpuwatch_collector_duration_seconds", outcome.duration_s or 0.0, (outcome.name,)))
             if outcome.success is not None:
                 samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
-        self.outcomes = outcomes
         return samples
 
     def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:

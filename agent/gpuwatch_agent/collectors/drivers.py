@@ -304,7 +304,7 @@ class DriverCollector:
         # written by the library's thread; replaced whole, never changed
         self._gpus: tuple[Gpu, ...] = ()
         self._expected = 0
-        self._failure: Exception | None = None
+        self._failure: Exception = NoData()
         self._retry_due_s = -math.inf
         self._retry_s = _RETRY_FIRST_S
         self.warn = WarnOnce()
@@ -347,7 +347,7 @@ class DriverCollector:
             self.slow.forget()
             raise TimeoutError(f"{error} ({self.fast.current or 'listing the GPUs'})") from None
         if not self._expected:
-            raise self._nothing()
+            raise self._failure
         try:
             self.slow.thread.offer(self._slow_round, self._slow_wait_s)
         except TimeoutError as error:
@@ -392,26 +392,19 @@ class DriverCollector:
         if healthy:
             self._retry_s = _RETRY_FIRST_S
 
-    def _nothing(self) -> Exception:
-        """Return the error for no GPU at all."""
-        if self._failure is None:
-            return NoData(f"{self.library} lists no GPU that the agent may use")
-        if isinstance(self._failure, NoData):
-            return self._failure
-        return GpuwatchError(f"{self.library} does not start: {self.why(self._failure)}")
-
     def _enumerate(self) -> None:
         """Start the library again and list the GPUs: handles from before a loss or a reload of the driver are invalid."""
         before = len(self._gpus)
-        self._gpus, self._failure = (), None
+        self._gpus, self._failure = (), NoData(f"{self.library} lists no GPU that the agent may use")
         self.fast.forget()
         self.slow.forget()
         try:
             found = list(self.start())
         except (self.error, NoData) as error:
-            self._failure = error
+            text = f"{self.library} does not start: {self.why(error)}"
+            self._failure = error if isinstance(error, NoData) else GpuwatchError(text)
             if self._expected:
-                self.warn(f"{self.library} does not start: {self.why(error)}")
+                self.warn(text)
             return
         self._gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
         self._expected = max(self._expected, len(found))

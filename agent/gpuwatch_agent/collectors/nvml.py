@@ -21,29 +21,28 @@ from gpuwatch_agent.collectors.drivers import DriverCollector, Fate, Gpu, GpuDev
 
 Handle = Any
 
-_POWER_CAP, _POWER_BRAKE = pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-_SW_THERMAL, _HW_THERMAL = (
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown,
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown,
-)
-_SLOWDOWN = pynvml.nvmlClocksEventReasonHwSlowdown
-"""Clocks at half or less, because of heat, a power brake or a fast trigger; the other two say which."""
-_THROTTLE_BITS = {
-    # A hardware reason is also counted under its cause. The last four are settings or the absence of work, not throttling.
-    "power": _POWER_CAP | _POWER_BRAKE,
-    "thermal": _SW_THERMAL | _HW_THERMAL,
-    "hardware": _SLOWDOWN | _HW_THERMAL | _POWER_BRAKE,
-    # the driver's own reasons: `--series full`
-    "sw_power_cap": _POWER_CAP,
-    "sw_thermal": _SW_THERMAL,
-    "hw_slowdown": _SLOWDOWN,
-    "hw_thermal": _HW_THERMAL,
-    "hw_power_brake": _POWER_BRAKE,
-    "sync_boost": pynvml.nvmlClocksEventReasonSyncBoost,
-    "applications_clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
-    "display_clocks": pynvml.nvmlClocksEventReasonDisplayClockSetting,
-    "idle": pynvml.nvmlClocksEventReasonGpuIdle,
+_REASONS: Mapping[str, int] = {
+    label: getattr(pynvml, f"nvmlClocksEventReason{name}")
+    for label, name in {
+        "sw_power_cap": "SwPowerCap",
+        "sw_thermal": "SwThermalSlowdown",
+        "hw_slowdown": "HwSlowdown",  # clocks at half or less, because of the next two, or a fast trigger
+        "hw_thermal": "HwThermalSlowdown",
+        "hw_power_brake": "HwPowerBrakeSlowdown",
+        "sync_boost": "SyncBoost",
+        "applications_clocks": "ApplicationsClocksSetting",
+        "display_clocks": "DisplayClockSetting",
+        "idle": "GpuIdle",
+    }.items()
 }
+"""The driver's own reasons, in `--series full`. The last four are settings or the absence of work, not throttling."""
+_THROTTLE_BITS = {
+    "power": _REASONS["sw_power_cap"] | _REASONS["hw_power_brake"],
+    "thermal": _REASONS["sw_thermal"] | _REASONS["hw_thermal"],
+    "hardware": _REASONS["hw_slowdown"] | _REASONS["hw_thermal"] | _REASONS["hw_power_brake"],
+    **_REASONS,
+}
+"""A hardware reason is also counted under its cause."""
 
 
 def throttle_values(bits: int) -> list[Value]:
@@ -143,12 +142,7 @@ def ecc_errors(handle: Handle) -> list[Value]:
     return found
 
 
-_LINK_ERRORS = (
-    pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
-    pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
-    pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
-    pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
-)
+_LINK_ERRORS = [getattr(pynvml, f"NVML_NVLINK_ERROR_DL_{x}") for x in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")]
 
 
 def nvlinks(handle: Handle) -> list[Value]:
@@ -204,21 +198,12 @@ SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
     "mig_instances": mig_instances,
 }
 
-_FATES: Mapping[int, Fate] = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "absent",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "absent",
-    pynvml.NVML_ERROR_NO_PERMISSION: "absent",
-    pynvml.NVML_ERROR_NOT_FOUND: "absent",
-    pynvml.NVML_ERROR_NO_DATA: "absent",
-    pynvml.NVML_ERROR_NOT_READY: "absent",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "lost",
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: "lost",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "lost",
-    pynvml.NVML_ERROR_UNINITIALIZED: "lost",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "lost",
-    pynvml.NVML_ERROR_UNKNOWN: "doubtful",
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: "doubtful",  # the handle may be of an earlier enumeration
+_BY_FATE: Mapping[Fate, str] = {
+    "absent": "NOT_SUPPORTED FUNCTION_NOT_FOUND NO_PERMISSION NOT_FOUND NO_DATA NOT_READY",
+    "lost": "GPU_IS_LOST GPU_NOT_FOUND RESET_REQUIRED UNINITIALIZED DRIVER_NOT_LOADED",
+    "doubtful": "UNKNOWN INVALID_ARGUMENT",  # the handle may be of an earlier enumeration
 }
+_FATES = {getattr(pynvml, f"NVML_ERROR_{name}"): fate for fate, names in _BY_FATE.items() for name in names.split()}
 
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: there is no NVIDIA driver here,"

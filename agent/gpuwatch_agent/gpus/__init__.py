@@ -181,12 +181,6 @@ class RunsOnGpu:
         begin_ns = self._ledger.watermark_ns
         if until_ns <= begin_ns:
             return []
-        if len(self._followed) == 1:
-            (one,) = self._followed.values()
-            parts = one.parts_after(begin_ns) if one.left_ns is None else {}
-            if sum(parts.values()) == until_ns - begin_ns:  # no gap: the order does not matter
-                ends_ns = itertools.accumulate(parts.values(), initial=begin_ns)
-                return list(zip(parts, itertools.islice(ends_ns, 1, None), strict=True))
         timelines = [one.segments(begin_ns, until_ns) for one in self._followed.values()]
         return list(fuse(timelines, begin_ns, until_ns))
 

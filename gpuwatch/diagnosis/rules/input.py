@@ -11,7 +11,7 @@ from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measu
 from gpuwatch.diagnosis.prediction import Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
-from gpuwatch.diagnosis.window import Window
+from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE
 from gpuwatch.ledger.states import INPUT_WAIT
@@ -25,23 +25,19 @@ class InputWait:
     """The wait for input, first batches left out: `epoch_start_pause` is about those."""
 
     window: Window
+    step: MeanStep
     share: float
     """Of all the window's time, 0–1."""
-    wait_s: float
-    rest_s: float
-    """Transfer and compute: the step without any wait."""
-    hidden_s: float
-    """Wait that cost nothing, because the device was at work."""
     severity: Severity
 
     @property
     def mean(self) -> str:
-        return f"on average {duration(self.wait_s)} of a {duration(self.wait_s + self.rest_s)} step"
+        return f"on average {duration(self.step.wait_s)} of a {duration(self.step.wait_s + self.step.rest_s)} step"
 
     def finding(self, title: str, *evidence: Evidence, advice: str, gain: tuple[float, float] | None = None) -> Finding:
         """Return the finding of a reason for this wait. `gain`: what the advice brings; None: at most a step without any wait."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
-        bound = round((self.wait_s + self.rest_s) / self.rest_s, 2) if self.rest_s else None
+        bound = round(1 + self.step.wait_s / self.step.rest_s, 2) if self.step.rest_s else None
         return found(
             title,
             self.share,
@@ -55,7 +51,7 @@ class InputWait:
 
     def plan(self, on_cpu: bool) -> Plan:
         """Return the workers that feed the step."""
-        return plan(self.window, self.wait_s, self.rest_s, on_cpu=on_cpu, hidden_s=self.hidden_s)
+        return plan(self.window, self.step.wait_s, self.step.rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
     def more_workers(self, reason: str) -> tuple[str, tuple[float, float] | None]:
         """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""
@@ -81,7 +77,7 @@ def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
     if step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
         return None
     severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
-    return InputWait(window, share, step.wait_s, step.rest_s, step.hidden_s, severity)
+    return InputWait(window, step, share, severity)
 
 
 def queue_evidence(window: Window) -> list[Evidence]:
