@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import percent, size
-
-if TYPE_CHECKING:
-    from gpuwatch.diagnosis.window import Window
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -98,7 +96,7 @@ def speedup_without(share: float) -> float | None:
     return round(1 / (1 - share), 2) if share < 0.99 else None
 
 
-Find = Callable[["Window", Thresholds], "Finding | None"]
+Find = Callable[[Window, Thresholds], "Finding | None"]
 Target = Literal["workers", "training", "all ranks"]
 
 

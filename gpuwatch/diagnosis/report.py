@@ -59,7 +59,6 @@ class Report:
     cost: Cost | None = None
     """Cost of this rank's GPU, at the price in GPUWATCH_GPU_HOUR; None without a price, or on a CPU."""
     training_s: float = 0.0
-    """Time of all training steps, waits for data included."""
 
     @property
     def shares(self) -> dict[str, float]:

@@ -43,7 +43,6 @@ class MeanStep(NamedTuple):
     """The mean of all steps except first batches, in seconds."""
 
     steps: int
-    """How many these are."""
     wait_s: float
     rest_s: float
     """Transfer and compute: the step without any wait."""
@@ -57,7 +56,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     cpu_cores: int | None = None
     """Cores that the training process may use (affinity, cgroup quota)."""
     cpu_busy_ratio: float | None = None
-    """Busy share of all of the node's cores."""
     cpu_pressure_ratio: float | None = None
     """Share of time in which some task waited for a CPU (PSI some)."""
     cpu_quota_cores: float | None = None
@@ -69,7 +67,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     disk_busy_ratio: float | None = None
     """Share of time in which the busiest disk had I/O in progress."""
     disk_read_bytes_per_s: float | None = None
-    """Of all disks."""
     network_receive_bytes_per_s: float | None = None
     """In the training process's network namespace, the loopback included."""
     memory_available_bytes: int | None = None
@@ -104,7 +101,6 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """Share of time with throttled clocks, by reason: power, thermal, hardware."""
     power_watts: float | None = None
     power_usual_watts: float | None = None
-    """Median power while this run made steps."""
     memory_trend: MemoryTrend | None = None
 
 
@@ -192,11 +188,9 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     worker_waits: Mapping[str, float] | None = None
     """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
     worker_private_bytes: int | None = None
-    """Memory of a loader worker that it does not share with the training process."""
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
     local_world_size: int = 1
-    """Ranks of the run on this node."""
     rank: int = 0
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import NamedTuple
@@ -51,42 +52,39 @@ class OwnFrames:
     """Samples of this process's training thread, by what that did: the deepest of the user's functions on its stack."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Counter[tuple[str, str, int]]] = {}
-        self._samples: Counter[str] = Counter()
-        self._known: dict[str, bool] = {}
+        self._places: dict[str, Counter[tuple[str, str, int] | None]] = {}
+        """(file, function, line); None where no function of the user's is on the stack."""
 
     def sample(self, thread: int | None, doing: str) -> None:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame."""
         frame = sys._current_frames().get(thread or 0)
-        if frame is None:
-            return
-        self._samples[doing] += 1
-        place = self._place(frame)
-        if place is not None:
-            self._lines.setdefault(doing, Counter())[place] += 1
+        if frame is not None:
+            self._places.setdefault(doing, Counter())[_place(frame)] += 1
 
     def most_frequent(self, doing: str) -> Place | None:
         """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
-        samples, lines = self._samples[doing], list(self._lines.get(doing, Counter()).items())
-        if samples < _LEAST or not lines:
+        places = dict(self._places.get(doing, {}))  # another thread may be sampling
+        samples, _ = sum(places.values()), places.pop(None, None)
+        if samples < _LEAST or not places:
             return None
         functions: Counter[tuple[str, str]] = Counter()
-        for (file, name, _), count in lines:
-            functions[file, name] += count
-        (file, name), count = functions.most_common(1)[0]
-        line = max((n, line) for (a, b, line), n in lines if (a, b) == (file, name))[1]
-        return Place(name, file, line, count / samples)
+        for place, count in places.items():
+            if place is not None:
+                functions[place[:2]] += count
+        (function, count), *_ = functions.most_common(1)
+        line = max((n, place[2]) for place, n in places.items() if place is not None and place[:2] == function)[1]
+        return Place(function[1], function[0], line, count / samples)
 
-    def _place(self, frame: FrameType | None) -> tuple[str, str, int] | None:
-        while frame is not None:
-            code = frame.f_code
-            file = code.co_filename
-            if file.startswith(OWN):
-                return None  # what is above is the loop that asked for a batch
-            known = self._known.get(file)
-            if known is None:
-                known = self._known[file] = is_users(file)
-            if known:
-                return file, getattr(code, "co_qualname", code.co_name), frame.f_lineno
-            frame = frame.f_back
-        return None
+
+_is_users = cache(is_users)
+
+
+def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(OWN):
+            return None  # what is above is the loop that asked for a batch
+        if _is_users(code.co_filename):
+            return code.co_filename, getattr(code, "co_qualname", code.co_name), frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -19,9 +19,6 @@ from gpuwatch_agent.options import STANDARD, Choice, Roots
 
 logger = logging.getLogger(__name__)
 
-GpuSource = DriverCollector | DcgmCollector
-"""A collector of gpuwatch_gpu_* that knows the GPUs and the processes on them."""
-
 
 class Collector(Protocol):
     """One subject of the node.
@@ -52,7 +49,7 @@ def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
     ]
 
 
-def _gpus(roots: Roots, choice: Choice) -> GpuSource:
+def _gpus(roots: Roots, choice: Choice) -> DriverCollector:
     """Return the GPU collector: the configured dcgm-exporter; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
     if choice.dcgm_url is not None:
         return DcgmCollector(choice.dcgm_url)
@@ -60,9 +57,9 @@ def _gpus(roots: Roots, choice: Choice) -> GpuSource:
     return AmdCollector() if (modules / "amdgpu").is_dir() and not (modules / "nvidia").is_dir() else GpuCollector()
 
 
-def gpu_source(collectors: Sequence[Collector]) -> GpuSource | None:
+def gpu_source(collectors: Sequence[Collector]) -> DriverCollector | None:
     """Return the GPU collector of these."""
-    return next((c for c in collectors if isinstance(c, GpuSource)), None)
+    return next((c for c in collectors if isinstance(c, DriverCollector)), None)
 
 
 class CollectorRunner:

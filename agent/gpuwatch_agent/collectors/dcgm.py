@@ -143,10 +143,8 @@ def read_text(url: str, timeout_s: float) -> str:
     return reply.body.decode("utf-8", "replace")
 
 
-class DcgmCollector:
+class DcgmCollector(GpuCollector):
     """The gpuwatch_gpu_* metrics from a dcgm-exporter's page; processes from NVML."""
-
-    name = "gpu"
 
     def __init__(
         self,
@@ -154,18 +152,16 @@ class DcgmCollector:
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
-        nvml: GpuCollector | None = None,
         fetch: Callable[[str, float], str] = read_text,
     ) -> None:
+        super().__init__(clock=clock, only_processes=True)
         self.url = page_url(url)
-        self._clock = clock
         self._fetch = fetch
         self._deadline_s = deadline_s
         self._thread = DeadlineThread(f"dcgm-exporter at {self.url}", deadline_s + 0.5)
-        self._nvml = nvml or GpuCollector(clock=clock, only_processes=True)
         self._read_s = float("-inf")
-        self._gpus: dict[str, DcgmGpu] = {}
-        self._expected = 0
+        self._page: dict[str, DcgmGpu] = {}
+        self._most_seen = 0
 
     def collect(self) -> Iterable[Sample]:
         """Return the exporter's values of every GPU, and the processes that NVML lists.
@@ -173,30 +169,22 @@ class DcgmCollector:
         Raises: NoData for an exporter without a GPU, GpuwatchError for one that does not answer, TimeoutError.
         """
         try:
-            processes = [sample for sample in self._nvml.collect() if sample.metric not in _OWN]
+            processes = [sample for sample in super().collect() if sample.metric not in _OWN]
         except (GpuwatchError, TimeoutError):
             processes = []  # no driver here, as in a container without the GPU runtime: processes are not known
         if self._clock() - self._read_s >= 1.0:
-            self._gpus = {}
-            self._gpus = self._thread.call(self._read)
+            self._page = {}
+            self._page = self._thread.call(self._read)
             self._read_s = self._clock()
-        self._expected = max(self._expected, len(self._gpus))
-        if not self._expected:
+        self._most_seen = max(self._most_seen, len(self._page))
+        if not self._most_seen:
             raise NoData(f"the dcgm-exporter at {self.url} lists no GPU")
-        seen = Sample("gpuwatch_gpus_seen", len(self._gpus)), Sample("gpuwatch_gpus_expected", self._expected)
-        return [*processes, *(s for each in self._gpus.values() for s in each.gpu.samples(each.values())), *seen]
+        seen = Sample("gpuwatch_gpus_seen", len(self._page)), Sample("gpuwatch_gpus_expected", self._most_seen)
+        return [*processes, *(s for each in self._page.values() for s in each.gpu.samples(each.values())), *seen]
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """Return the GPUs on the page last read, by index."""
-        return tuple(sorted((gpu.gpu.device for gpu in self._gpus.values()), key=lambda device: device.index))
-
-    def processes(self) -> dict[str, tuple[int, ...]]:
-        """Return the pids of the compute processes on each GPU by UUID; not known without NVML."""
-        return self._nvml.processes()
-
-    def process_list_age_s(self, uuid: str) -> float:
-        """Return how old a GPU's process list is, 0 where there is none."""
-        return self._nvml.process_list_age_s(uuid)
+        return tuple(sorted((each.gpu.device for each in self._page.values()), key=lambda device: device.index))
 
     def _read(self) -> dict[str, DcgmGpu]:
         try:

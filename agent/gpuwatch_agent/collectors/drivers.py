@@ -172,7 +172,6 @@ class Reading:
     """Its interval while it is cheap."""
     spent_s: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
-    """Duration of the last rounds over all GPUs."""
     due_s: float = -math.inf
 
     @property
@@ -247,17 +246,14 @@ class Tier:
 
     def values(self, gpu: Gpu) -> list[Value]:
         """Return a GPU's values that are not too old."""
-        found = []
-        for name in self._readings:
-            if self.taken_s(gpu, name) is not None and (taken := self._values.get((gpu.device.uuid, name))):
-                found += taken[1]
-        return found
+        found = [self.taken(gpu, name) for name in self._readings]
+        return [value for taken in found if taken is not None for value in taken[1]]
 
-    def taken_s(self, gpu: Gpu, name: str) -> float | None:
-        """Return when a value was read; None where it was not, or too long ago."""
+    def taken(self, gpu: Gpu, name: str) -> tuple[float, list[Value]] | None:
+        """Return (when it was read, its values); None where that was not, or too long ago."""
         taken = self._values.get((gpu.device.uuid, name))
         lifetime_s = _GOOD_FOR_INTERVALS * self._readings[name].interval_s
-        return taken[0] if taken is not None and self._clock() - taken[0] <= lifetime_s else None
+        return taken if taken is not None and self._clock() - taken[0] <= lifetime_s else None
 
     def costs(self) -> Iterator[Sample]:
         """Yield the time spent in each kind of call, and its interval."""
@@ -283,9 +279,7 @@ class DriverCollector:
 
     name = "gpu"
     library: str
-    """Its name, for messages."""
     error: type[Exception]
-    """What its functions raise."""
 
     def __init__(
         self,
@@ -362,13 +356,13 @@ class DriverCollector:
 
     def processes(self) -> dict[str, tuple[int, ...]]:
         """Return the pids of the compute processes on each GPU by UUID as of the last poll; an absent UUID: not known (lost, not supported, a hang)."""
-        known = [gpu for gpu in self._gpus if self.slow.taken_s(gpu, PROCESSES) is not None]
-        return {gpu.device.uuid: self._processes[gpu.device.uuid] for gpu in known}
+        known = [gpu.device.uuid for gpu in self._gpus if self.slow.taken(gpu, PROCESSES) is not None]
+        return {uuid: self._processes[uuid] for uuid in known}
 
     def process_list_age_s(self, uuid: str) -> float:
         """Return how old a GPU's process list is, 0 where there is none."""
-        taken_s = next((self.slow.taken_s(gpu, PROCESSES) for gpu in self._gpus if gpu.device.uuid == uuid), None)
-        return 0.0 if taken_s is None else max(0.0, self._clock() - taken_s)
+        taken = next((self.slow.taken(gpu, PROCESSES) for gpu in self._gpus if gpu.device.uuid == uuid), None)
+        return 0.0 if taken is None else max(0.0, self._clock() - taken[0])
 
     def _count_processes(self, gpu: Gpu) -> list[Value]:
         listed = self._processes[gpu.device.uuid] = self.list_processes(gpu)

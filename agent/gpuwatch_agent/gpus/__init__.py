@@ -51,7 +51,6 @@ class GpuReading:
     pids: tuple[int, ...] | None
     utilization_ratio: float | None
     list_age_ns: int = 0
-    """Age of `pids`."""
     allocated: tuple[Owner, ...] | None = None
     """Those whom a scheduler has given the GPU to. None: not known."""
 
@@ -219,7 +218,6 @@ class GpuAccount:
         self._idle_utilization = idle_utilization
         self.ledger = st.Ledger(now_ns, st.GPU_STATES)
         self.run: Run | None = None
-        """The one run that holds the GPU."""
         self.owner = ""
         """Its id, "shared" for several runs, empty without a hook."""
         self.pids: tuple[int, ...] = ()
@@ -227,7 +225,6 @@ class GpuAccount:
         self.idle_since_ns: int | None = None
         self.following = RunsOnGpu(self.ledger)
         self.allocated: tuple[Owner, ...] = ()
-        """Those whom a scheduler has given it to."""
         self._free: list[tuple[str, int]] = []
         """(state, until when) in which the GPU was seen idle and without a process, oldest first. Time without a listed process is booked
         late: when none can be missing any more, or by the run that turns out to have held the GPU."""

@@ -14,7 +14,7 @@ from statistics import median
 from gpuwatch import api
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
-from gpuwatch_agent.collectors import GpuSource
+from gpuwatch_agent.collectors.drivers import DriverCollector
 from gpuwatch_agent.gpus import GpuAccount, GpuReading
 from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable
@@ -24,7 +24,7 @@ from gpuwatch_agent.runs.window import RecentSamples
 
 
 def gpu_readings(
-    collector: GpuSource | None, node: RecentSamples, table: ProcessTable, allocations: Allocations
+    collector: DriverCollector | None, node: RecentSamples, table: ProcessTable, allocations: Allocations
 ) -> list[GpuReading]:
     """Return each GPU now, without processes that ended since the process list was read."""
     if collector is None:
@@ -73,7 +73,7 @@ def owner_text(account: GpuAccount, table: ProcessTable) -> str:
     )
 
 
-def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: GpuSource | None) -> None:
+def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: DriverCollector | None) -> None:
     """Record in each run the GPUs that it alone holds now; a run without any keeps its last ones."""
     names = {device.uuid: device.name for device in collector.devices()} if collector is not None else {}
     held: dict[tuple[str, int], dict[str, str]] = {}
@@ -87,7 +87,9 @@ def note_gpus(runs: Iterable[Run], accounts: Iterable[GpuAccount], collector: Gp
             run.gpus, run.changed = now, True
 
 
-def gpu_view(account: GpuAccount, collector: GpuSource | None, node: RecentSamples, table: ProcessTable) -> api.Gpu:
+def gpu_view(
+    account: GpuAccount, collector: DriverCollector | None, node: RecentSamples, table: ProcessTable
+) -> api.Gpu:
     """Return one entry of `gpus` in /api/v1/status."""
     devices = collector.devices() if collector is not None else ()
     measured = ("utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts")

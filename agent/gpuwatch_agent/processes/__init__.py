@@ -82,7 +82,6 @@ class ProcessTable:
         self._sysfs = sysfs
         self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
         self._host_pids: dict[_Identity, int] = {}
-        """Of containers' processes that were found."""
         self._looked_up: dict[_Identity, int | None] = {}
         """What `host_pid` found in this tick."""
         self._unfound: dict[_Identity, int] = {}

@@ -218,7 +218,6 @@ class _Group:
     kills: Mapping[Path, int] = field(default_factory=dict)
     """By folder of a group that counts them, the innermost first."""
     own: Path | None = None
-    """The innermost folder; None where it is not visible."""
     room: cgroup.MemoryRoom | None = None
     peak_bytes: int | None = None
 

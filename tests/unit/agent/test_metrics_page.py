@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
+from gpuwatch_agent.collectors.drivers import Gpu
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
@@ -30,10 +32,10 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
-class NoNvml:
-    """A node whose GPUs an exporter tells of."""
+class NoNvml(DcgmCollector):
+    """An exporter on a node whose driver the agent cannot use."""
 
-    def collect(self) -> tuple[Sample, ...]:
+    def start(self) -> Iterator[Gpu | str]:
         raise NoData("no driver")
 
 
@@ -42,7 +44,7 @@ def node_collectors() -> list[Collector]:
     roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
     standing = [c for c in build(roots, Choice(full=True)) if c.name not in ("shm", "agent_process", "gpu")]
     page = (FIXTURES / "dcgm" / "metrics.txt").read_text()
-    gpus = DcgmCollector("http://node:9400", deadline_s=30, nvml=NoNvml(), fetch=lambda url, timeout_s: page)  # type: ignore[arg-type]
+    gpus = NoNvml("http://node:9400", deadline_s=30, fetch=lambda url, timeout_s: page)
     return [*standing, gpus]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors.dcgm import DcgmCollector, page_url, parse_page
 from gpuwatch_agent.collectors.drivers import GpuDevice
+from gpuwatch_agent.collectors.nvml import GpuCollector
 from tests.catalogue import check
 
 PAGES = Path(__file__).parents[2] / "fixtures/dcgm"
@@ -17,22 +19,18 @@ PAGE = (PAGES / "metrics.txt").read_text()
 MIB = 1 << 20
 
 
-class Nvml:
+@pytest.fixture(autouse=True)
+def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """The NVML side, which lists processes alone."""
 
-    def __init__(self, *samples: Sample) -> None:
-        self.samples = samples
-
-    def collect(self) -> tuple[Sample, ...]:
-        if not self.samples:
+    def collect(source: Any) -> tuple[Sample, ...]:
+        if not source.samples:
             raise NoData("no driver")
-        return self.samples
+        return source.samples  # type: ignore[no-any-return]
 
-    def processes(self) -> dict[str, tuple[int, ...]]:
-        return {"GPU-aaaa": (4711,)} if self.samples else {}
-
-    def process_list_age_s(self, uuid: str) -> float:
-        return 3.0
+    monkeypatch.setattr(GpuCollector, "collect", collect)
+    monkeypatch.setattr(GpuCollector, "processes", lambda source: {"GPU-aaaa": (4711,)} if source.samples else {})
+    monkeypatch.setattr(GpuCollector, "process_list_age_s", lambda source, uuid: 3.0)
 
 
 class Exporter:
@@ -57,8 +55,9 @@ def exporter() -> Exporter:
 
 
 def collector(exporter: Exporter, *samples: Sample, clock=lambda: 0.0) -> DcgmCollector:
-    nvml = Nvml(*samples)
-    return DcgmCollector(exporter.url, clock=clock, deadline_s=30, nvml=nvml, fetch=exporter.fetch)  # type: ignore[arg-type]
+    source: Any = DcgmCollector(exporter.url, clock=clock, deadline_s=30, fetch=exporter.fetch)
+    source.samples = samples
+    return source  # type: ignore[no-any-return]
 
 
 def test_page_in_our_names_and_units() -> None:
