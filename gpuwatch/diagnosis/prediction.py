@@ -21,12 +21,9 @@ CONTENTION = 1.10
 """Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
 MOST_A_CORE = 4
 """Workers for each core at most, even where they only wait: each is a process that also unpickles, collates and hands over."""
-SHM_USABLE = 0.8
-"""The share of /dev/shm that queues may fill."""
-PREFETCH = 2
-"""Batches that each worker prefetches where the loader does not set it: torch's default."""
-_NEARLY_A_CORE = 0.25
-"""A core that is busy for no more than this share is a core for a worker."""
+SHM_USABLE = 0.8  # the share of /dev/shm that queues may fill
+PREFETCH = 2  # batches that each worker prefetches where the loader does not set it: torch's default
+_NEARLY_A_CORE = 0.25  # A core that is busy for no more than this share is a core for a worker
 _LEAST_OF_A_CORE = 0.1
 _MIB = 1 << 20
 
@@ -36,20 +33,16 @@ class Plan:
     """A number of workers and what to expect of it."""
 
     workers: int
-    needed: int
-    """How many would feed the step, if nothing limited them."""
-    limit: str | None
-    """What limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough."""
+    needed: int  # how many would feed the step, if nothing limited them
+    limit: str | None  # what limits them: "cores", "memory" or "/dev/shm"; None: `workers` are enough
     step_s: tuple[float, float]
     """Shortest and longest step to expect. The note leaves it out where the run is too short for a prediction."""
-    speedup: tuple[float, float]
-    """Lowest and highest gain in throughput that goes with it."""
+    speedup: tuple[float, float]  # lowest and highest gain in throughput that goes with it
     queue_bytes: int | None
     """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
     memory_bytes: int | None = None
     """The same with the workers' own memory; None: that, or the batch size, is not known."""
-    promises: bool = True
-    """Whether a step can be predicted: False for a short run."""
+    promises: bool = True  # whether a step can be predicted: False for a short run
 
     @property
     def gain(self) -> tuple[float, float]:

@@ -30,8 +30,7 @@ class StepColumns(msgspec.Struct, frozen=True):
     data_wait_s: tuple[float, ...] = ()
     transfer_s: tuple[float, ...] = ()
     compute_s: tuple[float, ...] = ()
-    epoch_start: tuple[bool, ...] = ()
-    """True for the first batch of an iterator."""
+    epoch_start: tuple[bool, ...] = ()  # True for the first batch of an iterator
     hidden_wait_s: tuple[float, ...] = ()
     """The part of the wait that was hidden behind the device's work; empty where only the host clock measured."""
 
@@ -44,34 +43,26 @@ class MeanStep(NamedTuple):
 
     steps: int
     wait_s: float
-    rest_s: float
-    """Transfer and compute: the step without any wait."""
-    hidden_s: float
-    """Wait that cost nothing, because the device was at work."""
+    rest_s: float  # transfer and compute: the step without any wait
+    hidden_s: float  # wait that cost nothing, because the device was at work
 
 
 class HostFacts(msgspec.Struct, frozen=True):
     """The node, as means over the window. None: not measured."""
 
-    cpu_cores: int | None = None
-    """Cores that the training process may use (affinity, cgroup quota)."""
+    cpu_cores: int | None = None  # cores that the training process may use (affinity, cgroup quota)
     cpu_busy_ratio: float | None = None
-    cpu_pressure_ratio: float | None = None
-    """Share of time in which some task waited for a CPU (PSI some)."""
-    cpu_quota_cores: float | None = None
-    """CPU quota of the training's control group; None: no quota."""
+    cpu_pressure_ratio: float | None = None  # share of time in which some task waited for a CPU (PSI some)
+    cpu_quota_cores: float | None = None  # CPU quota of the training's control group; None: no quota
     cpu_throttled_ratio: float | None = None
     """Share of the quota's periods (100 ms) in which it was used up and throttled the training."""
-    io_pressure_ratio: float | None = None
-    """Share of time in which some task waited for I/O (PSI some)."""
-    disk_busy_ratio: float | None = None
-    """Share of time in which the busiest disk had I/O in progress."""
+    io_pressure_ratio: float | None = None  # share of time in which some task waited for I/O (PSI some)
+    disk_busy_ratio: float | None = None  # share of time in which the busiest disk had I/O in progress
     disk_read_bytes_per_s: float | None = None
     network_receive_bytes_per_s: float | None = None
     """In the training process's network namespace, the loopback included."""
     memory_available_bytes: int | None = None
-    shm_size_bytes: int | None = None
-    """/dev/shm as the training process sees it."""
+    shm_size_bytes: int | None = None  # /dev/shm as the training process sees it
     shm_used_bytes: int | None = None
 
 
@@ -95,8 +86,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
     process_count: int | None = None
     idle_s: float | None = None
     """For how long a process has held the GPU with no work on it and no training step; None: it is not idle."""
-    owner: str | None = None
-    """User and process, for people: "alice, pid 4711 (python)"."""
+    owner: str | None = None  # user and process, for people: "alice, pid 4711 (python)"
     throttled: Mapping[str, float] | None = None
     """Share of time with throttled clocks, by reason: power, thermal, hardware."""
     power_watts: float | None = None
@@ -111,10 +101,8 @@ class RankFacts(msgspec.Struct, frozen=True):
     steps: int
     data_wait_s: float
     transfer_s: float
-    compute_s: float
-    """The wait for other ranks included."""
-    comm_wait_s: float | None = None
-    """That wait alone; None: not measured."""
+    compute_s: float  # the wait for other ranks included
+    comm_wait_s: float | None = None  # that wait alone; None: not measured
 
     @property
     def step_s(self) -> float:
@@ -127,14 +115,10 @@ class MemoryKills(msgspec.Struct, frozen=True):
     where: Literal["group", "around", "node"]
     """Which counter rose: that of the run's own control group, of a parent group, or of the whole node."""
     kills: int
-    limit_bytes: int | None = None
-    """Limit of the control group that left the run the least."""
-    used_bytes: int | None = None
-    """Highest use of that group seen in that time, page cache included."""
-    peak_bytes: int | None = None
-    """Highest use ever, by the kernel's count."""
-    resident_bytes: int | None = None
-    """Highest resident memory of the training process itself seen in that time."""
+    limit_bytes: int | None = None  # limit of the control group that left the run the least
+    used_bytes: int | None = None  # highest use of that group seen in that time, page cache included
+    peak_bytes: int | None = None  # highest use ever, by the kernel's count
+    resident_bytes: int | None = None  # highest resident memory of the training process itself seen in that time
 
 
 class Window(msgspec.Struct, frozen=True, dict=True):
@@ -145,12 +129,10 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Seconds by state; their sum is the time that the window explains."""
     declared_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Seconds by name of the declared phases that are no states of their own: a part of `other`."""
-    is_short: bool = False
-    """The run has too few steps for a prediction, by `short_run_s` and `short_run_steps`."""
+    is_short: bool = False  # the run has too few steps for a prediction, by `short_run_s` and `short_run_steps`
     timeline: str = "host"
     """Where the states come from: "host", the host clock, or "device", timing events on the device."""
-    coverage: float = 0.0
-    """Share of the steps that the device timeline measured."""
+    coverage: float = 0.0  # share of the steps that the device timeline measured
     unverified_ratio: float = 0.0
     """Share of the steps with work on another device or stream, whose input wait is not certain."""
     device: str = "cpu"
@@ -166,10 +148,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Share of steps in which the host waited for a result of the device (`.item()`, `.cpu()`)."""
     fetch_cpu_ratio: float | None = None
     """Share of a fetch in which the training thread was on a CPU or in the run queue."""
-    ready_batches: float | None = None
-    """Mean number of batches ready when one was requested; None without workers."""
-    empty_fetch_ratio: float | None = None
-    """Share of the fetches at which none was ready."""
+    ready_batches: float | None = None  # mean number of batches ready when one was requested; None without workers
+    empty_fetch_ratio: float | None = None  # share of the fetches at which none was ready
     loader: Loader = Loader()
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
@@ -177,12 +157,10 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Seconds by state of passes before the training, in which no optimizer made a step: no share counts them."""
     fetch_place: Place | None = None
     """Where the training thread was most often while it waited for a batch, in the user's own code."""
-    step_place: Place | None = None
-    """The same for the rest of the step."""
+    step_place: Place | None = None  # the same for the rest of the step
     step_idle_ratio: float | None = None
     """Share of compute, at least, in which no thread of the training process had work for a core."""
-    worker_cpu_ratios: tuple[float, ...] | None = None
-    """CPU use of each loader worker, 1.0 = one core busy."""
+    worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
     worker_busy_ratios: tuple[float, ...] | None = None
     """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
     worker_waits: Mapping[str, float] | None = None
@@ -195,13 +173,11 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
     """The run's ranks on this node that train now, this one included; empty for a single rank."""
-    worker_deaths: tuple[WorkerDeath, ...] = ()
-    """Loader workers killed by a signal, in the whole run."""
+    worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None
     """Only of a lost run, and only if the kernel has killed a process for lack of memory since its last message."""
     activity: str | None = None
-    stalled_s: float | None = None
-    """Time since the last step, if the run is stalled now."""
+    stalled_s: float | None = None  # time since the last step, if the run is stalled now
 
     def share(self, *states: str) -> float:
         """Return the share of the window's time in these states together, 0–1; an odd first step is not counted."""

@@ -13,13 +13,11 @@ from pathlib import Path
 import msgspec
 
 PROC, SYS = Path("/proc"), Path("/sys")
-_NO_LIMIT = 1 << 60
-"""Version 1's "no limit" is an impossible size."""
+_NO_LIMIT = 1 << 60  # version 1's "no limit" is an impossible size
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
 _PEAK = ("memory.peak", "memory.max_usage_in_bytes")
-_KILLS = ("memory.events", "memory.oom_control")
-"""Files of versions 2 and 1."""
+_KILLS = ("memory.events", "memory.oom_control")  # files of versions 2 and 1
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -27,18 +25,15 @@ class Quota(msgspec.Struct, frozen=True):
 
     cores: float
     periods: int
-    throttled: int
-    """Of these periods."""
+    throttled: int  # of these periods
 
 
 class MemoryRoom(msgspec.Struct, frozen=True):
     """Memory that a process can still use within the limits of its control groups."""
 
     available_bytes: int
-    limit_bytes: int
-    """Of the group with the least available; so the next two."""
-    used_bytes: int
-    """Page cache included."""
+    limit_bytes: int  # of the group with the least available; so the next two
+    used_bytes: int  # page cache included
     folder: Path
 
 

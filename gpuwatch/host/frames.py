@@ -18,8 +18,7 @@ _FRAMEWORKS = re.compile(
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
 )
 """Never a user's own package, even where the user's code is an installed package itself."""
-_LEAST = 8
-"""Fewer samples than this name no place."""
+_LEAST = 8  # fewer samples than this name no place
 
 
 def is_users(file: str) -> bool:
@@ -39,10 +38,8 @@ class Place(NamedTuple):
 
     function: str
     file: str
-    line: int
-    """Its hottest line."""
-    ratio: float
-    """Share of the samples in which the thread was in this function, 0–1."""
+    line: int  # its hottest line
+    ratio: float  # share of the samples in which the thread was in this function, 0–1
 
     def __str__(self) -> str:
         return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"

@@ -45,10 +45,8 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
 class CpuTimes(NamedTuple):
     """All cores together since boot, in seconds."""
 
-    seconds: dict[str, float]
-    """By mode; absent if the kernel does not count it."""
-    busy_seconds: dict[str, float]
-    """Of each online core by its number: all but idle and iowait."""
+    seconds: dict[str, float]  # by mode; absent if the kernel does not count it
+    busy_seconds: dict[str, float]  # of each online core by its number: all but idle and iowait
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
@@ -131,8 +129,7 @@ class Disk(NamedTuple):
     """A disk's counters since boot."""
 
     read_bytes: int
-    busy_s: float
-    """Time with at least one request in flight; the kernel's counter wraps after 49.7 days."""
+    busy_s: float  # time with at least one request in flight; the kernel's counter wraps after 49.7 days
     written_bytes: int
 
 
@@ -263,8 +260,7 @@ def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
 class ProcessUsage(msgspec.Struct, frozen=True):
     """A process's state and usage so far. None: not readable (another user's, or a kernel without it)."""
 
-    state: str
-    """R running, S sleeping, D uninterruptible disk wait, Z ended."""
+    state: str  # R running, S sleeping, D uninterruptible disk wait, Z ended
     threads: int
     resident_bytes: int
     read_bytes: int | None = None

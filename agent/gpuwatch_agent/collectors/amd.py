@@ -112,8 +112,7 @@ class AmdCollector(DriverCollector):
     """AMD's GPUs."""
 
     library = "amdsmi"
-    error: type[Exception] = NoData
-    """amdsmi's own once it is imported."""
+    error: type[Exception] = NoData  # amdsmi's own once it is imported
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ from gpuwatch.metrics import Sample
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Value = tuple[str, float, tuple[str, ...]]
-"""A metric, its value, and the labels it has beyond gpu and UUID."""
+Value = tuple[str, float, tuple[str, ...]]  # A metric, its value, and the labels it has beyond gpu and UUID
 
 
 def values(*labels: str, **by_name: float | None) -> list[Value]:
@@ -37,14 +36,11 @@ def values(*labels: str, **by_name: float | None) -> list[Value]:
 class GpuDevice:
     """A GPU as the driver lists it."""
 
-    index: int
-    """NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost."""
+    index: int  # NVML's, in PCI order: neither CUDA's nor the minor number; it changes when a GPU before it is lost
     uuid: str
     name: str
-    pci_bus_id: str
-    """With a domain of eight digits, as in "00000000:3B:00.0"."""
-    minor: int | None
-    """The N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs)."""
+    pci_bus_id: str  # with a domain of eight digits, as in "00000000:3B:00.0"
+    minor: int | None  # the N of /dev/nvidiaN. None where there is none (WSL, some virtual GPUs).
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class Gpu:
 
     device: GpuDevice
     handle: Any
-    driver: str = ""
-    """The driver's version."""
+    driver: str = ""  # the driver's version
 
     def __str__(self) -> str:
         return f"GPU {self.device.index} ({self.device.uuid})"
@@ -156,8 +151,7 @@ BUDGET_RATIO = 0.01
 """Share of one core's time that a kind of call may take, all GPUs together. A more expensive one is made less often."""
 _LONGEST_S = 300.0
 _ROUNDS, _ROUNDS_TO_JUDGE = 5, 3
-_SLACK_S = 0.25
-"""A tick may begin a little early."""
+_SLACK_S = 0.25  # A tick may begin a little early
 _GOOD_FOR_INTERVALS = 3
 _FAST_EVERY_S, _SLOW_EVERY_S = 1.0, 10.0
 Read = Callable[[Gpu], list[Value]]
@@ -168,8 +162,7 @@ class Reading:
     """Something that is read of every GPU, and what that costs."""
 
     read: Read
-    planned_s: float
-    """Its interval while it is cheap."""
+    planned_s: float  # its interval while it is cheap
     spent_s: float = 0.0
     rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     due_s: float = -math.inf
@@ -212,8 +205,7 @@ class Tier:
         every_s: float,
     ) -> None:
         self.thread = DeadlineThread(collector.library, deadline_s)
-        self.current = ""
-        """The call in progress, for a timeout's message."""
+        self.current = ""  # the call in progress, for a timeout's message
         self._collector = collector
         self._clock = clock
         self._readings = {name: Reading(read, every_s) for name, read in readings.items()}

@@ -370,8 +370,7 @@ class XidWatch:
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
         self._events: Any = None
-        self._uuids: dict[int, str] = {}
-        """By the address that a handle is."""
+        self._uuids: dict[int, str] = {}  # by the address that a handle is
         self._counts: dict[str, int] = {}
         self._last: dict[str, tuple[int, float]] = {}
 

@@ -51,8 +51,7 @@ class GpuReading:
     pids: tuple[int, ...] | None
     utilization_ratio: float | None
     list_age_ns: int = 0
-    allocated: tuple[Owner, ...] | None = None
-    """Those whom a scheduler has given the GPU to. None: not known."""
+    allocated: tuple[Owner, ...] | None = None  # those whom a scheduler has given the GPU to. None: not known.
 
 
 PRIORITY = (
@@ -95,10 +94,8 @@ class _Followed:
     """One run on the GPU."""
 
     run: Run
-    head: Stretch | None = None
-    """Its time before the trace that is not in the GPU's ledger yet: between two agents."""
-    left_ns: int | None = None
-    """Up to when its time counts, once it no longer holds the GPU."""
+    head: Stretch | None = None  # its time before the trace that is not in the GPU's ledger yet: between two agents
+    left_ns: int | None = None  # up to when its time counts, once it no longer holds the GPU
 
     @property
     def end_ns(self) -> int:
@@ -197,14 +194,11 @@ class RunsOnGpu:
         return Stretch(begin_ns, end_ns, parts)
 
 
-PROCESS_LIST_AGE_NS = 11_000_000_000
-"""Process lists are polled every 10 s: a new process can be missing for so long."""
+PROCESS_LIST_AGE_NS = 11_000_000_000  # process lists are polled every 10 s: a new process can be missing for so long
 AWAIT_NS = 10_000_000_000
 """A restarted agent waits so long for the first process list before it books the time without an agent as unknown."""
-LATE_NS = 5_000_000_000
-"""A longer time between two ticks is unobserved: a stopped agent, a paused machine."""
-CONTRADICTED_NS = 10_000_000_000
-"""For so long a hook's `compute` counts on a GPU on which the driver sees no kernel."""
+LATE_NS = 5_000_000_000  # A longer time between two ticks is unobserved: a stopped agent, a paused machine
+CONTRADICTED_NS = 10_000_000_000  # for so long a hook's `compute` counts on a GPU on which the driver sees no kernel
 
 
 class GpuAccount:
@@ -218,8 +212,7 @@ class GpuAccount:
         self._idle_utilization = idle_utilization
         self.ledger = st.Ledger(now_ns, st.GPU_STATES)
         self.run: Run | None = None
-        self.owner = ""
-        """Its id, "shared" for several runs, empty without a hook."""
+        self.owner = ""  # its id, "shared" for several runs, empty without a hook
         self.pids: tuple[int, ...] = ()
         self.state = st.UNKNOWN
         self.idle_since_ns: int | None = None
@@ -228,8 +221,7 @@ class GpuAccount:
         self._free: list[tuple[str, int]] = []
         """(state, until when) in which the GPU was seen idle and without a process, oldest first. Time without a listed process is booked
         late: when none can be missing any more, or by the run that turns out to have held the GPU."""
-        self._await_until_ns: int | None = None
-        """Set by `restore`, until the runs that held the GPU are seen again."""
+        self._await_until_ns: int | None = None  # set by `restore`, until the runs that held the GPU are seen again
         self._sampled_ns: int | None = None
         self._contradicted_since_ns: int | None = None
 
@@ -360,8 +352,7 @@ class GpuLedgers:
     def __init__(self, idle_utilization: float = THRESHOLDS.gpu_idle_utilization) -> None:
         self._idle_utilization = idle_utilization
         self.accounts: dict[str, GpuAccount] = {}
-        self.failed: list[tuple[Run, Exception]] = []
-        """Runs whose GPU could not be booked the last time."""
+        self.failed: list[tuple[Run, Exception]] = []  # runs whose GPU could not be booked the last time
 
     def advance(self, readings: Sequence[GpuReading], runs_by_pid: Mapping[int, Run], now_ns: int) -> None:
         """Book all GPUs up to now; as `unknown` those that the driver no longer lists."""

@@ -56,12 +56,10 @@ class Allocation:
 
     gpus: tuple[str, ...]
     owner: Owner
-    by_index: bool = False
-    """Whether a number is the driver's index, else that of the device file."""
+    by_index: bool = False  # whether a number is the driver's index, else that of the device file
 
 
-NOT_KNOWN = Allocation(("?",), Owner())
-"""Some GPU is given to somebody."""
+NOT_KNOWN = Allocation(("?",), Owner())  # some GPU is given to somebody
 
 
 def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list[Allocation]:
@@ -230,8 +228,7 @@ class Devices:
     namespace: str
     pod: str
     container: str
-    resource: str
-    """E.g. "nvidia.com/gpu"."""
+    resource: str  # E.g. "nvidia.com/gpu".
     ids: tuple[str, ...]
 
 

@@ -104,12 +104,10 @@ def gpu_view(
     )
 
 
-_STEPPING_NS = 5_000_000_000
-"""A run is stepping when its last step ended so recently."""
+_STEPPING_NS = 5_000_000_000  # A run is stepping when its last step ended so recently
 _POWERS = 300
 _LEAST_POWERS = 30
-_MEMORY_SAMPLES = 10
-"""Samples of a GPU's memory in the time over which it must grow to be a leak."""
+_MEMORY_SAMPLES = 10  # samples of a GPU's memory in the time over which it must grow to be a leak
 _MEMORIES = 60
 
 

@@ -82,10 +82,8 @@ class ProcessTable:
         self._sysfs = sysfs
         self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
         self._host_pids: dict[_Identity, int] = {}
-        self._looked_up: dict[_Identity, int | None] = {}
-        """What `host_pid` found in this tick."""
-        self._unfound: dict[_Identity, int] = {}
-        """Ticks to go before a container's process is searched for again."""
+        self._looked_up: dict[_Identity, int | None] = {}  # what `host_pid` found in this tick
+        self._unfound: dict[_Identity, int] = {}  # ticks to go before a container's process is searched for again
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
         self.owner = self._owners.owner

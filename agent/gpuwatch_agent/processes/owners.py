@@ -29,17 +29,13 @@ class Owner(msgspec.Struct, frozen=True):
 
     user: str = ""
     job: str = ""
-    step: str = ""
-    """Slurm's step: a number, "batch", "extern" or "interactive"."""
-    container_id: str = ""
-    """64 hexadecimal digits."""
-    pod_uid: str = ""
-    """With dashes, as `kubectl` shows it."""
+    step: str = ""  # Slurm's step: a number, "batch", "extern" or "interactive"
+    container_id: str = ""  # 64 hexadecimal digits
+    pod_uid: str = ""  # with dashes, as `kubectl` shows it
     namespace: str = ""
     pod: str = ""
     container: str = ""
-    account: str = ""
-    """The scheduler's, of an allocation."""
+    account: str = ""  # the scheduler's, of an allocation
 
 
 NO_OWNER = Owner()
@@ -77,8 +73,7 @@ ENVIRONMENT = {
 }
 """Variables read from a process's environment; the first one that is set counts. The control group's job has precedence: a process can set
 its environment, but not its group. POD_* and CONTAINER_NAME: a pod's use of the downward API."""
-POD_HOSTNAME = "HOSTNAME"
-"""Read in a pod only, where the kubelet sets it to the pod's name."""
+POD_HOSTNAME = "HOSTNAME"  # read in a pod only, where the kubelet sets it to the pod's name
 _NAMES = frozenset(name for names in ENVIRONMENT.values() for name in names) | {POD_HOSTNAME}
 _MOST_ENVIRONMENT = 1 << 20
 _MOST_TEXT = 128
@@ -129,8 +124,7 @@ class OwnerCache:
     def __init__(self, procfs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs = procfs
         self._clock = clock
-        self._known: dict[int, tuple[int, float, Owner]] = {}
-        """(uid, when it was read, owner)."""
+        self._known: dict[int, tuple[int, float, Owner]] = {}  # (uid, when it was read, owner)
         self._requested: set[int] = set()
         self._users: dict[int, tuple[float, str]] = {}
 

@@ -81,8 +81,7 @@ class StackWatch:
         self._running = False
         self._sampled_ns: dict[tuple[str, bool], int] = {}
         """When stacks of each run were last taken, of one of its ranks and (True) of all: a hang is captured also soon after a slow loader."""
-        self._seen: list[tuple[_Capture, Stacks | None]] = []
-        """Recent results; None where a capture failed."""
+        self._seen: list[tuple[_Capture, Stacks | None]] = []  # recent results; None where a capture failed
         self._warn = WarnOnce()
 
     def tick(self, runs: Sequence[Run], book: FindingTracker, table: ProcessTable, now_ns: int, now_s: float) -> None:

@@ -38,8 +38,7 @@ class _Seen:
     waits: deque[list[str]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     quotas: deque[cgroup.Quota] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    private: tuple[int, int, int | None] | None = None
-    """(first worker, when, its private memory)."""
+    private: tuple[int, int, int | None] | None = None  # (first worker, when, its private memory)
     process: proc.ProcessUsage | None = None
     files: int | None = None
     worker_states: tuple[str, ...] = ()

@@ -26,8 +26,7 @@ class InputWait:
 
     window: Window
     step: MeanStep
-    share: float
-    """Of all the window's time, 0–1."""
+    share: float  # of all the window's time, 0–1
     severity: Severity
 
     @property

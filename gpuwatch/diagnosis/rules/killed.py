@@ -16,8 +16,7 @@ LARGER_SHM = (
     "give the container a larger /dev/shm (docker run --shm-size=8g, or an emptyDir with medium: Memory; no batch arrived, so that "
     "its size is not known), or use fewer workers, or prefetch_factor=1"
 )
-_ROOMY = 0.5
-"""Share of /dev/shm below which full queues cannot have filled it."""
+_ROOMY = 0.5  # share of /dev/shm below which full queues cannot have filled it
 _FULL = 0.1
 """A /dev/shm with less than this share free right after the death was full: what the dead worker held has been freed since."""
 
