@@ -187,8 +187,8 @@ def test_what_is_no_loader_is_told_with_what_to_do() -> None:
 
     for given, says in (
         (3, "neither a function that makes a loader nor a DataLoader"),
-        (Mine(Items()), "a subclass of DataLoader whose constructor gpuwatch does not know"),
-        (lambda: [1, 2], "returns a list, which is no DataLoader"),
+        (Mine(Items()), "is or returns a Mine, which gpuwatch cannot start with other settings"),
+        (lambda: [1, 2], "is or returns a list, which gpuwatch cannot start"),
         (lambda path, num_workers: None, "needs path"),
         (lambda num_workers: 5, "returned a int, which is no iterable"),
         (lambda num_workers: [], "gave no batch"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.errors import NoData
@@ -14,24 +13,25 @@ from gpuwatch.tools.doctor.machine import Machine
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 
 _MIB, _GIB = 1 << 20, 1 << 30
+_LARGER = "docker run --shm-size=16g; compose: shm_size: 16gb; Kubernetes: an emptyDir with medium: Memory"
 _FEW, _ENOUGH = 256, 4096
 
 
 def shm(machine: Machine) -> Outcome:
     """The size of this namespace's /dev/shm: batches of loader workers pass through it, and a full one is a bus error."""
-    gib = _recommended_gib(machine.procfs)
-    line = f"docker run --shm-size={gib}g; compose: shm_size: {gib}gb; Kubernetes: an emptyDir with medium: Memory"
     try:
         total, used = machine.space(machine.shm)
     except OSError as error:
         return problem(f"{machine.shm}: {error.strerror}: loader workers cannot start", "mount -t tmpfs shm /dev/shm")
     found = f"{size(total)}, {size(used)} used"
     if total and used / total >= THRESHOLDS.shm_used:
-        return problem(f"{found}: nearly full", f"ls -lS {machine.shm} lists what fills it; or enlarge it: {line}")
+        return problem(f"{found}: nearly full", f"ls -lS {machine.shm} lists what fills it; or enlarge it: {_LARGER}")
     if total <= 64 * _MIB:
-        return problem(f"{found}: Docker's default, less than two workers' batches", f"{line} (a limit, not reserved)")
+        return problem(
+            f"{found}: Docker's default, less than two workers' batches", f"{_LARGER} (a limit, not reserved)"
+        )
     if total < _GIB:
-        return warning(f"{found}: little for several workers' batches", f"{line} (a limit, not reserved)")
+        return warning(f"{found}: little for several workers' batches", f"{_LARGER} (a limit, not reserved)")
     return ok(found)
 
 
@@ -124,14 +124,6 @@ def _enough(limit: float, found: str, remedy: str) -> Outcome:
     if limit < _ENOUGH:
         return warning(f"{found}: few for many workers", remedy)
     return ok(found)
-
-
-def _recommended_gib(procfs: Path) -> int:
-    """Return half of the memory, the kernel's own default, and at most 16 GiB."""
-    try:
-        return max(1, min(16, proc.memory_bytes(procfs)["MemTotal"] // (2 << 30)))
-    except (NoData, KeyError, ValueError):
-        return 8
 
 
 def _limit(limit: float) -> str:

@@ -61,8 +61,6 @@ class NvmlFacts:
     """(UUID, name) of the GPUs that answer, in NVML's order."""
     lost: tuple[str, ...] = ()
     """The GPUs that are listed and do not answer, each with NVML's error message."""
-    pids: frozenset[int] = frozenset()
-    """Processes with a compute context on some GPU, in the node's pid namespace."""
 
 
 def read_nvml() -> NvmlFacts:
@@ -87,7 +85,7 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
             nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "mismatch",
         }
         return NvmlFacts(states.get(error.value, "fails"), str(error))
-    gpus, lost, pids, cuda = [], [], set(), None
+    gpus, lost, cuda = [], [], None
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
@@ -100,8 +98,6 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
                     lost.append(f"GPU {index}: {error}")
                 continue
             gpus.append(gpu)
-            with contextlib.suppress(nvml.NVMLError):
-                pids |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
         with contextlib.suppress(nvml.NVMLError):
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
             cuda = (version // 1000, version % 1000 // 10)
@@ -111,7 +107,7 @@ def _nvml_facts(nvml: Any) -> NvmlFacts:
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-    return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost), frozenset(pids))
+    return NvmlFacts("answers", "", driver, cuda, tuple(gpus), tuple(lost))
 
 
 def _text(value: str | bytes) -> str:

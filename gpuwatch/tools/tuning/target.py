@@ -117,14 +117,10 @@ def rebuilt(loader: Any, setting: Setting, name: str) -> Any:
 
 
 def _check_rebuildable(loader: Any, name: str) -> None:
-    if not _is_data_loader(loader):
+    if not _is_data_loader(loader) or type(loader) is not sys.modules["torch.utils.data"].DataLoader:
         raise ConfigError(
-            f"{name} takes no settings and returns a {type(loader).__name__}, which is no DataLoader: nothing can be varied; {_WRITE}"
-        )
-    if type(loader) is not sys.modules["torch.utils.data"].DataLoader:
-        raise ConfigError(
-            f"{name} is a {type(loader).__name__}, a subclass of DataLoader whose constructor gpuwatch does not know, "
-            f"and so cannot be started with other settings; {_WRITE}"
+            f"{name} is or returns a {type(loader).__name__}, which gpuwatch cannot start with other settings: "
+            f"it knows the constructor of DataLoader itself only; {_WRITE}"
         )
 
 

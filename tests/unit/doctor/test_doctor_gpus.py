@@ -109,15 +109,15 @@ def container(proc: Path) -> None:
 
 
 def test_pid_namespace_of_the_node(machine: MakeMachine, proc: Path) -> None:
-    assert pid_namespace(machine(facts=two_gpus(pids=frozenset({99})))).status == "ok"
+    assert pid_namespace(machine()).status == "ok"
     (proc / "self/ns/pid").unlink()
     assert pid_namespace(machine()).status == "skipped"
 
 
 def test_pid_namespace_of_a_container_is_a_problem_for_an_agent_alone(machine: MakeMachine, proc: Path) -> None:
     container(proc)
-    training = pid_namespace(machine(facts=two_gpus(pids=frozenset({1, 4711}))))
-    assert training.status == "warning" and "NVML lists pid 4711, which is not in it" in training.found
+    training = pid_namespace(machine())
+    assert training.status == "warning" and "fine for training" in training.found
     write(proc, {"7/cmdline": "/usr/bin/python3\0-m\0gpuwatch_agent\0--http\0"})
     agent = pid_namespace(machine())
     assert agent.status == "problem" and agent.remedy and "pid: host" in agent.remedy
