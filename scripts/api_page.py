@@ -43,7 +43,7 @@ def rows(struct: ast.ClassDef) -> Iterator[str]:
 def tables() -> Iterator[str]:
     own = {each.name: each for each in structs(MODULES[0])}
     others = {each.name: each for path in MODULES[1:] for each in structs(path)}
-    for name, struct in {**{n: others[n] for n in ("Verdict", "Evidence", "Cost", "LoaderSettings")}, **own}.items():
+    for name, struct in {**{n: others[n] for n in ("Verdict", "Evidence", "Cost", "Loader")}, **own}.items():
         bases = [ast.unparse(base).rpartition(".")[2] for base in struct.bases]
         inherited = [row for base in bases if base in others for row in rows(others[base])]
         text = " ".join((ast.get_docstring(struct) or "").split())

@@ -114,7 +114,6 @@ class Receiver:
         try:
             self._check_quota(len(frame), peer)
             message = wire.decode(frame)
-            check_times(message)
             if len(self._arrived) >= _KEPT:
                 raise ProtocolError(f"more than {_KEPT} messages are pending: the agent cannot keep up", "overload")
         except ProtocolError as error:
@@ -147,12 +146,3 @@ class Receiver:
             self.rejected[reason] += 1
         if first:
             logger.warning("a hook's message is rejected (%s): %.300s", reason, error)
-
-
-def check_times(message: wire.Message) -> None:
-    """Raise ProtocolError for a ledger that reaches into the sender's future, or ends before its start."""
-    if isinstance(message, wire.Hello):
-        return
-    totals, origin = message.totals, message.origin
-    if not totals.start_ns <= totals.watermark_ns <= origin.monotonic_ns + wire.CLOCK_SLACK_NS:
-        raise ProtocolError("totals that end in the future, or before their start", "impossible")

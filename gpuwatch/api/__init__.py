@@ -16,7 +16,7 @@ from gpuwatch.diagnosis import finding
 from gpuwatch.diagnosis.finding import Verdict
 from gpuwatch.diagnosis.rates import Cost, Throughput
 from gpuwatch.tools.stacks.records import Stacks
-from gpuwatch.wire import LoaderSettings
+from gpuwatch.wire import Loader
 
 RunStatus = Literal["running", "ended", "lost", "gone"]
 """`ended`: it sent its last message. `lost`: its process or its messages are gone. `gone`: one of these, in Prometheus."""
@@ -108,7 +108,7 @@ class Run(msgspec.Struct, frozen=True):
     """Of the last minute; None until the first steps."""
     findings: tuple[Finding, ...] = ()
     """The active ones: each root, then its consequences."""
-    loader: LoaderSettings | None = None
+    loader: Loader | None = None
     versions: Mapping[str, str] = {}
     tags: Mapping[str, str] = {}
 

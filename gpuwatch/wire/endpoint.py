@@ -6,7 +6,8 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from gpuwatch.errors import ConfigError
@@ -39,29 +40,24 @@ def is_listened_to(path: Path) -> bool:
     return True
 
 
-def find(
-    environ: Mapping[str, str] = os.environ, is_listened_to: Callable[[Path], bool] = is_listened_to
-) -> str | None:
+def _sockets(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield those that are sockets of root or this user."""
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()):
+                yield path
+
+
+def find(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the endpoint to connect to: GPUWATCH_ENDPOINT, else the first agent's socket found; None without any.
 
     A socket of another user than root is skipped, and so is one that a dead agent left. Raises: ConfigError for an unusable GPUWATCH_ENDPOINT.
     """
     if declared := environ.get("GPUWATCH_ENDPOINT", "").strip():
         return checked(declared, "GPUWATCH_ENDPOINT")
-    for directory in directories(environ):
-        path = directory / SOCKET_NAME
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        if (
-            stat.S_ISSOCK(status.st_mode)
-            and status.st_uid in (0, os.getuid())
-            and os.access(path, os.W_OK)
-            and is_listened_to(path)
-        ):
-            return f"ipc://{path}"
-    return None
+    found = _sockets(directory / SOCKET_NAME for directory in directories(environ))
+    return next((f"ipc://{path}" for path in found if os.access(path, os.W_OK) and is_listened_to(path)), None)
 
 
 def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -70,16 +66,12 @@ def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -
     `where` is an endpoint; None: any of `directories`. The sockets of other users than root and this one do not count.
     """
     paths = [directory / SOCKET_NAME for directory in directories(environ)]
-    for path in paths if where is None else [Path(where.removeprefix("ipc://"))]:
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()) and not os.access(path, os.W_OK):
-            return (
-                f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"
-            )
-    return None
+    closed = (
+        f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"
+        for path in _sockets(paths if where is None else [Path(where.removeprefix("ipc://"))])
+        if not os.access(path, os.W_OK)
+    )
+    return next(closed, None)
 
 
 def default_listen(environ: Mapping[str, str] = os.environ) -> str:

@@ -44,7 +44,6 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     about: dict[str, Any] = {"name": run.run, "timeline": "host"}
     if hello is not None:
         about = {name: getattr(hello, name) for name in _OF_HELLO}
-        about["loader"] = None if hello.loader is None else hello.loader.settings()
     return api.Run(
         run=run.run,
         rank=run.rank,
@@ -67,7 +66,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     )
 
 
-_OF_HELLO = ("name", "job", "host", "pid", "world_size", "timeline", "device", "versions", "tags")
+_OF_HELLO = ("name", "job", "host", "pid", "world_size", "timeline", "device", "versions", "tags", "loader")
 
 
 def finding_view(entry: ActiveFinding) -> api.Finding:

@@ -105,9 +105,10 @@ def test_a_busy_agent_is_no_dead_one(runtime: Path) -> None:
             each.close()
 
 
-def test_a_file_that_is_no_socket_is_passed_over(runtime: Path) -> None:
+def test_a_file_that_is_no_socket_is_passed_over(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "is_listened_to", lambda path: True)
     (runtime / "user" / "hook.sock").write_text("")
-    assert endpoint.find({}, lambda path: True) is None
+    assert endpoint.find({}) is None
 
 
 def test_another_users_socket_is_passed_over(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
