@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -22,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpuwatch import __version__, api
 from gpuwatch.alerting.thresholds import Prices
-from gpuwatch_agent.exporter import Snapshot, content_type
+from gpuwatch_agent.exporter import Page, Snapshot, content_type
 from gpuwatch_agent.history import History, queries
 from gpuwatch_agent.history.reader import HistoryReader
 
@@ -74,37 +73,6 @@ def make_app(
             headers["Content-Encoding"] = "gzip"
         return Response(now.page.body(open_metrics, compressed), headers=headers)
 
-    async def status(request: Request) -> Response:
-        now = snapshot()
-        return _json(
-            api.Status(
-                version=__version__,
-                host=host,
-                time_s=time.time(),
-                started_s=started_s,
-                collectors=tuple(now.collectors) if now else (),
-                history=api.HistoryFile(str(history.path), history.size_bytes, history.failures),
-                gpus=tuple(now.gpus) if now else (),
-                listen=listen,
-            )
-        )
-
-    async def runs(request: Request) -> Response:
-        now = snapshot()
-        live = now.runs if now else []
-        query = dict(request.query_params)
-        if not query:
-            return _json(api.Runs(live))
-        return _json(await run_in_threadpool(queries.runs, history.reader, live, query, prices))
-
-    async def jobs(request: Request) -> Response:
-        now = snapshot()
-        return _json(api.Jobs(now.jobs if now else []))
-
-    async def findings(request: Request) -> Response:
-        now = snapshot()
-        return _json(api.Findings(now.findings if now else []))
-
     async def document(request: Request) -> Response:
         name = f"{request.path_params['folder']}/{request.path_params['page']}.md"
         roots = (_DOCS, Path(__file__).parents[2] / "docs")
@@ -114,17 +82,38 @@ def make_app(
             return _json({"error": f"there is no page {name}"}, 404)
         return PlainTextResponse(path.read_text("utf-8"))
 
-    def from_history(path: str, answer: Callable[[HistoryReader, dict[str, Any], QueryParams], Any]) -> Route:
-        def respond(request: Request) -> Response:
-            return _json(answer(history.reader, request.path_params, request.query_params))
+    def live(path: str, answer: Callable[[Snapshot], object]) -> Route:
+        async def handle(request: Request) -> Response:
+            return _json(answer(snapshot() or Snapshot(0.0, 0.0, Page(()))))
 
-        async def handle(
-            request: Request,
-        ) -> Response:  # in a thread, few at once: many long queries delay no scrape, and fit into memory
-            async with slots:
+        return Route(path, handle)
+
+    def from_history(path: str, answer: Callable[[HistoryReader, Request], object]) -> Route:
+        def respond(request: Request) -> Response:
+            return _json(answer(history.reader, request))
+
+        async def handle(request: Request) -> Response:
+            async with slots:  # in a thread, few at once: many long queries delay no scrape, and fit into memory
                 return await run_in_threadpool(respond, request)
 
         return Route(path, handle)
+
+    async def runs(request: Request) -> Response:
+        now, query = snapshot(), dict(request.query_params)
+        found = now.runs if now else []
+        return _json(await run_in_threadpool(queries.runs, history.reader, found, query, prices))
+
+    def status(now: Snapshot) -> api.Status:
+        return api.Status(
+            version=__version__,
+            host=host,
+            time_s=time.time(),
+            started_s=started_s,
+            collectors=tuple(now.collectors),
+            history=api.HistoryFile(str(history.path), history.size_bytes, history.failures),
+            gpus=tuple(now.gpus),
+            listen=listen,
+        )
 
     def failure(status: int, text: Callable[[Request, Exception], str]) -> Callable[[Request, Exception], Response]:
         return lambda request, error: _json({"error": text(request, error)}, status)
@@ -139,22 +128,23 @@ def make_app(
             Route("/readyz", readyz),
             Route("/metrics", metrics),
             Route("/docs/{folder}/{page}.md", document),
-            Route("/api/v1/status", status),
             Route("/api/v1/runs", runs),
-            Route("/api/v1/findings", findings),
-            Route("/api/v1/jobs", jobs),
-            from_history("/api/v1/ledger", lambda reader, path, query: queries.ledger(reader, dict(query))),
-            from_history("/api/v1/series", lambda reader, path, query: queries.series(reader, dict(query))),
+            live("/api/v1/status", status),
+            live("/api/v1/findings", lambda now: api.Findings(now.findings)),
+            live("/api/v1/jobs", lambda now: api.Jobs(now.jobs)),
+            from_history("/api/v1/ledger", lambda reader, asked: queries.ledger(reader, dict(asked.query_params))),
+            from_history("/api/v1/series", lambda reader, asked: queries.series(reader, dict(asked.query_params))),
             from_history(
-                "/api/v1/series/many", lambda reader, path, query: queries.many_series(reader, query.getlist("q"))
+                "/api/v1/series/many",
+                lambda reader, asked: queries.many_series(reader, asked.query_params.getlist("q")),
             ),
             from_history(
                 "/api/v1/runs/{run:path}/steps",
-                lambda reader, path, query: queries.steps(reader, path["run"], dict(query)),
+                lambda reader, asked: queries.steps(reader, asked.path_params["run"], dict(asked.query_params)),
             ),
             from_history(
                 "/api/v1/runs/{run:path}/findings",
-                lambda reader, path, query: api.Findings(reader.findings(path["run"]), path["run"]),
+                lambda reader, asked: api.Findings(reader.findings(asked.path_params["run"]), asked.path_params["run"]),
             ),
         ],
         exception_handlers={

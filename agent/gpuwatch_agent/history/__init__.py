@@ -87,44 +87,42 @@ class History:
         self.damaged = 0
         """Damaged, removed or replaced files in whose place a new one was created."""
         self._is_damaged = Event()
-        self._in_memory = False
-        """The file cannot be opened now (a full disk)."""
-        self._inode = 0
-        self._keep_s = keep_s
-        self._keep_bytes = keep_bytes
-        self._full_s = full_s
-        self._last_layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int] = ((), 0)
+        self._inode: int | None = None
+        """Of the file; None: it cannot be opened now (a full disk)."""
+        self._keep_s, self._keep_bytes, self._full_s = keep_s, keep_bytes, full_s
+        self._layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int | None] = ((), None)
+        """The last one: its series and its id."""
         self._last_ms = 0
         self._failing: set[str] = set()
         self._lock = lock_history(path)
+        self._connection = _no_file()
         try:
-            self._connection = open_history(path)
-            self._inode = path.stat().st_ino
+            self._open()
         except ConfigError as refusal:
             if shutil.disk_usage(path.parent).free > _FULL_BYTES:
                 self._lock.close()
                 raise
-            self._go_on_without(refusal)
+            logger.warning("%s; %s", refusal, _WITHOUT)
 
     @property
     def size_bytes(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def commit(self, tick: Tick) -> bool:
         """Write one second in one transaction; return False on failure, which is counted and logged once.
 
         A damaged file is renamed, and a new one created.
         """
-        if self._in_memory and (self.failures % _TRY_EVERY or not self._open_again()):
+        if self._inode is None and not self.failures % _TRY_EVERY:
+            with suppress(ConfigError):
+                self._open()
+        if self._inode is None:
             self.failures += 1
             return False
-        if self._job("written", lambda: self._write(tick)) is None:
-            self._last_layout = ((), 0)
-            return False
-        return True
+        written = self._job("written", lambda: self._write(tick)) is not None
+        if not written:
+            self._layout = ((), None)
+        return written
 
     def downsample(self, now_s: float, groups: int = 8) -> None:
         """Downsample a few minutes that are past full resolution to one row each; called once a second."""
@@ -138,8 +136,8 @@ class History:
 
     def trim(self, now_s: float) -> None:
         """Delete what is older than the retention, and the oldest part of a file that is too large; begin a new one if it was removed."""
-        if not self._in_memory and not self._is_there():
-            self._begin_anew("it was removed or replaced")
+        if self._inode is not None and not self._is_there():
+            self._replace_file("it was removed or replaced")
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
         # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
@@ -147,8 +145,8 @@ class History:
         self._job(
             "vacuumed", lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall(), whole=False
         )
-        if self._is_damaged.is_set() and not self._in_memory:
-            self._begin_anew("a page of it cannot be read")
+        if self._is_damaged.is_set() and self._inode is not None:
+            self._replace_file("a page of it cannot be read")
 
     def note_damage(self, error: Exception) -> None:
         """Call where a query failed, from any thread: a damaged file is replaced at the next trimming."""
@@ -165,14 +163,14 @@ class History:
             self.note_damage(error)
 
     def _job(self, what: str, work: Callable[[], T], whole: bool = True) -> T | None:
-        """Return the result of one job, in a transaction of its own if `whole`; None on failure, which is counted and logged once a time."""
+        """Return the result of one job, in a transaction if `whole`; None on failure, which is counted and logged once a time."""
         try:
             with self._transaction() if whole else nullcontext():
                 result = work()
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, ArithmeticError) as error:
             self.failures += 1
             if isinstance(error, sqlite3.Error) and is_damage(error):
-                self._begin_anew(str(error))
+                self._replace_file(str(error))
             elif what not in self._failing:
                 logger.warning("history %s cannot be %s (%s); the agent continues without it", self.path, what, error)
             self._failing.add(what)
@@ -209,32 +207,23 @@ class History:
         self._connection.close()
         self._lock.close()
 
-    def _begin_anew(self, reason: str) -> None:
+    def _replace_file(self, reason: str) -> None:
         """Rename the file, and create a new one; without one, commits fail and are counted until it can be created."""
         self.damaged += 1
         self._is_damaged.clear()
-        self._last_layout = ((), 0)
-        with suppress(sqlite3.Error):
-            self._connection.close()
+        self._connection.close()
+        self._connection, self._inode = _no_file(), None
         with suppress(OSError):  # it cannot be renamed: opening it gives the error
             set_aside(self.path, reason)
-        self._open_again()
-
-    def _open_again(self) -> bool:
         try:
-            connection = open_history(self.path)
+            self._open()
         except ConfigError as refusal:
-            if not self._in_memory:
-                self._go_on_without(refusal)
-            return False
-        self._connection, self._in_memory = connection, False
-        self._inode = self.path.stat().st_ino
-        return True
+            logger.warning("%s; %s", refusal, _WITHOUT)
 
-    def _go_on_without(self, refusal: ConfigError) -> None:
-        logger.warning("%s; the agent continues without a history, and tries again", refusal)
-        self._in_memory = True
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    def _open(self) -> None:
+        self._layout = ((), None)
+        self._connection = open_history(self.path)
+        self._inode = self.path.stat().st_ino
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -255,7 +244,7 @@ class History:
             now_ms = max(now_ms, self._last_ms + 1)
         self._last_ms = now_ms
         values = array("d", [sample.value for sample in tick.samples])
-        layout = self._layout(tuple((sample.metric, sample.labels) for sample in tick.samples))
+        layout = self._layout_id(tuple((sample.metric, sample.labels) for sample in tick.samples))
         run("INSERT OR REPLACE INTO tick VALUES (?, ?, ?)", (now_ms, layout, values.tobytes()))
         encode, run_many = msgspec.msgpack.encode, self._connection.executemany
         run_many("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)", [(*key, now_ms, r) for key, r in tick.runs.items()])
@@ -273,13 +262,14 @@ class History:
         )
         return now_ms
 
-    def _layout(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
-        if self._last_layout[0] != series or not self._last_layout[1]:
+    def _layout_id(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
+        known, found = self._layout
+        if found is None or known != series:
             packed = zlib.compress(json.dumps(series, separators=(",", ":")).encode(), 1)
             self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
-            row = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
-            self._last_layout = (series, row[0])
-        return self._last_layout[1]
+            (found,) = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
+            self._layout = (series, found)
+        return found
 
     def _delete_before(self, time_ms: int) -> None:
         run = self._connection.execute
@@ -287,7 +277,7 @@ class History:
             run(f"DELETE FROM {table} WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
-        self._last_layout = ((), 0)
+        self._layout = ((), None)
 
     def _used_bytes(self) -> int:
         pages, free, size = (
@@ -295,3 +285,11 @@ class History:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
+
+
+_WITHOUT = "the agent continues without a history, and tries again"
+
+
+def _no_file() -> sqlite3.Connection:
+    """Return a database for the jobs that need one while the file cannot be opened."""
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

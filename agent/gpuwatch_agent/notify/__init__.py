@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,8 +45,8 @@ class ConditionState(msgspec.Struct):
     since_s: float
     seen_s: float
     title: str
-    notified_s: float | None = msgspec.field(default=None, name="told_s")
-    """When it was last notified; None: never. (The name in the file is that of earlier versions.)"""
+    notified_s: float | None = None
+    """When it was last notified; None: never."""
 
 
 class Letter(msgspec.Struct):
@@ -124,11 +123,7 @@ class Notifier:
         for letter in [letter for letter in self._state.letters if letter.due_s <= now_s]:
             if self._stop.is_set():
                 break
-            if self._deliver(letter):
-                self._state.letters.remove(letter)
-                self._state.sent += 1
-            else:
-                self._retry_later(letter, now_s)
+            self._deliver(letter, now_s)
             self._save()
 
     def _update(self, found: Sequence[Condition], now_s: float) -> None:
@@ -161,24 +156,24 @@ class Notifier:
             self._state.dropped += too_many
             logger.error("%d notifications wait to be delivered: the %d oldest are dropped", MAX_WAITING, too_many)
 
-    def _deliver(self, letter: Letter) -> bool:
+    def _deliver(self, letter: Letter, now_s: float) -> None:
+        """Try a message once; a failure is retried with exponential backoff, for a day."""
+        state, reason = self._state, "the receiver refused it"
         try:
             delivered = self._senders[letter.target](letter.title, letter.body, letter.urgent)
-            if not delivered:
-                logger.warning("a notification was not delivered and will be retried: %s", letter.title)
-            return delivered
         except Exception as error:
-            logger.warning("a notification was not delivered and will be retried: %s", error)
-            return False
-
-    def _retry_later(self, letter: Letter, now_s: float) -> None:
-        """Retry with exponential backoff, for a day."""
-        self._state.failed += 1
+            delivered, reason = False, str(error)
+        if delivered:
+            state.letters.remove(letter)
+            state.sent += 1
+            return
+        logger.warning("a notification was not delivered and will be retried: %s: %s", letter.title, reason)
+        state.failed += 1
         letter.attempts += 1
         letter.due_s = now_s + min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (letter.attempts - 1))
         if now_s - letter.written_s > GIVE_UP_S:
-            self._state.letters.remove(letter)
-            self._state.dropped += 1
+            state.letters.remove(letter)
+            state.dropped += 1
             logger.error("a notification could not be delivered for a day and is dropped: %s", letter.title)
 
     def _save(self) -> None:
@@ -216,26 +211,26 @@ def _read(path: Path | None) -> State:
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
     """Return a sender for each Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
     try:
-        import apprise
+        from apprise import Apprise, NotifyType
     except ImportError:
         raise MissingExtra("apprise", "agent") from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs URLs, which hold secrets
-    return {url: _apprise_sender(apprise, url) for url in urls}
 
+    def sender(url: str) -> Sender:
+        service = Apprise()
+        if not service.add(url):
+            kind = url.partition("://")[0] if "://" in url else "a URL without a scheme"
+            raise ConfigError(
+                f"--notify: Apprise does not take {kind}://…; see its list of URLs, e.g. slack://TOKENS, mailto://USER:PASSWORD@HOST, "
+                "json://HOST:PORT/PATH"
+            )
 
-def _apprise_sender(apprise: Any, url: str) -> Sender:
-    service = apprise.Apprise()
-    if not service.add(url):
-        kind = url.partition("://")[0] if "://" in url else "a URL without a scheme"
-        raise ConfigError(
-            f"--notify: Apprise does not take {kind}://…; see its list of URLs, e.g. slack://TOKENS, mailto://USER:PASSWORD@HOST, "
-            "json://HOST:PORT/PATH"
-        )
+        def send(title: str, body: str, urgent: bool) -> bool:
+            kind = NotifyType.FAILURE if urgent else NotifyType.WARNING
+            if title.startswith("[resolved]"):
+                kind = NotifyType.SUCCESS
+            return bool(service.notify(title=title, body=body, notify_type=kind))
 
-    def send(title: str, body: str, urgent: bool) -> bool:
-        kind = apprise.NotifyType.FAILURE if urgent else apprise.NotifyType.WARNING
-        if title.startswith("[resolved]"):
-            kind = apprise.NotifyType.SUCCESS
-        return bool(service.notify(title=title, body=body, notify_type=kind))
+        return send
 
-    return send
+    return {url: sender(url) for url in urls}
