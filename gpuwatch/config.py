@@ -23,21 +23,25 @@ from gpuwatch.errors import ConfigError, MissingExtra
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """How the agent is started. None or empty: the command line's own default. A command line option wins."""
+    """How the agent is started. A command line option wins."""
 
-    http: str | None = None
+    http: str = "127.0.0.1:9478"
     listen: tuple[str, ...] = ()
+    """Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`)."""
     history: str | None = None
-    keep_days: Annotated[float, Meta(ge=0.01)] | None = None
-    keep_gib: Annotated[float, Meta(ge=0.01)] | None = None
-    procfs: str | None = None
-    sysfs: str | None = None
-    shm: str | None = None
-    series: Literal["standard", "full"] | None = None
+    keep_days: Annotated[float, Meta(ge=0.01)] = 7.0
+    keep_gib: Annotated[float, Meta(ge=0.01)] = 2.0
+    procfs: str = "/proc"
+    sysfs: str = "/sys"
+    shm: str = "/dev/shm"
+    series: Literal["standard", "full"] = "standard"
     dcgm: str | None = None
-    allocations: str | None = None
-    pod_resources: str | None = None
-    full_hours: Annotated[float, Meta(ge=0.1)] | None = None
+    """A dcgm-exporter on this node, read instead of NVML."""
+    allocations: str = "/run/gpuwatch/allocations"
+    """Where a scheduler's scripts put a file for each job that has GPUs."""
+    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """The kubelet's list of devices."""
+    full_hours: Annotated[float, Meta(ge=0.1)] = 24.0
 
 
 class NotifySettings(msgspec.Struct, frozen=True):
@@ -78,15 +82,6 @@ class Config(msgspec.Struct, frozen=True):
 
 
 SECTIONS: dict[str, type[Any]] = {field.encode_name: type(field.default) for field in msgspec.structs.fields(Config)}
-_EXPECTED = {
-    "float": "a number",
-    "int": "a whole number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": 'a list of texts, e.g. ["a", "b"]',
-    "object": 'a table, e.g. {"NVIDIA H200" = 4.2}',
-}
-"""msgspec's type names in TOML's terms."""
 
 
 def read_config(path: Path) -> Config:
@@ -124,19 +119,11 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
     except msgspec.ValidationError as error:
         expected, _, path = str(error).partition(" - at `$.")
         key = re.split(r"\W", path)[0]
-        raise ConfigError(f"{where} {key} = {table[key]!r}: must be {_in_toml(expected, known[key])}") from error
+        if choices := re.findall(r"'(\w+)'", known[key]):
+            expected = f"give {' or '.join(choices)}"
+        raise ConfigError(f"{where} {key} = {table[key]!r}: {expected.lower()}") from error
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
-
-
-def _in_toml(expected: str, annotation: str) -> str:
-    """Return a message of msgspec ("Expected `float | null`, got `str`", "Expected `int` >= 1") in TOML's terms."""
-    if not (found := re.match(r"Expected `(\w+)[^`]*`(?: >= (\S+))?", expected)):
-        return " or ".join(
-            f'"{value}"' for value in re.findall(r"'(\w+)'", annotation)
-        )  # not one of a Literal's values
-    kind, least = found.groups()
-    return _EXPECTED[kind] if least is None else f"at least {float(least):g}"
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -10,11 +10,11 @@ import os
 import pickle
 import sys
 
+from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError, GpuwatchError
-from gpuwatch_agent.options import Options
 
 
-def go_on_as_agent(options: Options) -> None:
+def go_on_as_agent(config: Config) -> None:
     """Replace this program by the agent; where exec fails, run the agent in it.
 
     The options are passed in anonymous memory that no other process sees: they may hold a password.
@@ -25,20 +25,20 @@ def go_on_as_agent(options: Options) -> None:
     try:
         memory = os.memfd_create("gpuwatch-agent-options")
         with os.fdopen(os.dup(memory), "wb") as file:
-            pickle.dump((options, level), file)
+            pickle.dump((config, level), file)
         os.lseek(memory, 0, os.SEEK_SET)
         os.set_inheritable(memory, True)
         os.execv(sys.executable, [sys.executable, "-m", "gpuwatch_agent", "--options-from", str(memory)])
     except OSError as error:  # forbidden here
         logging.getLogger(__name__).debug("the agent continues in the same interpreter: %s", error)
-    serve(options)
+    serve(config)
 
 
-def serve(options: Options) -> None:
+def serve(config: Config) -> None:
     """Run the agent until a signal ends it. Raises: ConfigError."""
     from gpuwatch_agent.main import run_agent
 
-    run_agent(options, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
+    run_agent(config, lambda url: print(f"gpuwatch agent: {url}/metrics", file=sys.stderr, flush=True))
 
 
 def main() -> None:
@@ -47,16 +47,13 @@ def main() -> None:
         print("gpuwatch_agent: start it as `gpuwatch agent`", file=sys.stderr)
         sys.exit(2)
     with os.fdopen(int(sys.argv[2]), "rb") as file:
-        options, level = pickle.load(file)
+        config, level = pickle.load(file)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        serve(options)
-    except ConfigError as error:
-        print(f"gpuwatch: {error}", file=sys.stderr)
-        sys.exit(2)
+        serve(config)
     except GpuwatchError as error:
         print(f"gpuwatch: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -10,7 +10,7 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose, in_order, is_explained, why_it_ended
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts, owner_text
@@ -88,9 +88,9 @@ class Evaluator:
     """Findings about the node's runs and GPUs, and the runs' views."""
 
     def __init__(
-        self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, thresholds: Thresholds = THRESHOLDS
+        self, node: RecentSamples, workers: WorkerWatch, table: ProcessTable, thresholds: Thresholds, prices: Prices
     ) -> None:
-        self._thresholds = thresholds
+        self._thresholds, self._prices = thresholds, prices
         self._node = node
         self._workers = workers
         self._table = table
@@ -100,9 +100,7 @@ class Evaluator:
         self.findings = FindingTracker()
         self.views: dict[tuple[str, int], api.Run] = {}
 
-    def evaluate(
-        self, runs: RunRegistry, accounts: Sequence[GpuAccount], now_ns: int, now_s: float, prices: Prices
-    ) -> None:
+    def evaluate(self, runs: RunRegistry, accounts: Sequence[GpuAccount], now_ns: int, now_s: float) -> None:
         """Evaluate the runs that are due, and all GPUs. A run that cannot be evaluated is dropped."""
         self._tick += 1
         self.findings.keep_only(runs.runs.keys())
@@ -115,21 +113,14 @@ class Evaluator:
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
                 held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
-                self._evaluate(run, self._is_due(run, number), host, held, now_ns, now_s, prices)
+                self._evaluate(run, self._is_due(run, number), host, held, now_ns, now_s)
         if self._tick % EVERY_TICKS == 1:
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
             found = diagnose(node_window(gpus, owners), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
     def _evaluate(
-        self,
-        run: Run,
-        due: bool,
-        host: HostFacts,
-        gpus: tuple[GpuFacts, ...],
-        now_ns: int,
-        now_s: float,
-        prices: Prices,
+        self, run: Run, due: bool, host: HostFacts, gpus: tuple[GpuFacts, ...], now_ns: int, now_s: float
     ) -> None:
         """Renew a run's view, and if it is due its findings."""
         before = self.views.pop(run.key, None)
@@ -152,7 +143,7 @@ class Evaluator:
         ledger = run.ledger
         self.views[run.key] = run_view(
             run,
-            prices,
+            self._prices,
             run.started_s if ledger is None else now_s + (ledger.watermark_ns - now_ns) / 1e9,
             host_pid=self._table.host_pid(run.live_hello),
             activity=run.activity,

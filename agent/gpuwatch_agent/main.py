@@ -15,16 +15,16 @@ from pathlib import Path
 
 import uvicorn
 
-from gpuwatch.config import StackSettings
+from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError
 from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
-from gpuwatch_agent.http import BoundedProtocol, OncePerMinute, make_app
+from gpuwatch_agent.http import BoundedProtocol, make_app
 from gpuwatch_agent.notify import Notifier
-from gpuwatch_agent.options import Options, default_history
+from gpuwatch_agent.options import Choice, Roots, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
@@ -32,31 +32,32 @@ from gpuwatch_agent.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 
-def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None) -> None:
+def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is called with the agent's URL once it answers.
 
-    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written.
+    Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra without py-spy.
     """
+    own = config.agent
+    roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
+    choice = Choice(own.series == "full", own.dcgm, Path(own.allocations), Path(own.pod_resources))
     with contextlib.ExitStack() as stack:
-        server_socket = stack.enter_context(bind_http(options.http))
-        history_path = options.history or default_history()
-        history = History(
-            history_path, options.keep_days * 86400, int(options.keep_gib * 2**30), options.full_hours * 3600
-        )
+        server_socket = stack.enter_context(bind_http(own.http))
+        path = Path(own.history) if own.history else default_history()
+        history = History(path, own.keep_days * 86400, int(own.keep_gib * 2**30), own.full_hours * 3600)
         stack.callback(history.close)
-        endpoints = [checked(endpoint, "--listen") for endpoint in options.listen] or [default_listen()]
+        endpoints = [checked(endpoint, "--listen") for endpoint in own.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
-        sampler = Sampler(
-            receiver, history, options.roots, boot_id(options.roots.procfs), options.choice, options.thresholds
-        )
-        if options.notify.urls:
-            notifier = _notifier(options, sampler, history_path)
+        sampler = Sampler(receiver, history, roots, boot_id(roots.procfs), choice, config.thresholds, config.prices)
+        if config.notify.urls:
+            state = path.with_name(path.name + ".notify.json")
+            notifier = Notifier(lambda: sampler.snapshot, config.notify, config.alerts, socket.gethostname(), state)
             sampler.extra_samples = notifier.samples
             notifier.start()
             stack.callback(notifier.stop)
-        sampler.prices = options.prices
-        if options.stacks.automatic:
-            sampler.stacks = _stack_watch(options.stacks, history_path)
+        if config.stacks.automatic:
+            find_py_spy()
+            folder = Path(config.stacks.folder) if config.stacks.folder else path.with_name("stacks")
+            sampler.stacks = StackWatch(config.stacks, folder)
         receiver.start()
         stack.callback(receiver.stop)
         sampler.start()
@@ -66,39 +67,37 @@ def run_agent(options: Options, ready: Callable[[str], None] = lambda url: None)
             lambda: sampler.snapshot,
             history,
             socket.gethostname(),
-            receiver.endpoints,
-            options.prices,
+            tuple(endpoints),
+            config.prices,
             lambda: {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s},
         )
+        _bound_connections()
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=_bounded_protocol(),
+                http=BoundedProtocol,
                 backlog=32,  # asyncio accepts so many before the first of them is counted
-                log_level="warning",
+                log_level="error",  # a client's mistakes are no flood in the log
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=2,
             )
         )
-        for name in ("uvicorn.error", "asyncio"):
-            logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
-        logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(receiver.endpoints))
+        logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(endpoints))
         ready(f"http://{host}:{port}")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
 
 
-def _bounded_protocol() -> type[BoundedProtocol]:
-    """Return the HTTP protocol, whose connections take a quarter of the file descriptors at most."""
+def _bound_connections() -> None:
+    """Let HTTP connections take a quarter of the file descriptors at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     BoundedProtocol.most = max(4, min(BoundedProtocol.most, soft // 4))
-    return BoundedProtocol
 
 
 def _check_hourly(history: History, stack: contextlib.ExitStack) -> None:
@@ -111,18 +110,6 @@ def _check_hourly(history: History, stack: contextlib.ExitStack) -> None:
 
     threading.Thread(target=check, name="history check", daemon=True).start()
     stack.callback(stop.set)
-
-
-def _notifier(options: Options, sampler: Sampler, history: Path) -> Notifier:
-    """Return the notifier; its state file is in the history's folder."""
-    path = history.with_name(history.name + ".notify.json")
-    return Notifier(lambda: sampler.snapshot, options.notify, options.alerts, socket.gethostname(), path)
-
-
-def _stack_watch(settings: StackSettings, history: Path) -> StackWatch:
-    """Return the stack capture; flame graphs go to the history's folder by default. Raises: MissingExtra without py-spy."""
-    find_py_spy()
-    return StackWatch(settings, Path(settings.folder) if settings.folder else history.with_name("stacks"))
 
 
 def _end_on_signals(server: uvicorn.Server) -> None:

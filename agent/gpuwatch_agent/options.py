@@ -1,23 +1,23 @@
-"""The agent's options, from `gpuwatch agent` and its configuration file."""
+"""What the agent reads and serves, and where it keeps its history."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwatch.alerting.thresholds import AlertThresholds, Prices
-from gpuwatch.config import NotifySettings, StackSettings
-from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.config import AgentSettings
+
+_DEFAULTS = AgentSettings()
 
 
 @dataclass(frozen=True)
 class Roots:
     """Mount points of the kernel's file systems; different in a container or a test."""
 
-    procfs: Path = Path("/proc")
-    sysfs: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
+    procfs: Path = Path(_DEFAULTS.procfs)
+    sysfs: Path = Path(_DEFAULTS.sysfs)
+    shm: Path = Path(_DEFAULTS.shm)
 
 
 @dataclass(frozen=True)
@@ -27,34 +27,11 @@ class Choice:
     full: bool = False
     """All series, e.g. those of each core; else the standard set."""
     dcgm_url: str | None = None
-    """A dcgm-exporter on this node, read instead of NVML."""
-    allocations: Path = Path("/run/gpuwatch/allocations")
-    """Where a scheduler's scripts put a file for each job that has GPUs."""
-    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    """The kubelet's list of devices."""
+    allocations: Path = Path(_DEFAULTS.allocations)
+    pod_resources: Path = Path(_DEFAULTS.pod_resources)
 
 
 STANDARD = Choice()
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `gpuwatch agent`."""
-
-    http: str = "127.0.0.1:9478"
-    listen: tuple[str, ...] = ()
-    """Endpoints for hooks; empty: this user's socket (`endpoint.default_listen`)."""
-    history: Path | None = None
-    keep_days: float = 7.0
-    keep_gib: float = 2.0
-    full_hours: float = 24.0
-    roots: Roots = field(default_factory=Roots)
-    choice: Choice = STANDARD
-    notify: NotifySettings = field(default_factory=NotifySettings)
-    thresholds: Thresholds = THRESHOLDS
-    alerts: AlertThresholds = field(default_factory=AlertThresholds)
-    prices: Prices = field(default_factory=Prices)
-    stacks: StackSettings = field(default_factory=StackSettings)
 
 
 def default_history() -> Path:

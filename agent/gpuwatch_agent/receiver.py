@@ -40,25 +40,24 @@ class Arrival:
     peer: Peer = UNKNOWN
 
 
+@dataclass(slots=True)
 class _Quota:
     """What a process may still send now."""
 
-    __slots__ = ("_at_s", "_bytes", "_messages")
-
-    def __init__(self, now_s: float) -> None:
-        self._at_s = now_s
-        self._messages, self._bytes = float(_MESSAGES), float(_BYTES)
+    at_s: float
+    messages: float = _MESSAGES
+    bytes: float = _BYTES
 
     def take(self, size: int, now_s: float) -> bool:
         """Return whether one more message of this size is within the quota, and count it."""
-        passed_s, self._at_s = now_s - self._at_s, now_s
-        self._messages = min(_MESSAGES, self._messages + passed_s * _MESSAGES_PER_S)
-        self._bytes = min(_BYTES, self._bytes + passed_s * _BYTES_PER_S)
-        if self._messages < 1 or self._bytes < size:
-            return False
-        self._messages -= 1
-        self._bytes -= size
-        return True
+        passed_s, self.at_s = now_s - self.at_s, now_s
+        self.messages = min(_MESSAGES, self.messages + passed_s * _MESSAGES_PER_S) - 1
+        self.bytes = min(_BYTES, self.bytes + passed_s * _BYTES_PER_S) - size
+        if self.messages >= 0 and self.bytes >= 0:
+            return True
+        self.messages += 1
+        self.bytes += size
+        return False
 
 
 class Receiver:
@@ -77,10 +76,6 @@ class Receiver:
         self.rejected: Counter[str] = Counter()
         self.polled_s = clock()
         """When the thread last asked for messages, on the monotonic clock."""
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        return self._socket.endpoints
 
     def start(self) -> None:
         self._thread.start()

@@ -66,6 +66,7 @@ class Sampler:
         boot_id: str,
         choice: Choice = STANDARD,
         thresholds: Thresholds = THRESHOLDS,
+        prices: Prices | None = None,
     ) -> None:
         self._receiver = receiver
         self._history = history
@@ -83,7 +84,7 @@ class Sampler:
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = RecentSamples()
-        self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds)
+        self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds, prices or Prices())
         self._ticks_done = 0
         self.ticked_s = time.monotonic()
         """When the last tick ended, on the monotonic clock."""
@@ -93,7 +94,6 @@ class Sampler:
         self.snapshot: Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
         """Further series of the agent itself (the notifier's counters)."""
-        self.prices = Prices()
         self.stacks: StackWatch | None = None
         """Captures stacks when a finding begins; None: not enabled."""
 
@@ -189,7 +189,7 @@ class Sampler:
         accounts = list(self._gpus.accounts.values())
         with self._part("findings"):
             note_gpus(self._runs.runs.values(), accounts, self._gpu_collector)
-            self._evaluator.evaluate(self._runs, accounts, now_ns, now_s, self.prices)
+            self._evaluator.evaluate(self._runs, accounts, now_ns, now_s)
         if self.stacks is not None:
             with self._part("stacks"):
                 runs = list(self._runs.runs.values())

@@ -8,7 +8,7 @@ import msgspec
 from typer import Context, Option
 
 from gpuwatch.commands.options import HTTP, History, Http, Listen
-from gpuwatch.config import Config, read_config
+from gpuwatch.config import AgentSettings, Config, read_config
 from gpuwatch.errors import require
 
 
@@ -66,22 +66,23 @@ def agent(
     from msgspec.structs import replace
 
     from gpuwatch_agent.__main__ import go_on_as_agent
-    from gpuwatch_agent.options import Choice, Options, Roots
 
     settings = read_config(config) if config is not None else Config()
-    options = Options(
-        http=http,
-        listen=tuple(listen or ()),
-        history=history,
-        keep_days=keep_days,
-        keep_gib=keep_gib,
-        full_hours=full_hours,
-        roots=Roots(procfs, sysfs, shm),
-        choice=Choice(series is Series.full, dcgm, allocations, pod_resources),
-        notify=replace(settings.notify, urls=tuple(notify)) if notify else settings.notify,
-        thresholds=settings.thresholds,
-        alerts=settings.alerts,
-        prices=settings.prices,
-        stacks=replace(settings.stacks, automatic=True) if stacks else settings.stacks,
+    started = AgentSettings(
+        http,
+        tuple(listen or ()),
+        str(history) if history is not None else None,
+        keep_days,
+        keep_gib,
+        str(procfs),
+        str(sysfs),
+        str(shm),
+        "full" if series is Series.full else "standard",
+        dcgm,
+        str(allocations),
+        str(pod_resources),
+        full_hours,
     )
-    go_on_as_agent(options)
+    notices = replace(settings.notify, urls=tuple(notify)) if notify else settings.notify
+    captures = replace(settings.stacks, automatic=True) if stacks else settings.stacks
+    go_on_as_agent(replace(settings, agent=started, notify=notices, stacks=captures))

@@ -51,15 +51,14 @@ class Ledger:
         self.totals_ns: dict[str, int] = dict.fromkeys(states, 0)
 
     def kept(self) -> tuple[int, int, dict[str, int]]:
-        """Return what `restored` takes."""
+        """Return what `restore` takes."""
         return self.start_ns, self.watermark_ns, {state: ns for state, ns in self.totals_ns.items() if ns}
 
-    @classmethod
-    def restored(cls, start_ns: int, watermark_ns: int, totals_ns: Mapping[str, int]) -> Ledger:
-        ledger = cls(start_ns)
-        ledger.watermark_ns = watermark_ns
-        ledger.totals_ns.update(totals_ns)
-        return ledger
+    def restore(self, start_ns: int, watermark_ns: int, totals_ns: Mapping[str, int]) -> Ledger:
+        """Continue from what another one kept; return this ledger."""
+        self.start_ns, self.watermark_ns = start_ns, watermark_ns
+        self.totals_ns.update(totals_ns)
+        return self
 
     def book(self, state: str, until_ns: int) -> int:
         """Book the time from the watermark to `until_ns` under `state`; return how much that was, in ns.

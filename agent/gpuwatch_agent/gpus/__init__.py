@@ -34,9 +34,8 @@ class GpuRecord(msgspec.Struct):
     uuid: str
     gpu: str
     boot_id: str
-    start_ns: int
-    watermark_ns: int
-    states_ns: dict[str, int]
+    ledger: tuple[int, int, dict[str, int]]
+    """`Ledger.kept`."""
     free: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """(state, until when) without a process, oldest first; not all of that time is in the ledger yet."""
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
@@ -321,9 +320,7 @@ class GpuAccount:
             uuid=self.uuid,
             gpu=self.gpu,
             boot_id=boot_id,
-            start_ns=self.ledger.start_ns,
-            watermark_ns=self.ledger.watermark_ns,
-            states_ns={state: ns for state, ns in self.ledger.totals_ns.items() if ns},
+            ledger=self.ledger.kept(),
             owners=self.following.records(),
             free=self._free,
         )
@@ -333,9 +330,8 @@ class GpuAccount:
         cls, record: GpuRecord, now_ns: int, idle_utilization: float = THRESHOLDS.gpu_idle_utilization
     ) -> GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
-        account = cls(record.gpu, record.uuid, record.start_ns, idle_utilization)
-        account.ledger.watermark_ns = record.watermark_ns
-        account.ledger.totals_ns.update(record.states_ns)
+        account = cls(record.gpu, record.uuid, now_ns, idle_utilization)
+        account.ledger.restore(*record.ledger)
         if record.owners:
             account.following.await_owners(record.owners)
             account._await_until_ns = now_ns + AWAIT_NS

@@ -283,7 +283,7 @@ class Run(msgspec.Struct, eq=False):
 
 
 _KEPT = Run.__struct_fields__[: Run.__struct_fields__.index("trace")]
-_decoder = msgspec.msgpack.Decoder(Run, dec_hook=lambda kind, kept: Ledger.restored(*kept))
+_decoder = msgspec.msgpack.Decoder(Run, dec_hook=lambda kind, kept: Ledger(0).restore(*kept))
 read_record = _decoder.decode
 """Returns the run in a record, for `Run.restore` or to be shown. Raises: msgspec.MsgspecError."""
 

@@ -6,18 +6,15 @@ import logging
 import os
 import pickle
 import sys
-from pathlib import Path
 
 import pytest
 
-from gpuwatch.config import NotifySettings
+from gpuwatch.config import AgentSettings, Config, NotifySettings
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch_agent import __main__ as fresh
-from gpuwatch_agent.options import Options
 
-OPTIONS = Options(
-    http="127.0.0.1:1",
-    history=Path("/x/history.db"),
+OPTIONS = Config(
+    agent=AgentSettings("127.0.0.1:1", history="/x/history.db"),
     notify=NotifySettings(("json://secret@host",)),
     thresholds=Thresholds(input_share=0.42),
 )
