@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
-from gpuwatch.api import (
-    Answers,
-    Finding,
-    Findings,
-    Job,
-    Jobs,
-    LastSteps,
-    Run,
-    Runs,
-    Series,
-    SeriesOf,
-    Status,
-    Steps,
-)
+from gpuwatch import api
 from gpuwatch.errors import SourceError
-
-if TYPE_CHECKING:
-    from urllib3 import HTTPConnectionPool
 
 TIMEOUT_S = 3.0
 """A page is redrawn every 2 s: a slower agent is as good as down."""
@@ -56,27 +40,27 @@ class Http:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._prefix = ""
-        self._pool: HTTPConnectionPool | None = None
+        self._pool: Any = None
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
         """Return the reply. Raises: OSError when there is none."""
         import urllib3
-        from urllib3.exceptions import HTTPError, LocationValueError, NewConnectionError
-        from urllib3.exceptions import TimeoutError as Late
+        from urllib3 import exceptions
 
         timeout = urllib3.Timeout(connect=min(timeout_s, TIMEOUT_S), read=timeout_s)
         try:
             if self._pool is None:
-                self._pool = self._connect()
-            target = self._prefix + path
-            if not target.startswith("/"):
-                target = f"/{target}"
-            reply = self._pool.request("GET", target, timeout=timeout, retries=False)
-        except LocationValueError as error:
+                parts = urllib3.util.parse_url(self._url)
+                if parts.scheme not in ("http", "https") or not parts.host:
+                    raise exceptions.LocationValueError(self._url)
+                user = unquote(parts.auth) if parts.auth else None
+                headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
+                self._pool = urllib3.PoolManager(maxsize=32, headers=headers)
+            reply = self._pool.request("GET", self._url + path, timeout=timeout, retries=False, redirect=False)
+        except exceptions.LocationValueError as error:
             raise OSError(f"{self._url}: the URL has to begin with http:// or https:// and a host") from error
-        except HTTPError as error:
-            if isinstance(error, Late) and not isinstance(error, NewConnectionError):
+        except exceptions.HTTPError as error:
+            if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
                 raise TimeoutError(str(error)) from error
             reason = error.__cause__ or error.__context__
             if isinstance(reason, OSError):
@@ -84,21 +68,9 @@ class Http:
             raise OSError(f"no HTTP there: {type(error).__name__}") from error
         return Reply(reply.status, reply.data, reply.headers.get("Location"))
 
-    def _connect(self) -> HTTPConnectionPool:
-        from urllib3 import connection_from_url, make_headers
-        from urllib3.exceptions import LocationValueError
-        from urllib3.util import parse_url
-
-        parts = parse_url(self._url)
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise LocationValueError(self._url)
-        self._prefix = parts.path or ""
-        headers = make_headers(accept_encoding="gzip", basic_auth=unquote(parts.auth) if parts.auth else None)
-        return connection_from_url(self._url, maxsize=32, headers=headers)
-
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.close()
+            self._pool.clear()
 
     __del__ = close
 
@@ -173,48 +145,48 @@ class Client(JsonServer):
     def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
         super().__init__(url, "the agent", remedy, get)
 
-    def status(self) -> Status:
-        return self.ask("/api/v1/status", Status)
+    def status(self) -> api.Status:
+        return self.ask("/api/v1/status", api.Status)
 
-    def runs(self, kept: bool = False) -> Sequence[Run]:
+    def runs(self, kept: bool = False) -> Sequence[api.Run]:
         """Return the runs, the most recently active first; with `kept` those too that only the history has."""
-        return self.ask("/api/v1/runs", Runs, {"kept": "all"} if kept else None).runs
+        return self.ask("/api/v1/runs", api.Runs, {"kept": "all"} if kept else None).runs
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[api.Job]:
         """Return the jobs of the node over all their attempts."""
-        return self.ask("/api/v1/jobs", Jobs).jobs
+        return self.ask("/api/v1/jobs", api.Jobs).jobs
 
-    def active_findings(self) -> Sequence[Finding]:
+    def active_findings(self) -> Sequence[api.Finding]:
         """Return the active findings of all runs and GPUs."""
-        return self.ask("/api/v1/findings", Findings).findings
+        return self.ask("/api/v1/findings", api.Findings).findings
 
-    def findings(self, run: str) -> Sequence[Finding]:
+    def findings(self, run: str) -> Sequence[api.Finding]:
         """Return all findings of a run's ranks, past ones too, oldest first."""
-        return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", Findings).findings
+        return self.ask(f"/api/v1/runs/{quote(run, safe='')}/findings", api.Findings).findings
 
     def series(
         self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[Series]:
+    ) -> Sequence[api.Series]:
         params: Params = {"metric": metric, "start": start_s, "end": end_s, "points": points, **labels}
-        return self.ask("/api/v1/series", SeriesOf, params, LONG_TIMEOUT_S).series
+        return self.ask("/api/v1/series", api.SeriesOf, params, LONG_TIMEOUT_S).series
 
-    def many_series(self, queries: Sequence[Params]) -> list[Sequence[Series]]:
+    def many_series(self, queries: Sequence[Params]) -> list[Sequence[api.Series]]:
         """Return the series of each query, in one request: a request costs as much as decoding ten answers."""
         if not queries:
             return []
         params = {"q": [urlencode(query) for query in queries]}
-        return [answer.series for answer in self.ask("/api/v1/series/many", Answers, params).answers]
+        return [answer.series for answer in self.ask("/api/v1/series/many", api.Answers, params).answers]
 
-    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None:
+    def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
         """Return the last single steps; None where none are kept."""
-        return self._steps(run, LastSteps, {"rank": rank, "last": last})
+        return self._steps(run, api.LastSteps, {"rank": rank, "last": last})
 
     def steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
-    ) -> Steps | None:
+    ) -> api.Steps | None:
         """Return the steps that began in a stretch of time (None: all) in at most `points` buckets; None where none are kept."""
         times = {name: at for name, at in (("start", start_s), ("end", end_s)) if at is not None}
-        return self._steps(run, Steps, {"rank": rank, "points": points, **times})
+        return self._steps(run, api.Steps, {"rank": rank, "points": points, **times})
 
     def _steps(self, run: str, answer: type[Answer], params: Params) -> Answer | None:
         try:
@@ -231,14 +203,14 @@ class RunSource(Protocol):
     where: str
     """For messages: what is read."""
 
-    def runs(self, kept: bool = False) -> Sequence[Run]: ...
+    def runs(self, kept: bool = False) -> Sequence[api.Run]: ...
 
-    def findings(self, run: str) -> Sequence[Finding]: ...
+    def findings(self, run: str) -> Sequence[api.Finding]: ...
 
     def series(
         self, metric: str, labels: Mapping[str, str], start_s: float, end_s: float, points: int
-    ) -> Sequence[Series]: ...
+    ) -> Sequence[api.Series]: ...
 
-    def last_steps(self, run: str, rank: int, last: int) -> LastSteps | None: ...
+    def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None: ...
 
-    def steps(self, run: str, rank: int, points: int) -> Steps | None: ...
+    def steps(self, run: str, rank: int, points: int) -> api.Steps | None: ...

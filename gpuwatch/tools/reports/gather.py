@@ -107,7 +107,11 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         ranks=tuple(
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
         ),
-        loader=None if first.loader is None else msgspec.structs.asdict(first.loader),
+        loader=(
+            None
+            if first.loader is None
+            else {n: v for n, v in msgspec.structs.asdict(first.loader).items() if n != "worker_pids"}
+        ),
         gpus=_gpu_models(source, run, started_s, now_s),
         over_time=_over_time(source, run, started_s, until_s),
         steps_over_time=_steps_over_time(source.steps(run, first.rank, _POINTS) or Steps()),

@@ -78,11 +78,11 @@ def test_requests_one_after_the_other_share_a_connection(server: Server) -> None
 def test_a_connection_that_the_server_has_closed_is_replaced(server: Server) -> None:
     http = Http(server.url)
     http.get("/a")
-    assert http._pool is not None
-    connection = http._pool.pool.get()
+    pool = http._pool.connection_from_url(server.url).pool
+    connection = pool.get()
     connection.sock.settimeout(5)
     assert connection.sock.recv(1, socket.MSG_PEEK) == b"", "closed by the server after 0.3 s"
-    http._pool.pool.put(connection)
+    pool.put(connection)
     assert http.get("/b").status == 200 and server.connections == 2
 
 
