@@ -91,7 +91,6 @@ def pass_on(error: BaseException) -> None:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    """Return what a function was called with."""
     code, given = frame.f_code, frame.f_locals
     count = code.co_argcount + code.co_kwonlyargcount
     named = [given.get(name) for name in code.co_varnames[:count]]

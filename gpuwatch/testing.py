@@ -97,8 +97,6 @@ class FakeDevice:
         """How much of what was launched the device has finished by now. Any thread may read it."""
         return self.busy_ns - max(0, (self._end_ns or 0) - self._clock())
 
-    # gpuwatch.ledger.device_timeline.Events ---------------------------------------------------------------------------------------
-
     def record(self, event: FakeEvent | None) -> FakeEvent:
         if self.capturing:
             raise RuntimeError("an event was recorded during a capture")
@@ -147,10 +145,7 @@ class FakeDevice:
 
 
 def measure_by(watch: Watch, device: FakeDevice) -> None:
-    """Have a watch measure its steps by this device from the next batch on, as by a GPU that the training has set up.
-
-    An optimizer's `step()` then counts as the step's last launch.
-    """
+    """Have a watch measure its steps by this device from the next batch on; an optimizer's `step()` counts as the last launch."""
     watch.session.torch_hooks.attach(device)
 
 

@@ -92,7 +92,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
 
 
 def _bound_connections() -> None:
-    """Let HTTP connections take a quarter of the file descriptors at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,20 +17,9 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
+from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
 from gpuwatch_agent.evaluator import Evaluator
-from gpuwatch_agent.exporter import (
-    AnySample,
-    Page,
-    Snapshot,
-    finding_samples,
-    gpu_samples,
-    job_samples,
-    recent_samples,
-    run_samples,
-    shm_samples,
-    standard,
-)
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
@@ -91,7 +80,7 @@ class Sampler:
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-        self.snapshot: Snapshot | None = None
+        self.snapshot: exporter.Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
         """Further series of the agent itself (the notifier's counters)."""
         self.stacks: StackWatch | None = None
@@ -195,7 +184,7 @@ class Sampler:
                 runs = list(self._runs.runs.values())
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
         records: dict[tuple[str, int], bytes] = {}
-        samples: list[AnySample] = []
+        samples: list[exporter.AnySample] = []
         offset_ns = int(now_s * 1e9) - now_ns
 
         def serve(run: Run) -> None:
@@ -207,12 +196,11 @@ class Sampler:
         runs = self._each("serve", serve, now_s)
         samples += [*self._samples(runs, offset_ns, now_s), *node_samples]
         if not self._choice.full:
-            samples = list(standard(samples))
+            samples = list(exporter.standard(samples))
         self._commit(samples, records, steps, now_s)
         self._publish(samples, now_ns, now_s)
 
     def _apply(self, arrival: Arrival) -> bool:
-        """Apply one message; return whether it had new step records."""
         try:
             return self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
         except ProtocolError as error:
@@ -229,21 +217,21 @@ class Sampler:
                 run.user = run.owner.user
         return found
 
-    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[AnySample]:
-        yield from run_samples(run, self._workers, offset_ns)
+    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[exporter.AnySample]:
+        yield from exporter.run_samples(run, self._workers, offset_ns)
         yield from self._workers.samples(run)
-        yield from shm_samples(run, self._table)
+        yield from exporter.shm_samples(run, self._table)
         if (view := self._evaluator.views.get(run.key)) is not None:
-            yield from recent_samples(view)
+            yield from exporter.recent_samples(view)
 
-    def _samples(self, runs: Sequence[Run], offset_ns: int, now_s: float) -> list[AnySample]:
-        samples: list[AnySample] = []
+    def _samples(self, runs: Sequence[Run], offset_ns: int, now_s: float) -> list[exporter.AnySample]:
+        samples: list[exporter.AnySample] = []
         names = {run.run for run in runs}
-        samples += job_samples(job for job in self._jobs.views() if job.runs[-1] in names)
+        samples += exporter.job_samples(job for job in self._jobs.views() if job.runs[-1] in names)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
-            samples += gpu_samples(account, self._table, offset_ns)
-        samples += finding_samples(self._evaluator.findings, list(runs))
+            samples += exporter.gpu_samples(account, self._table, offset_ns)
+        samples += exporter.finding_samples(self._evaluator.findings, list(runs))
         rejected = {**dict.fromkeys(_REJECTED, 0), **self._receiver.rejected}
         failures = {**self._runs.failures, "given_up": self._runs.given_up}
         samples += [
@@ -263,7 +251,7 @@ class Sampler:
 
     def _commit(
         self,
-        samples: Sequence[AnySample],
+        samples: Sequence[exporter.AnySample],
         records: Mapping[tuple[str, int], bytes],
         steps: Sequence[StepBatch],
         now_s: float,
@@ -291,7 +279,7 @@ class Sampler:
             for key in records:
                 self._runs.runs[key].changed = False
 
-    def _publish(self, samples: Sequence[AnySample], now_ns: int, now_s: float) -> None:
+    def _publish(self, samples: Sequence[exporter.AnySample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
         found = [
             msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
@@ -299,10 +287,10 @@ class Sampler:
             for finding in view.findings
         ]
         found += map(finding_view, self._evaluator.findings.active("", 0))
-        self.snapshot = Snapshot(
+        self.snapshot = exporter.Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,
-            page=Page(samples),
+            page=exporter.Page(samples),
             runs=views,
             jobs=self._jobs.views(),
             findings=found,

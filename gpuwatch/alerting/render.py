@@ -51,12 +51,7 @@ def hold_s(alert: str, thresholds: AlertThresholds) -> float:
 
 
 def render(thresholds: AlertThresholds | None = None, prices: Prices | None = None) -> str:
-    """Return the rules file as YAML, for `rule_files` of Prometheus 2.42 or later (`keep_firing_for`).
-
-    Args:
-        thresholds: The numbers; the defaults when None.
-        prices: What a GPU-hour costs; None: costs are in GPU-hours, and no money is recorded.
-    """
+    """Return the rules file as YAML, for Prometheus 2.42 or later (`keep_firing_for`). Without prices no money is recorded."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -149,7 +144,6 @@ def _changes(alert: str, changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fill(value: Any, values: Mapping[str, str]) -> Any:
-    """Return a text, or a mapping of texts, with every `${…}` filled in."""
 
     def one(match: re.Match[str]) -> str:
         if match[1] not in values:
@@ -162,7 +156,6 @@ def _fill(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
-    """Return what the names in a template stand for, except its own texts."""
     values: dict[str, str] = {}
     for name, value in asdict(thresholds).items():
         values[name] = value if isinstance(value, str) else f"{value:g}"

@@ -275,10 +275,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Message]:
 
 
 def decode(frame: bytes) -> Message:
-    """Return the message in `frame`, checked against every bound of the contract: nothing that a sender sends is trusted.
-
-    Raises: ProtocolError, whose `reason` is a short word fit for a label.
-    """
+    """Return the message in `frame`, checked against every bound: nothing that a sender sends is trusted. Raises: ProtocolError."""
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are accepted", "too_large")
     try:

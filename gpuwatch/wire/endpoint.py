@@ -17,10 +17,7 @@ SYSTEM_DIRECTORY = Path("/run/gpuwatch")
 
 
 def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders where an agent's socket may be, in the order of search.
-
-    Root can always write to the node's folder: XDG_RUNTIME_DIR comes first there, where it is set, so that two agents stay apart.
-    """
+    """Return the folders where an agent's socket may be, in the order of search; root's XDG_RUNTIME_DIR keeps two of its agents apart."""
     found = [SYSTEM_DIRECTORY]
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         found.insert(0 if os.getuid() == 0 else 1, Path(runtime) / "gpuwatch")
@@ -61,10 +58,7 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def refused(where: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what to tell a user who may not write to an agent's socket, ZeroMQ being silent about it; None where that is not so.
-
-    `where` is an endpoint; None: any of `directories`. The sockets of other users than root and this one do not count.
-    """
+    """Return what to tell a user who may not write to the socket at an endpoint, or any of `directories`; None where that is not so."""
     paths = [directory / SOCKET_NAME for directory in directories(environ)]
     closed = (
         f"{path}: permission denied; ask for the group gpuwatch (usermod -aG gpuwatch USER), and log in again"

@@ -137,7 +137,6 @@ def _peer(frame: zmq.Frame) -> Peer:
 
 
 def _lock(path: Path) -> IO[str]:
-    """Return the socket's open lock file. Raises: ConfigError when another agent holds it."""
     try:
         path.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
         status = path.parent.lstat()

@@ -109,10 +109,7 @@ class History:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def commit(self, tick: Tick) -> bool:
-        """Write one second in one transaction; return False on failure, which is counted and logged once.
-
-        A damaged file is renamed, and a new one created.
-        """
+        """Write one second in one transaction; return False on failure, which is counted and logged once."""
         if self._inode is None and not self.failures % _TRY_EVERY:
             with suppress(ConfigError):
                 self._open()
@@ -197,7 +194,6 @@ class History:
             self._delete_before(first + max(60_000, (last - first) // 10))
 
     def _is_there(self) -> bool:
-        """Return whether the path still is the file that is written."""
         try:
             return self.path.stat().st_ino == self._inode and self.path.stat().st_size > 0
         except OSError:

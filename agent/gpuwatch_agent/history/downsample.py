@@ -123,7 +123,6 @@ def sums(batches: Sequence[Batch], most_epochs: int) -> StepMinute:
 
 
 def _epochs(batches: Iterable[Batch]) -> Iterator[tuple[int, int]]:
-    """Yield (step, begin) of each first batch of an iterator."""
     for batch in batches:
         if _BEGINS in (flags := batch.columns.get("epoch_start", b"")):
             for number, begins in enumerate(wire.unpack(flags)):
@@ -285,6 +284,5 @@ def _spread(columns: list[Spread]) -> api.Spread | None:
 
 
 def _at(column: bytes, step: int) -> int:
-    """Return one value of a packed column."""
     begin = step * WIDTH if step >= 0 else len(column) + step * WIDTH
     return int.from_bytes(column[begin : begin + WIDTH], "little", signed=True)

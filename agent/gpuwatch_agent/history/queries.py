@@ -108,7 +108,6 @@ def size(query: Query, name: str, default: int, most: int) -> int:
 
 
 def _span(query: Query, default_s: float) -> tuple[float, float]:
-    """Return (start, end), by default up to now."""
     end_s = number(query, "end", time.time())
     start_s = number(query, "start", end_s - default_s)
     if start_s > end_s:

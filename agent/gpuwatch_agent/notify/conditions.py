@@ -79,7 +79,6 @@ def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
 
 
 def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) -> Iterator[_Found]:
-    """Yield what is wrong with the GPUs and with /dev/shm."""
     page = snapshot.page
     seen = page.value("gpuwatch_gpus_seen")
     lost = 0.0 if seen is None else (page.value("gpuwatch_gpus_expected") or 0.0) - seen

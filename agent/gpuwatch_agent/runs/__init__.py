@@ -225,7 +225,6 @@ class Run(msgspec.Struct, eq=False):
         return offset_ns
 
     def _sender(self, origin: wire.Origin, offset_ns: int) -> Sender:
-        """Return the process that sent a message, added at its first one."""
         sender = self.senders.get(origin.sender)
         if sender is not None:
             sender.offset_ns = offset_ns
@@ -437,7 +436,6 @@ class RunRegistry:
                 del self.runs[run.key]
 
     def _ended(self) -> list[Run]:
-        """Return the runs that are over, the latest first."""
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]
         return sorted(over, key=lambda run: run.ended_s or 0.0, reverse=True)
 

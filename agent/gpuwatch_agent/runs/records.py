@@ -112,11 +112,7 @@ class WorkerIo(msgspec.Struct, frozen=True):
 
 
 def clock_offset_ns(origin: wire.Origin, boot_id: str, now_ns: int, now_s: float) -> int:
-    """Return the agent's monotonic clock minus a sender's: 0 for the same clock.
-
-    Another clock (a virtual machine's, a time namespace's) is mapped by the two wall clocks where they agree with the message's
-    arrival, else by its arrival alone.
-    """
+    """Return the agent's monotonic clock minus a sender's: 0 for the same clock; else by the wall clocks, or by the arrival alone."""
     arrival_ns = now_ns - origin.monotonic_ns
     if origin.boot_id == boot_id and -wire.CLOCK_SLACK_NS <= arrival_ns <= _OLDEST_MESSAGE_NS:
         return 0

@@ -21,65 +21,48 @@ from gpuwatch_agent.runs.timeline import RecentColumns
 KEPT = 16
 """Samples, one a second."""
 _IDLE_MODES = {"idle", "iowait"}
-_Labels = tuple[str, ...]
+_Series = tuple[str, ...]
 
 
 class RecentSamples:
-    """Samples by metric and labels, oldest first."""
+    """Samples of the node; a series is given by its metric and its labels' values."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, dict[str, dict[_Labels, float]]]] = deque(maxlen=KEPT)
+        self._seen: deque[tuple[int, dict[_Series, float]]] = deque(maxlen=KEPT)
 
     def remember(self, samples: Iterable[Sample | HistogramSample], now_ns: int) -> None:
         """Keep this second's samples."""
-        kept: dict[str, dict[_Labels, float]] = {}
-        for sample in samples:
-            if isinstance(sample, Sample):
-                kept.setdefault(sample.metric, {})[sample.labels] = sample.value
+        kept = {(each.metric, *each.labels): each.value for each in samples if isinstance(each, Sample)}
         self._seen.append((now_ns, kept))
 
-    def latest(self, metric: str, *labels: str) -> float | None:
+    def latest(self, *series: str) -> float | None:
         """Return a series' last value; None where it was not measured."""
-        return self._now(metric).get(labels)
+        return self._seen[-1][1].get(series) if self._seen else None
 
-    def rate(self, metric: str, *labels: str) -> float | None:
-        """Return a counter's growth per second over the kept samples; None where it was not measured throughout."""
-        if len(self._seen) < 2:
-            return None
+    def rates(self, metric: str) -> dict[_Series, float]:
+        """Return the growth per second of a counter's series over the kept samples, by labels; without those not measured throughout."""
+        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
+            return {}
         (begin_ns, first), (end_ns, last) = self._seen[0], self._seen[-1]
-        before, after = first.get(metric, {}).get(labels), last.get(metric, {}).get(labels)
-        if before is None or after is None or end_ns <= begin_ns:
-            return None
-        return max(0.0, after - before) / ((end_ns - begin_ns) / 1e9)
+        grown = {each[1:]: last[each] - first[each] for each in last.keys() & first.keys() if each[0] == metric}
+        return {labels: max(0.0, growth) / ((end_ns - begin_ns) / 1e9) for labels, growth in grown.items()}
 
-    def rates(self, metric: str) -> list[float]:
-        """Return the rate of each of a counter's series; [] where none was measured."""
-        found = (self.rate(metric, *labels) for labels in self._now(metric))
-        return [rate for rate in found if rate is not None]
-
-    def mean(self, metric: str, *labels: str, since_ns: int = 0) -> float | None:
+    def mean(self, *series: str, since_ns: int = 0) -> float | None:
         """Return a series' mean since a moment; None where it was not measured."""
-        kept = [seen for at_ns, seen in self._seen if at_ns >= since_ns]
-        values = [value for seen in kept if (value := seen.get(metric, {}).get(labels)) is not None]
+        values = [seen[series] for at_ns, seen in self._seen if at_ns >= since_ns and series in seen]
         return sum(values) / len(values) if values else None
 
     def throttled(self, gpu: str, uuid: str) -> dict[str, float] | None:
         """Return the share of time in which a GPU's clocks were held down, by reason; None where it is not measured."""
-        reasons = [labels[2] for labels in self._now("gpuwatch_gpu_throttled") if labels[:2] == (gpu, uuid)]
-        return {reason: self.mean("gpuwatch_gpu_throttled", gpu, uuid, reason) or 0.0 for reason in reasons} or None
+        now = self._seen[-1][1] if self._seen else {}
+        known = [each for each in now if each[:3] == ("gpuwatch_gpu_throttled", gpu, uuid)]
+        return {each[3]: self.mean(*each) or 0.0 for each in known} or None
 
     def cpu_busy_ratio(self) -> float | None:
         """Return the busy share of all cores, waiting for I/O counted as idle."""
-        rates = {
-            labels[0]: self.rate("gpuwatch_cpu_seconds_total", *labels)
-            for labels in self._now("gpuwatch_cpu_seconds_total")
-        }
-        known = {mode: rate for mode, rate in rates.items() if rate is not None}
-        whole = sum(known.values())
-        return sum(rate for mode, rate in known.items() if mode not in _IDLE_MODES) / whole if whole > 0 else None
-
-    def _now(self, metric: str) -> dict[_Labels, float]:
-        return self._seen[-1][1].get(metric, {}) if self._seen else {}
+        rates = self.rates("gpuwatch_cpu_seconds_total")
+        whole = sum(rates.values())
+        return sum(rate for (mode,), rate in rates.items() if mode not in _IDLE_MODES) / whole if whole > 0 else None
 
 
 def run_window(
@@ -148,11 +131,11 @@ def host_facts(node: RecentSamples) -> HostFacts:
     return HostFacts(
         cpu_cores=None if cores is None else int(cores),
         cpu_busy_ratio=node.cpu_busy_ratio(),
-        cpu_pressure_ratio=node.rate("gpuwatch_pressure_cpu_waiting_seconds_total"),
-        io_pressure_ratio=node.rate("gpuwatch_pressure_io_waiting_seconds_total"),
+        cpu_pressure_ratio=node.rates("gpuwatch_pressure_cpu_waiting_seconds_total").get(()),
+        io_pressure_ratio=node.rates("gpuwatch_pressure_io_waiting_seconds_total").get(()),
         memory_available_bytes=None if memory is None else int(memory),
-        disk_busy_ratio=max(node.rates("gpuwatch_disk_io_time_seconds_total"), default=None),
-        disk_read_bytes_per_s=sum(reads) if (reads := node.rates("gpuwatch_disk_read_bytes_total")) else None,
+        disk_busy_ratio=max(node.rates("gpuwatch_disk_io_time_seconds_total").values(), default=None),
+        disk_read_bytes_per_s=sum(reads.values()) if (reads := node.rates("gpuwatch_disk_read_bytes_total")) else None,
         shm_size_bytes=None if size is None or used is None else int(size),
         shm_used_bytes=None if size is None or used is None else int(used),
     )
