@@ -74,15 +74,12 @@ class FakeDevice:
 
     def wait_aside(self) -> None:
         """Have this stream wait for what was launched on the other one so far."""
-        now = self._clock()
-        end_ns = max(now, self._end_ns or 0)
-        self._was_idle(self._end_ns or end_ns, max(self._side_end_ns, end_ns))
-        self._end_ns = max(end_ns, self._side_end_ns)
+        self.wait_until(self._side_end_ns)
 
     def wait_until(self, at_ns: int) -> None:
         """Have this stream wait until a moment, as for another device."""
         end_ns = max(self._clock(), self._end_ns or 0)
-        self.idle_ns += max(at_ns, end_ns) - (self._end_ns or end_ns)
+        self._was_idle(self._end_ns or end_ns, max(at_ns, end_ns))
         self._end_ns = max(at_ns, end_ns)
 
     def synchronize(self) -> None:

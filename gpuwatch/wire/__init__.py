@@ -168,14 +168,21 @@ class Flops(msgspec.Struct, frozen=True):
     """Operations per second of the rank's device, at the precision that is trained in."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """What the run is. Repeated every second, for an agent that started late or again."""
-
+class _Sent(msgspec.Struct, frozen=True):
     origin: Origin
     run: RunId
+    rank: Rank
+
+
+class _Told(_Sent, frozen=True):
+    totals: Totals
+
+
+class Hello(_Sent, frozen=True, tag="hello"):
+    """What the run is. Repeated every second, for an agent that started late or again."""
+
     name: Text
     job: Text
-    rank: Rank
     local_rank: Rank
     world_size: Rank
     pid: Pid
@@ -195,13 +202,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Global number of the process's step 0, which a resumed job counts on from; None: not known."""
 
 
-class Steps(msgspec.Struct, frozen=True, tag="steps"):
+class Steps(_Told, frozen=True, tag="steps"):
     """Step records since the last message; without any it is a heartbeat."""
 
-    origin: Origin
-    run: RunId
-    rank: Rank
-    totals: Totals
     activity: Text
     """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended), or the declared phase."""
     first_step: Count
@@ -211,26 +214,18 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
 
 
-class Phase(msgspec.Struct, frozen=True, tag="phase"):
+class Phase(_Told, frozen=True, tag="phase"):
     """A declared phase began (`seconds` None) or ended."""
 
-    origin: Origin
-    run: RunId
-    rank: Rank
-    totals: Totals
     name: Text
     start_ns: Moment
     seconds: Number | None
     time_to_live_s: Number
 
 
-class Bye(msgspec.Struct, frozen=True, tag="bye"):
+class Bye(_Told, frozen=True, tag="bye"):
     """The run ends here; its totals are complete."""
 
-    origin: Origin
-    run: RunId
-    rank: Rank
-    totals: Totals
     reason: Text
 
 

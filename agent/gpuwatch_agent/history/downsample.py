@@ -90,6 +90,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.columns.get("start_ns", b"")) // WIDTH
 
+    def column(self, name: str) -> array[int]:
+        return wire.unpack(self.columns.get(name, b""))
+
     def start_ns(self, step: int) -> int:
         """Return when a step of the batch began, in ns of Unix time; -1 is the last one."""
         return _at(self.columns["start_ns"], step) + self.offset_ns

@@ -37,12 +37,6 @@ CREATE TABLE step_minute (
 CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
 CREATE INDEX step_minute_by_time ON step_minute (time_ms);
 """
-_DAMAGED = (11, 26)
-"""SQLITE_CORRUPT and SQLITE_NOTADB, which sqlite3 names from Python 3.11 on."""
-
-
-class _OldSchema(Exception):
-    """The file was written by an older gpuwatch."""
 
 
 def lock_history(path: Path) -> IO[str]:
@@ -64,13 +58,11 @@ def open_history(path: Path) -> sqlite3.Connection:
     try:
         try:
             return _open(path)
-        except _OldSchema as error:
-            set_aside(path, error)
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             set_aside(path, error)
-        return _open(path)
+            return _open(path)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"--history {path}: {error}; choose a file that you may write to") from error
 
@@ -90,12 +82,8 @@ def check_readable(path: Path) -> None:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether the file's content is at fault, rather than the disk or the rights."""
-    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
-    if code is not None:
-        return code & 0xFF in _DAMAGED
-    return isinstance(error, sqlite3.DatabaseError) and any(
-        sign in str(error) for sign in ("malformed", "not a database", "corrupt")
-    )
+    signs = ("malformed", "not a database", "corrupt", "old schema")
+    return isinstance(error, sqlite3.DatabaseError) and any(sign in str(error) for sign in signs)
 
 
 def set_aside(path: Path, reason: object) -> None:
@@ -133,7 +121,7 @@ def _open(path: Path) -> sqlite3.Connection:
                 raise ConfigError(f"--history {path} is another program's database; choose another file")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         elif version < SCHEMA_VERSION:
-            raise _OldSchema(f"schema {version}, this gpuwatch writes {SCHEMA_VERSION}")
+            raise sqlite3.DatabaseError(f"an old schema: {version}, this gpuwatch writes {SCHEMA_VERSION}")
         for table in ("layout", "run", "gpu"):  # small, and read in full: damage in them shows here
             connection.execute(f"SELECT * FROM {table}").fetchall()
         connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first commit, where it cannot be written

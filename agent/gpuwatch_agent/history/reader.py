@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpuwatch import api, wire
+from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import BY_NAME
 from gpuwatch_agent.gpus import GpuRecord
-from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample
+from gpuwatch_agent.history.downsample import TIMES, Batch, StepMinute, downsample, joined
 from gpuwatch_agent.history.file import check_readable, connect_readonly
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.views import run_view
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000
 """Over a longer time than so many seconds, extremes are those of every second, third … sample."""
-_STEP_COLUMNS = api.LastSteps.__struct_fields__[:10]
 
 
 class HistoryReader:
@@ -109,30 +108,32 @@ class HistoryReader:
         """Return the last steps, oldest first; None where none are kept."""
         with self._reader() as reader:
             rows = reader.execute(
-                "SELECT first_step, count, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC",
+                "SELECT first_step, offset_ns, columns FROM steps WHERE run = ? AND rank = ? ORDER BY id DESC",
                 (run, rank),
             )
-            taken, kept = 0, []
-            for row in rows:
-                kept.append(row)
-                taken += row[1]
-                if taken >= last:
-                    break
-        kept.reverse()
-        out: dict[str, list[Any]] = {name: [] for name in _STEP_COLUMNS}
-        for _, _, offset_ns, blob in kept:
-            columns = {n: wire.unpack(c) for n, c in msgspec.msgpack.decode(blob, type=dict[str, bytes]).items()}
-            missing = [wire.MISSING] * len(columns["start_ns"])
-            out["time_s"] += [(start + offset_ns) / 1e9 for start in columns["start_ns"]]
-            for name in TIMES:
-                out[f"{name}_s"] += [ns / 1e9 if ns >= 0 else None for ns in columns.get(f"{name}_ns", missing)]
-            out["samples"] += [value if value >= 0 else None for value in columns.get("samples", missing)]
-            out["epoch_start"] += columns.get("epoch_start", [0] * len(missing))
-        if not out["time_s"]:
+            batches: list[Batch] = []
+            missing = last
+            while missing > 0 and (row := rows.fetchone()) is not None:
+                batches.append(Batch.of_row(*row))
+                missing -= len(batches[-1])
+        batches.reverse()
+        surplus = max(0, -missing)
+        starts_s = [(ns + batch.offset_ns) / 1e9 for batch in batches for ns in batch.column("start_ns")]
+        if not starts_s:
             return None
-        surplus = max(0, taken - last)
-        kept_columns = {name: column[surplus:] for name, column in out.items()}
-        return api.LastSteps(run=run, rank=rank, first_step=kept[0][0] + surplus, **kept_columns)
+
+        def known(name: str) -> list[int | None]:
+            return [value if value >= 0 else None for value in joined(batches, name)[surplus:]]
+
+        return api.LastSteps(
+            run=run,
+            rank=rank,
+            first_step=batches[0].first_step + surplus,
+            time_s=starts_s[surplus:],
+            samples=known("samples"),
+            epoch_start=[value or 0 for value in known("epoch_start")],
+            **{f"{name}_s": [None if ns is None else ns / 1e9 for ns in known(f"{name}_ns")] for name in TIMES},
+        )
 
     def steps(
         self, run: str, rank: int, points: int, start_s: float | None = None, end_s: float | None = None
@@ -185,7 +186,7 @@ def _minutes(
 def _between(batches: Iterable[Batch], start_s: float | None, end_s: float | None) -> Iterator[Batch]:
     """Yield the parts of batches whose steps began in a stretch of Unix time."""
     for batch in batches:
-        starts = wire.unpack(batch.columns["start_ns"])
+        starts = batch.column("start_ns")
         first = 0 if start_s is None else bisect_left(starts, int(start_s * 1e9) - batch.offset_ns)
         last = len(starts) if end_s is None else bisect_right(starts, int(end_s * 1e9) - batch.offset_ns)
         if last == 0:

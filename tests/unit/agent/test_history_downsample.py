@@ -174,7 +174,7 @@ def test_a_file_of_an_older_schema_is_renamed_and_a_new_one_begun(
         HistoryReader.checked(path)
     history = History(path)
     (renamed,) = (each for each in tmp_path.iterdir() if "damaged" in each.name)
-    assert f"(schema 1, this gpuwatch writes 4): renamed to {renamed.name}" in caplog.text
+    assert f"(an old schema: 1, this gpuwatch writes 4): renamed to {renamed.name}" in caplog.text
     with sqlite3.connect(renamed) as connection:
         assert connection.execute("SELECT sum(count) FROM steps").fetchone() == (90,)
     assert history.reader.records() == [] and history.damaged == 0
