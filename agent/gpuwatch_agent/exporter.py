@@ -167,15 +167,16 @@ class Page:
     def body(self, open_metrics: bool, compressed: bool) -> bytes:
         """Return the page as Prometheus text or OpenMetrics, gzipped or plain."""
         key = (open_metrics, compressed)
-        body = self._bodies.get(key)
-        if body is None:
-            body = gzip.compress(self.body(open_metrics, False), 1) if compressed else self._render(open_metrics)
-            self._bodies[key] = body
-        return body
+        if key not in self._bodies:
+            module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
+            self._bodies[key] = (
+                gzip.compress(self.body(open_metrics, False), 1) if compressed else module.generate_latest(self)
+            )
+        return self._bodies[key]
 
     def value(self, metric: str) -> float | None:
         """Return the value of a metric without labels; None when it was not measured."""
-        return next((s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)), None)
+        return self.values(metric).get(())
 
     def values(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
@@ -192,11 +193,6 @@ class Page:
                 for sample in by_metric[name]:
                     _add(family, sample)
                 yield family
-
-    def _render(self, open_metrics: bool) -> bytes:
-        module: Any = openmetrics if open_metrics else exposition  # typed in one of the two only
-        body: bytes = module.generate_latest(self)
-        return body
 
 
 def content_type(open_metrics: bool) -> str:

@@ -95,9 +95,7 @@ class Sampler:
             self._jobs.update(records)
             self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
-            logger.warning(
-                "the state of the last agent cannot be read (%s): counters begin at what hooks report", error
-            )
+            logger.warning("the last agent's state cannot be read (%s): counters begin at what hooks report", error)
         self._thread.start()
 
     def stop(self) -> None:
@@ -233,12 +231,11 @@ class Sampler:
             samples += exporter.gpu_samples(account, self._table, offset_ns)
         samples += exporter.finding_samples(self._evaluator.findings, list(runs))
         rejected = {**dict.fromkeys(_REJECTED, 0), **self._receiver.rejected}
-        failures = {**self._runs.failures, "given_up": self._runs.given_up}
         samples += [
             Sample("gpuwatch_build_info", 1, (__version__,)),
             Sample("gpuwatch_messages_received_total", self._receiver.received),
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(rejected.items())),
-            *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(failures.items())),
+            *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._runs.failures.items())),
             Sample("gpuwatch_runs_kept_apart_total", self._runs.kept_apart),
             Sample("gpuwatch_history_bytes", self._history.size_bytes),
             Sample("gpuwatch_history_failures_total", self._history.failures),

@@ -311,9 +311,7 @@ class RunRegistry:
         self.boot_id = boot_id
         self.runs: dict[tuple[str, int], Run] = {}
         self.failures: Counter[str] = Counter()
-        """Runs that were dropped because of an error, by the step that failed."""
-        self.given_up = 0
-        """Runs that made room for another process's."""
+        """Runs that were dropped because of an error, by the step that failed, or (given_up) made room for another process's."""
         self.kept_apart = 0
         """Processes that sent for a run and rank while another process of these was alive."""
         self._alive, self._is_peer = alive, is_peer
@@ -327,9 +325,7 @@ class RunRegistry:
         peer = peer or Peer()
         key = self._key(message, now_ns, peer.pid)
         if self._banned.get(key, 0.0) > now_s:
-            raise ProtocolError(
-                f"run {key[0]!r} was dropped after an error; it may come back after a minute", "dropped"
-            )
+            raise ProtocolError(f"run {key[0]!r} was dropped after an error; it may come back in a minute", "dropped")
         run = self.runs.get(key)
         self._check_peer(message, run, peer)
         if run is None:
@@ -380,18 +376,20 @@ class RunRegistry:
         if run is None or sender in run.senders or not run.senders or run.status != RUNNING:
             return key
         latest = next(reversed(run.senders.values()))
-        same = (pid and latest.pid == pid) or (
-            isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
-        )
-        if same or latest.said_bye or now_ns - run.heard_ns > SILENCE_NS or not self._alive(run.hello):
+        same_hello = isinstance(message, wire.Hello) and run.hello and message.pid == run.hello.pid
+        if (
+            same_hello
+            or (pid and latest.pid == pid)
+            or latest.said_bye
+            or now_ns - run.heard_ns > SILENCE_NS
+            or not self._alive(run.hello)
+        ):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2
         while (key := (f"{name[: wire.MAX_TEXT - 8]}#{number}", message.rank)) in self.runs:
             number += 1
         if not self.kept_apart:
-            logger.warning(
-                "two live processes send as run %r rank %s: the second is run %r", name, message.rank, key[0]
-            )
+            logger.warning("two live processes send as run %r rank %s: the second is %r", name, message.rank, key[0])
         self.kept_apart += 1
         if len(self._apart) >= self.MAX_RUNS:
             self._apart = {sender: at for sender, at in self._apart.items() if at in self.runs}
@@ -409,9 +407,7 @@ class RunRegistry:
         if sender is not None and sender.pid and peer.pid and sender.pid != peer.pid:
             raise ProtocolError(f"pid {peer.pid} sends as pid {sender.pid}, for run {message.run!r}", "wrong_process")
         if isinstance(message, wire.Hello) and peer.pid and not self._is_peer(message, peer.pid):
-            raise ProtocolError(
-                f"pid {peer.pid} claims to be pid {message.pid}, for run {message.run!r}", "wrong_process"
-            )
+            raise ProtocolError(f"pid {peer.pid} claims to be pid {message.pid}, run {message.run!r}", "wrong_process")
 
     def excuse_pause(self, now_ns: int) -> None:
         """Call at the begin of a tick: if the agent itself was delayed, that is not the runs' silence."""
@@ -453,7 +449,7 @@ class RunRegistry:
             raise ProtocolError(f"more than {self.MAX_RUNS} runs: further ones are refused", "too_many_runs")
         newest = [run for run in self.runs.values() if run.uid == user and _pid(run) == process][-1]
         del self.runs[newest.key]
-        self.given_up += 1
+        self.failures["given_up"] += 1
 
 
 def _pid(run: Run) -> int:
