@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sqlite3
 import time
@@ -197,3 +198,20 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
         else:
             self.loop.call_later(_IDLE_S, self.check)
+
+
+class OncePerMinute(logging.Filter):
+    """Lets each message through once a minute: a client's mistakes are no flood in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, kind = time.monotonic(), str(record.msg)
+        if now_s - self._logged_s.get(kind, -60.0) < 60.0:
+            return False
+        if len(self._logged_s) > 100:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
+        return True

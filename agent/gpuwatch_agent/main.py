@@ -22,7 +22,7 @@ from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
-from gpuwatch_agent.http import BoundedProtocol, make_app
+from gpuwatch_agent.http import BoundedProtocol, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.options import Choice, Roots, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -77,12 +77,14 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
                 app,
                 http=BoundedProtocol,
                 backlog=32,  # asyncio accepts so many before the first of them is counted
-                log_level="error",  # a client's mistakes are no flood in the log
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=2,
             )
         )
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
         logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(endpoints))
         ready(f"http://{host}:{port}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.testclient import TestClient
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch_agent import http
 from gpuwatch_agent.history import History
-from gpuwatch_agent.http import BoundedProtocol, make_app
+from gpuwatch_agent.http import BoundedProtocol, OncePerMinute, make_app
 
 
 @pytest.fixture
@@ -100,3 +101,9 @@ def test_many_open_connections_leave_room_for_a_scrape(history: History, monkeyp
             assert sum(reader.at_eof() or reader.exception() is not None for reader, _ in slow) >= 42
 
     run(work)
+
+
+def test_wrong_requests_are_logged_once_a_minute() -> None:
+    once = OncePerMinute()
+    records = [logging.LogRecord("uvicorn.error", 30, "", 0, "Invalid HTTP request received.", (), None)] * 1000
+    assert sum(map(once.filter, records)) == 1
