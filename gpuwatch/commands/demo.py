@@ -38,7 +38,17 @@ def demo(
         require("torch", "all")
     except MissingExtra:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
-    command = _training_command(bottleneck, seconds)
+    command = [
+        sys.executable,
+        "-m",
+        "gpuwatch.tools.demo_training",
+        "--bottleneck",
+        bottleneck,
+        "--seconds",
+        str(seconds),
+    ]
+    if bottleneck == "shm":
+        command = small_shm_command(command)
     with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as directory:
         endpoint = f"ipc://{directory}/hook.sock"
         http, port = f"127.0.0.1:{free_port(9478)}", free_port(8501)
@@ -68,19 +78,3 @@ def _print_verdicts(training: Child, agent_url: str) -> None:
             runs = Client(agent_url).runs()
             if runs and runs[0].verdict is not None:
                 typer.echo(f"  {time.monotonic() - begun:4.0f} s  {runs[0].verdict.sentence}")
-
-
-def _training_command(bottleneck: str, seconds: float) -> list[str]:
-    """Return the training's command line. Raises: ConfigError where this machine cannot have that bottleneck."""
-    module = "gpuwatch.tools.demo_training"
-    command = [sys.executable, "-m", module, "--bottleneck", bottleneck, "--seconds", str(seconds)]
-    if bottleneck == "transfer":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "--bottleneck transfer needs a GPU: without one nothing is copied to a device; choose another bottleneck"
-            )
-    if bottleneck == "shm":
-        return small_shm_command(command)
-    return command

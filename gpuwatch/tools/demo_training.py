@@ -106,14 +106,6 @@ def _decoded(index: int) -> Any:
     return ((image - image.mean()) / (image.std() + 1e-6))[0], index % 10
 
 
-def train_transfer(training: Training) -> None:
-    with gpuwatch.Watch() as watch:
-        for images, _labels in watch.steps(_images(512, batch_size=64), to=training.device):
-            training.model(images[:1]).sum().backward()
-            if training.over():
-                break
-
-
 def _slow_start(worker: int) -> None:
     time.sleep(1.5)  # opening an archive, reading its index
 
@@ -149,7 +141,6 @@ def train_shm(training: Training) -> None:
 
 BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
-    "transfer": (train_transfer, 16),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
     "shm": (train_shm, 32),
