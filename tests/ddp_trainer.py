@@ -33,6 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--slow-compute", type=float, default=0.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--watch-communication", action="store_true")
+    parser.add_argument("--verdict", action="store_true")
     return parser.parse_args()
 
 
@@ -44,7 +45,7 @@ def batches(count: int, seconds: float) -> Iterator[torch.Tensor]:
 
 def train(rank: int, wanted: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    with gpuwatch.Watch(quiet=True) as w:  # before there is a process group
+    with gpuwatch.Watch(quiet=not wanted.verdict) as w:  # before there is a process group
         place = {"rank": rank, "world_size": wanted.spawn} if wanted.spawn else {}
         dist.init_process_group("gloo", **place)
         late = dist.get_rank() == wanted.slow_rank

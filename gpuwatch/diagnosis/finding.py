@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
-from gpuwatch.diagnosis.window import Window
+from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.formatting import percent, size
 
 Severity = Literal["info", "warning", "critical"]
@@ -79,6 +79,16 @@ def found(
 ) -> Finding:
     """Return a finding of the rule that calls this, which gives it its cause."""
     return Finding("", severity, title, ratio, evidence, advice, **more)
+
+
+class RankSummary(msgspec.Struct, frozen=True):
+    """What a rank says of itself to rank 0."""
+
+    facts: RankFacts
+    verdict: Verdict
+    """On this rank alone."""
+    reasons: Mapping[Literal["input", "host"], Finding]
+    """What makes its wait for data long, and its own time after that, as far as a rule found it."""
 
 
 def measured(what: str, ratio: float | None, text: str) -> list[Evidence]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -59,6 +59,9 @@ class Report:
     cost: Cost | None = None
     """Cost of this rank's GPU, at the price in GPUWATCH_GPU_HOUR; None without a price, or on a CPU."""
     training_s: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+    others: Mapping[int, Verdict] = field(default_factory=dict)  # on rank 0: the verdicts of other ranks on themselves
 
     @property
     def shares(self) -> dict[str, float]:
@@ -151,6 +154,9 @@ def make_report(
         findings=tuple(findings),
         cost=cost_of(window.states_s, [price[0]], price[1]) if price is not None and priced else None,
         training_s=done.seconds,
+        rank=window.rank,
+        world_size=window.world_size,
+        others={rank: summary.verdict for rank, summary in sorted(window.summaries.items())},
     )
 
 
@@ -206,10 +212,11 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     ]
     losses += _of_declared(window.declared, thresholds.phase_share)
     ratio, state, text = max(losses, default=(0.0, "", ""))
-    late = max((finding.ratio for finding in findings if finding.cause == "straggler"), default=0.0)
-    if late > ratio:
-        text = f"straggler: the other ranks wait for this one for {percent(late)} of every step"
-        return Verdict("straggler", late, text + excluded)
+    late = next((finding for finding in findings if finding.cause == "straggler"), None)
+    if late is not None and late.ratio > ratio:
+        whom = "this one" if late.rank == window.rank else f"rank {late.rank}"
+        text = f"straggler: the other ranks wait for {whom} for {percent(late.ratio)} of every step"
+        return Verdict("straggler", late.ratio, text + excluded)
     if not losses:
         verdict = _no_loss(window, {finding.cause: finding for finding in findings}, thresholds)
         return msgspec.structs.replace(verdict, sentence=verdict.sentence + excluded)
@@ -272,7 +279,7 @@ def _by_host_clock(window: Window) -> str:
 
 def render(report: Report, width: int = 100) -> str:
     """Return the verdict as a few lines of text: the sentence, where the time went, why, and what to do."""
-    head = f"gpuwatch · {report.name} · {duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
+    head = f"gpuwatch · {report.name} · {_ranks(report)}{duration(report.duration_s)}, {report.steps:,} step{'' if report.steps == 1 else 's'}"
     if report.step_s is not None:
         head += f" of {duration(report.step_s)}"
     whole = sum(report.states.values())
@@ -281,6 +288,7 @@ def render(report: Report, width: int = 100) -> str:
     notes, declared = _notes(report), _shares(phases)
     lines = [head, f"  {report.verdict.sentence}"]
     lines.append(f"  {'where':<6}{_shares(report.shares)}" + (f"  ({'; '.join(notes)})" if notes else ""))
+    lines += [f"  {'' if number else 'ranks':<6}{line}" for number, line in enumerate(_other_ranks(report))]
     lines += [f"  {'':<6}{declared} (declared phases, in other)"] if declared else []
     lines += [f"  {'rate':<6}{rates}"] if (rates := _rates(report.throughput)) else []
     lines += [f"  {'cost':<6}{_cost(report.cost)}"] if report.cost is not None else []
@@ -298,6 +306,35 @@ _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 def _shares(by_name: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {percent(share)}" for name, share in by_name.items() if share >= 0.001)
+
+
+def _ranks(report: Report) -> str:
+    """Return which ranks a report is about; empty for a single one."""
+    if report.world_size == 1:
+        return ""
+    compared = len(report.others) + 1
+    which = (
+        "this rank only"
+        if compared == 1
+        else "all compared"
+        if compared == report.world_size
+        else f"{compared} compared"
+    )
+    return f"rank {report.rank} of {report.world_size}, {which} · "
+
+
+_OTHERS_SHOWN = 3
+
+
+def _other_ranks(report: Report) -> list[str]:
+    """Return the ranks that lose time to something else than the verdict's, those that lose most first."""
+    mine = report.verdict.state
+    differ = [(rank, each) for rank, each in report.others.items() if each.state not in (mine, "compute", "comm")]
+    differ.sort(key=lambda each: -each[1].ratio)
+    lines = [f"rank {rank}: {other.sentence}" for rank, other in differ[:_OTHERS_SHOWN]]
+    if more := len(differ) - len(lines):
+        lines.append(f"{more} more rank{'s' * (more > 1)} with another verdict")
+    return lines
 
 
 def _notes(report: Report) -> list[str]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import compress
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from gpuwatch.host.frames import Place
 from gpuwatch.ledger.states import OTHER, shares
 from gpuwatch.wire import Loader, WorkerDeath
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.finding import RankSummary
 
 ASYNCHRONOUS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 """Frameworks that return from a computation before the device has run it, by the first word of `Window.device`."""
@@ -172,7 +175,9 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     rank: int = 0
     world_size: int = 1
     ranks: tuple[RankFacts, ...] = ()
-    """The run's ranks on this node that train now, this one included; empty for a single rank."""
+    """The run's ranks that train now, this one included: those on this node, or all that rank 0 knows of. Empty for a single rank."""
+    summaries: Mapping[int, RankSummary] = msgspec.field(default_factory=dict)
+    """On rank 0, by rank: what the others say of themselves, where no agent compares them."""
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None
     """Only of a lost run, and only if the kernel has killed a process for lack of memory since its last message."""
@@ -213,6 +218,16 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     def utilization(self) -> float | None:
         """The lowest utilisation of the run's GPUs, as the driver reports it; None where it reports none."""
         return min((gpu.utilization_ratio for gpu in self.gpus if gpu.utilization_ratio is not None), default=None)
+
+    def rank_facts(self, rank: int, comm_wait_s: float | None = None) -> RankFacts:
+        """Return this run's steps as those of a rank, first batches left out."""
+        steps, later = self.steps, [not first for first in self.steps.epoch_start]
+        count = sum(later)
+        wait_s, copy_s, compute_s = (
+            sum(compress(column, later)) / max(1, count)
+            for column in (steps.data_wait_s, steps.transfer_s, steps.compute_s)
+        )
+        return RankFacts(rank, count, wait_s, copy_s, compute_s, comm_wait_s)
 
     @cached_property
     def mean_step(self) -> MeanStep:

@@ -308,6 +308,11 @@ class Accounts:
         fitting = max(1, round(wanted * others / self._first_batches))
         return sorted((*firsts, *later[-fitting:]), key=lambda step: step.start_ns)
 
+    def comm_wait_s(self) -> float | None:
+        """Return the mean wait for other ranks of the last steps in which it was measured; None where that is not most of them."""
+        waits_ns = [step.comm_wait_ns for step in self._recent if step.comm_wait_ns is not None]
+        return sum(waits_ns) / len(waits_ns) / 1e9 if 2 * len(waits_ns) > len(self._recent) else None
+
     def sample_host(self) -> None:
         """Sample the node, the loader's workers and the GPU. Without the lock: reading from the kernel may take long."""
         from gpuwatch.hook.evidence import OwnGpu, StepIdle

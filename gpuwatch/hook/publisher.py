@@ -13,16 +13,21 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpuwatch import wire
 from gpuwatch.diagnosis.rates import Done, price_from
 from gpuwatch.errors import ConfigError, pass_on
 from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
+from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.transport import MOST_MESSAGES, Encoder, RunFacts, SendBuffer
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.finding import RankSummary
     from gpuwatch.diagnosis.report import Report
+    from gpuwatch.diagnosis.window import Window
     from gpuwatch.hook.trackers import LiveLog
     from gpuwatch.wire.sockets import Sender
 
@@ -67,6 +72,7 @@ class Publisher:
         self._postponed: Callable[[], None] | None = None
         self.live: Sequence[LiveLog] = ()  # what takes values for experiment trackers and notebooks
         self._logged: set[str] = set()
+        self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
 
     def update_membership(self, ask: bool = False) -> bool:
         """Read the rank from torch.distributed if it is known by now; return whether there is a run to publish."""
@@ -108,19 +114,7 @@ class Publisher:
         import_diagnosis()
         from gpuwatch.diagnosis.report import make_report
 
-        accounts = self.accounts
-        if not closed:
-            self._sample_host()
-        with accounts.held() as is_outermost:
-            if not closed and is_outermost:
-                accounts.apply(self._recorder.clock())
-            # The training thread may have logged an end between our reading of the clock and of its log.
-            now = accounts.timeline.ledger.start_ns + accounts.timeline.ledger.sum_ns
-            now = now if closed else max(now, self._recorder.clock())
-            window, tail_ns = accounts.window(now, settled=is_outermost)
-            counts = accounts.timeline.counts
-            samples, tokens = (count if count >= 0 else None for count in (counts.samples, counts.tokens))
-            done = Done(seconds=counts.total_ns / 1e9, steps=counts.steps, samples=samples, tokens=tokens)
+        window, tail_ns, done = self._window(closed)
         try:
             price = price_from(os.environ)
         except ConfigError as error:
@@ -138,10 +132,42 @@ class Publisher:
             thresholds=thresholds(),
         )
 
+    def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:
+        """Return the run so far, compared with the other ranks that are known; its provisional tail in ns by state; what was done."""
+        accounts, who = self.accounts, self.membership.identity
+        if not closed:
+            self._sample_host()
+        with accounts.held() as is_outermost:
+            if not closed and is_outermost:
+                accounts.apply(self._recorder.clock())
+            # The training thread may have logged an end between our reading of the clock and of its log.
+            now = accounts.timeline.ledger.start_ns + accounts.timeline.ledger.sum_ns
+            now = now if closed else max(now, self._recorder.clock())
+            window, tail_ns = accounts.window(now, settled=is_outermost)
+            counts = accounts.timeline.counts
+            samples, tokens = (count if count >= 0 else None for count in (counts.samples, counts.tokens))
+            done = Done(seconds=counts.total_ns / 1e9, steps=counts.steps, samples=samples, tokens=tokens)
+            own = window.rank_facts(who.rank, accounts.comm_wait_s())
+        others = dict(self.ranks.others)
+        ranks = (own, *(other.facts for other in others.values())) if who.world_size > 1 else ()
+        place = {"rank": who.rank, "world_size": who.world_size, "ranks": ranks, "summaries": others}
+        return msgspec.structs.replace(window, **place), tail_ns, done
+
+    def _summary(self) -> RankSummary:
+        """Return what rank 0 needs of this rank. Called by the thread that exchanges them."""
+        from gpuwatch.diagnosis.report import give_verdict, is_short
+        from gpuwatch.diagnosis.rules import diagnose
+        from gpuwatch.diagnosis.rules.progress import summary_of
+
+        window, _, done = self._window(self._stopping)
+        short = is_short(done.steps, done.seconds, thresholds())
+        window = msgspec.structs.replace(window, summaries={}, is_short=short)
+        return summary_of(window, thresholds(), give_verdict(window, diagnose(window, thresholds()), thresholds()))
+
     def close(self, ended_ns: int) -> None:
         """Book the time up to the run's end and send what is left; takes about a second at most, with or without an agent."""
         self._may_start.clear()
-        self._stopping = True
+        self._stopping = self.ranks.stopped = True
         self._stop.put(None)
         thread, self._thread = self._thread, None
         own = thread is threading.current_thread()
@@ -159,6 +185,7 @@ class Publisher:
     def abandon(self) -> None:
         """Forget everything without touching it: called in a forked child, whose socket is the parent's."""
         self._thread = None
+        self.ranks.stopped = True
         self.send_buffer.abandon()
         self.accounts.replace_lock()
 
@@ -177,6 +204,7 @@ class Publisher:
                     self._publish(hello=count % _HELLO_EVERY == 0)
                 except Exception as error:
                     self.failed("publishing to the agent", error)
+                self.ranks.start_if_distributed()
                 for live in self.live:
                     try:
                         live.prepare(self._recorder.clock())

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ from gpuwatch.ledger.states import OTHER
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.hook.trackers import LiveLog
+
+_EARLY_NS = 60_000_000_000  # age of a run from which one line is printed in a first pass that has not ended
 
 
 class Session:
@@ -61,6 +64,7 @@ class Session:
         self.quiet = quiet
         self._show: Callable[[Report], None] = _print  # prints a verdict on stderr, or draws it in a notebook
         self._shown = (0, 0.0)  # steps and seconds of the verdict that was printed last
+        self._early_ns, self._early_done = self.recorder.clock() + _EARLY_NS, False
 
     def failed(self, doing: str, error: BaseException) -> None:
         """Count a failure, and log each kind once. What a signal handler of the user's raised is raised again."""
@@ -96,9 +100,22 @@ class Session:
         self.publisher.live = self._live
 
     def hand_over(self) -> None:
-        """Log what the background thread has prepared. Called by the training thread where a fetch is sampled."""
+        """Log what the background thread has prepared, and print one line in a long first pass. Called by the training thread at sampled fetches."""
         for live in self._live:
             live.hand_over()
+        while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
+            model = self.publisher.ranks.models.pop()
+            self.guard(partial(self.torch_hooks.communication.watch, model), "watching a model's communication")
+        if not self._early_done and self.recorder.clock() >= self._early_ns and not self._trained_nothing:
+            self.guard(self._print_early, "printing the verdict")
+
+    def _print_early(self) -> None:
+        self._early_done = True
+        if not (self.quiet or self._shown[0] or self._rank_0_reports) and self._show is _print:
+            report = self.report()
+            self._early_done = bool(report.steps)
+            if report.steps:
+                print(f"\ngpuwatch: {report.verdict.sentence}", file=sys.stderr, flush=True)
 
     def _begin_training(self) -> None:
         """An optimizer makes its first step: passes before this one have trained nothing."""
@@ -213,8 +230,15 @@ class Session:
                 Session.any_printed, self._shown = True, (report.steps, report.duration_s)
                 self._show(report)
 
-        if not self.quiet:
+        if self._rank_0_reports:
+            Session.any_printed = True
+        elif not self.quiet:
             self.guard(show, "printing the verdict")
+
+    @property
+    def _rank_0_reports(self) -> bool:
+        """Whether rank 0 compares this rank with all others, and prints one verdict."""
+        return self.publisher.ranks.joined and self.publisher.membership.identity.rank > 0
 
     # The end --------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,24 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert [each["world_size"] for each in at_agent.values()] == [3, 3, 3]
     assert {each["steps"] for each in at_agent.values()} == {150}
     assert stragglers(agent) == []
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("slow", ["--slow-data=0.06", "--slow-compute=0.06"])
+def test_rank_0_prints_one_verdict_of_all_ranks_without_an_agent(slow: str, tmp_path: Path) -> None:
+    """Code that is slow on one rank looks like that on all, but for their waits for each other: those are measured unaided."""
+    command = [*TORCHRUN, f"--master-port={free_port()}", "--nproc-per-node=3", str(TRAINER)]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPUWATCH_", "SLURM_"))}
+    done = subprocess.run(
+        [*command, "--steps=150", "--slow-rank=1", slow, "--verdict"],
+        env={**clean, "GPUWATCH_ENDPOINT": f"ipc://{tmp_path}/none.sock", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("gpuwatch ·") == 1, done.stderr
+    assert "rank 0 of 3, all compared" in done.stderr and "healthy" not in done.stderr
+    late = re.search(r"straggler: the other ranks wait for rank 1 for (\d+)% of every step", done.stderr)
+    assert late is not None and int(late[1]) == pytest.approx(100 * 0.06 / 0.09, abs=8), done.stderr
 
 
 def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None:

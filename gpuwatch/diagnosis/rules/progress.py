@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Literal
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule
+from gpuwatch.diagnosis.finding import Evidence, Finding, RankSummary, Verdict, found, rule
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -66,17 +67,17 @@ _RANKS_SHOWN = 8
 
 @rule(explains=(), explained_by=(), stacks="all ranks", alert="Straggler", runbook="Straggler")
 def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found for a rank whose own time before communication is above that of the other ranks, while those wait for it.
+    """Found for a rank whose own time before communication is above that of the other ranks, while those wait for it; by rank 0, where
+    it has the others' summaries, for any of them.
 
     All-reduce makes every step take the same time on all ranks, so that the late rank is the one that waits least for the others. Its
     own time is the step without that wait if it was measured on all ranks; else it is the wait for data and the copy, and the others
     must show the difference in their compute time.
     """
     ranks = {rank.rank: rank for rank in window.ranks}
-    others = [rank for rank in window.ranks if rank.rank != window.rank]
-    if window.waits_hidden_in or window.rank not in ranks or not others:
+    if window.waits_hidden_in or window.rank not in ranks or len(ranks) < 2:
         return None
-    late, step_s = ranks[window.rank], median(rank.step_s for rank in window.ranks)
+    step_s = median(rank.step_s for rank in window.ranks)
     if step_s <= 0 or min(rank.steps for rank in window.ranks) < thresholds.min_steps:
         return None
     if all(rank.comm_wait_s is not None for rank in window.ranks):
@@ -86,6 +87,8 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
         )
     else:
         what, own = "wait for data", {n: rank.data_wait_s + rank.transfer_s for n, rank in ranks.items()}
+    late = ranks[max(own, key=lambda n: own[n]) if window.summaries else window.rank]
+    others = [rank for rank in window.ranks if rank is not late]
     excess_s = own[late.rank] - median(own[rank.rank] for rank in others)
     if excess_s < thresholds.straggler_share * step_s:
         return None
@@ -102,10 +105,14 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
         advice = (
             f"fix the input of rank {late.rank}: its shard, its storage, its loader workers and the cores they can use"
         )
-    reason = _reason(window, thresholds, by_input)
+    kind: Literal["input", "host"] = "input" if by_input else "host"
+    summary = window.summaries.get(late.rank)
+    reason = _reason(window, kind, thresholds) if summary is None else summary.reasons.get(kind)
     if reason is not None:
         advice = f"on rank {late.rank}: {reason.advice}"
-    here = "" if world == len(ranks) else " on this node"
+    here = (
+        "" if world == len(ranks) else f" ({len(ranks)} of {world} compared)" if window.summaries else " on this node"
+    )
     cost_s = (world - 1) * excess_s
     waiting = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
     longer = f"its {'wait for data' if by_input else 'time before communication'} is {duration(excess_s)} a step longer than that of the other ranks, {percent(excess_s / step_s)} of the step"
@@ -128,9 +135,15 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
-def _reason(window: Window, thresholds: Thresholds, by_input: bool) -> Finding | None:
+def summary_of(window: Window, thresholds: Thresholds, verdict: Verdict) -> RankSummary:
+    """Return what rank 0 needs of this rank to compare it with the others."""
+    kinds: tuple[Literal["input", "host"], ...] = ("input", "host")
+    reasons = {kind: reason for kind in kinds if (reason := _reason(window, kind, thresholds)) is not None}
+    return RankSummary(window.ranks[0], verdict, reasons)
+
+
+def _reason(window: Window, kind: Literal["input", "host"], thresholds: Thresholds) -> Finding | None:
     """Return what makes the rank late, by the other rules."""
     from gpuwatch.diagnosis.rules import RULES  # it imports this module
 
-    rules = (each for each in RULES if each.delays_rank == ("input" if by_input else "host"))
-    return next((finding for each in rules if (finding := each(window, thresholds)) is not None), None)
+    return next((reason for each in RULES if each.delays_rank == kind and (reason := each(window, thresholds))), None)

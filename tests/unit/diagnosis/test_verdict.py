@@ -93,7 +93,9 @@ def test_a_wait_for_other_ranks_is_not_healthy() -> None:
 
 def test_the_rank_that_the_others_wait_for_is_not_healthy() -> None:
     late = Finding("straggler", "warning", "rank 3 is late", 0.3, (), "look at it", rank=3)
-    verdict = give_verdict(HEALTHY, [late])
+    verdict = give_verdict(replace(HEALTHY, rank=3), [late])
     assert (verdict.state, verdict.ratio) == ("straggler", 0.3)
+    by_rank_0 = give_verdict(HEALTHY, [late])
+    assert by_rank_0.sentence == "straggler: the other ranks wait for rank 3 for 30% of every step"
     assert verdict.sentence == "straggler: the other ranks wait for this one for 30% of every step"
     assert give_verdict(STARVED, [late]).state == "input"  # what it loses itself is more

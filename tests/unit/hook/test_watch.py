@@ -556,3 +556,35 @@ def test_an_endpoint_that_cannot_be_used_is_named_once(
     ]
     assert watch.report().steps == 9
     watch.close()
+
+
+def test_one_line_is_printed_early_in_a_long_first_pass_once_there_are_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    watch.session._early_ns = clock() + 60_000 * MS
+    printed_at_s, begin_ns = [], clock()
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+        if printed := capsys.readouterr().err:
+            assert printed == "\ngpuwatch: healthy: 100% of the time is compute, the input keeps up\n"
+            printed_at_s.append((clock() - begin_ns) / 1e9)
+    assert len(printed_at_s) == 1 and 60 < printed_at_s[0] < 70
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+    assert capsys.readouterr().err == ""
+    watch.close()
+
+
+def test_no_early_line_follows_a_verdict(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = fake_watch(clock, monkeypatch, quiet=False)
+    watch.session._early_ns = clock() + 60_000 * MS
+    loop(watch, clock)
+    assert capsys.readouterr().err.count("gpuwatch ·") == 1
+    for _ in watch.steps(range(1500)):
+        clock.sleep_ms(100)
+    assert capsys.readouterr().err == ""
+    watch.close()

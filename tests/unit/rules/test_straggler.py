@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.diagnosis.rates import Done
+from gpuwatch.diagnosis.report import give_verdict, make_report
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.progress import straggler
+from gpuwatch.diagnosis.rules.progress import straggler, summary_of
+from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED
@@ -104,3 +107,40 @@ def test_a_wait_that_does_not_make_the_rank_late_stands_for_itself() -> None:
         "straggler": None,
         "input_single_process": None,
     }
+
+
+def by_rank_0(own: Window, *ranks: RankFacts, world_size: int | None = None) -> Window:
+    """Return rank 0's window with the summaries of the others, each of whose windows is `own`."""
+    summaries = {
+        each.rank: summary_of(replace(own, ranks=(each,)), THRESHOLDS, give_verdict(own)) for each in ranks[1:]
+    }
+    return replace(of(0, *ranks, world_size=world_size), summaries=summaries)
+
+
+def test_rank_0_names_the_late_one_with_its_own_reason_where_no_agent_compares() -> None:
+    finding = straggler(by_rank_0(replace(STARVED, loader=Loader(num_workers=0)), *SLOW_INPUT))
+    assert finding is not None and finding.rank == 1 and finding.because
+    assert finding.advice.startswith("on rank 1: ")
+    assert finding.ratio == pytest.approx(0.6)
+
+
+def test_rank_0_says_how_many_ranks_it_has_heard_of() -> None:
+    finding = straggler(by_rank_0(HEALTHY, *SLOW_INPUT, world_size=16))
+    assert finding is not None and "(4 of 16 compared)" in finding.title
+
+
+def test_the_verdict_of_all_ranks_is_not_that_of_rank_0_alone() -> None:
+    report = make_report("id", "train.py", by_rank_0(STARVED, *SLOW_INPUT), {}, Done(180.0, 1800, None))
+    text = str(report)
+    assert "rank 0 of 4, all compared" in text
+    assert "straggler: the other ranks wait for rank 1 for 60% of every step" in text and "healthy" not in text
+    alone = str(make_report("id", "train.py", replace(HEALTHY, world_size=4), {}, Done(180.0, 1800, None)))
+    assert "rank 0 of 4, this rank only" in alone
+
+
+def test_ranks_that_do_not_run_in_step_have_their_own_lines() -> None:
+    uneven = (rank(0, 0.001, 0.05), rank(1, 0.1, 0.05), rank(2, 0.2, 0.05), rank(3, 0.001, 0.05), rank(4, 0.3, 0.05))
+    window = by_rank_0(STARVED, *uneven)
+    text = str(make_report("id", "train.py", window, {}, Done(180.0, 1800, None)))
+    assert "rank 1: input-bound" in text and text.count("input-bound") == 3
+    assert "1 more rank with another verdict" in text

@@ -1,0 +1,105 @@
+"""The ranks of a run compared without an agent: each stores a summary in torch.distributed's key-value store, and rank 0 reads them all.
+
+A thread of its own does so while steps are made, over a connection of its own (`Store.clone`): the store may hang for as long as the process
+that serves it, and neither the training thread, whose process groups use it too, nor what is sent to the agent waits for that. No collective.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpuwatch.hook.identity import Membership
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.finding import RankSummary
+
+_OFTEN, _OFTEN_S, _LATER_S = 10, 1.0, 5.0
+"""So many first exchanges, one each second, and the interval of later ones. A summary takes a few ms to make."""
+_RANKS_PER_S = 64
+"""Rank 0 reads so many summaries a second at most."""
+_MOST_RANKS = 4096
+
+
+class RankExchange:
+    """One process's view of the other ranks of its run."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        summary: Callable[[], RankSummary],
+        is_training: Callable[[], bool],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._membership, self._summary, self._is_training, self._failed = membership, summary, is_training, failed
+        self._thread: threading.Thread | None = None
+        self.stopped = False
+        self.others: dict[int, RankSummary] = {}  # on rank 0: the newest summary of each other rank
+        self.models: list[Any] = []  # of DDP, whose waits the training thread is to watch
+        self.joined = False  # on any other rank: rank 0 takes part, and this rank's summary is stored
+
+    def start_if_distributed(self) -> None:
+        """Start the exchange once torch.distributed has several ranks. Called by the background thread in each tick."""
+        if self._thread is None and 1 < self._membership.identity.world_size <= _MOST_RANKS and _is_initialized():
+            self._thread = threading.Thread(target=self._run, name="gpuwatch-ranks", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store().clone()
+            count, searched = 0, False
+            while not self.stopped and _is_initialized():
+                if not searched and (models := distributed_models()) is not None:
+                    self.models, searched = models, True
+                # Else the process that serves the store may have ended, and torch prints warnings.
+                if self._is_training():
+                    self.exchange(store)
+                    count += 1
+                interval_s = _OFTEN_S if count < _OFTEN else _LATER_S
+                time.sleep(max(interval_s, self._membership.identity.world_size / _RANKS_PER_S))
+        except Exception as error:
+            self._failed("comparing the ranks", error)
+
+    def exchange(self, store: Any) -> None:
+        """Store this rank's summary, and on rank 0 read those of the others. Raises: whatever the store does."""
+        from gpuwatch.diagnosis.finding import RankSummary
+
+        who = self._membership.identity
+        store.set(_key(who.run, who.rank), msgspec.json.encode(self._summary()).decode())
+        if who.rank:
+            self.joined = self.joined or store.check([_key(who.run, 0)])
+            return
+        for rank in range(1, who.world_size):
+            key = _key(who.run, rank)
+            if rank in self.others or store.check([key]):
+                self.others[rank] = msgspec.json.decode(store.get(key), type=RankSummary)
+
+
+def distributed_models() -> list[Any] | None:
+    """Return the DDP models of this process; none where anything was compiled: a hook on a model would be traced into its graph.
+
+    None while torch's compiler is being imported, which an optimizer's first step does.
+    """
+    ddp = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
+    compiler = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(compiler, "counters", None)
+    if compiler is not None and counters is None:
+        return None
+    if ddp is None or (counters is not None and counters["frames"]["total"]):
+        return []
+    return [each for each in gc.get_objects() if issubclass(type(each), ddp)]
+
+
+def _key(run: str, rank: int) -> str:
+    return f"gpuwatch/{run}/rank{rank}"
+
+
+def _is_initialized() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()

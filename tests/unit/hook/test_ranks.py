@@ -1,0 +1,121 @@
+"""Ranks exchange summaries through a real TCPStore; nothing waits for a store that hangs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed
+
+from gpuwatch.diagnosis.finding import Finding, RankSummary, Verdict
+from gpuwatch.diagnosis.window import RankFacts
+from gpuwatch.hook import ranks
+from gpuwatch.hook.ranks import RankExchange
+
+STORE = """
+import datetime, time, torch.distributed as d
+store = d.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=30), wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", STORE], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def store(server: subprocess.Popen[str]) -> Any:
+    assert server.stdout is not None
+    wait = datetime.timedelta(seconds=30)
+    return torch.distributed.TCPStore("127.0.0.1", int(server.stdout.readline()), None, False, wait)
+
+
+def summary(rank: int) -> RankSummary:
+    finding = Finding("input_cpu", "warning", "too few workers", 0.4, (), "num_workers=8", predicted_range=(1.2, 1.4))
+    return RankSummary(RankFacts(rank, 100, 0.01, 0.0, 0.03), Verdict("input", 0.4, "input-bound"), {"input": finding})
+
+
+def exchange(rank: int, world_size: int = 3) -> RankExchange:
+    identity = SimpleNamespace(run="a/b c", rank=rank, world_size=world_size)
+    failures: list[Any] = []
+    made = RankExchange(
+        SimpleNamespace(identity=identity), lambda: summary(rank), lambda: True, lambda *f: failures.append(f)
+    )  # type: ignore[arg-type]
+    made.failures = failures  # type: ignore[attr-defined]
+    return made
+
+
+def test_rank_0_has_the_others_and_the_others_know_that_it_speaks(store: Any) -> None:
+    zero, one, two = map(exchange, range(3))
+    one.exchange(store)
+    assert not one.joined, "nobody compares them yet"
+    zero.exchange(store)
+    assert zero.others == {1: summary(1)}
+    two.exchange(store)
+    one.exchange(store)
+    zero.exchange(store)
+    assert one.joined and two.joined and not zero.joined
+    assert zero.others == {1: summary(1), 2: summary(2)}
+
+
+def test_a_store_that_hangs_holds_up_nobody(
+    server: subprocess.Popen[str], store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    monkeypatch.setattr(c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(ranks, "_is_initialized", lambda: True)
+    monkeypatch.setattr(ranks, "_OFTEN_S", 0.05)
+    store.set("there", "1")
+    zero = exchange(0)
+    begin = time.monotonic()
+    zero.start_if_distributed()
+    thread = zero._thread
+    assert thread is not None
+    while not store.check(["gpuwatch/a/b c/rank0"]):
+        assert time.monotonic() < begin + 60
+    os.kill(server.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    zero.start_if_distributed()
+    zero.stopped = True
+    assert time.monotonic() - begin < 0.1 and thread.is_alive() and thread.daemon
+    os.kill(server.pid, signal.SIGKILL)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_without_several_ranks_there_is_no_thread() -> None:
+    alone = exchange(0, world_size=1)
+    alone.start_if_distributed()
+    several = exchange(0)
+    several.start_if_distributed()  # torch.distributed is not initialized
+    assert alone._thread is None and several._thread is None
+
+
+def test_ddp_models_are_found_unless_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+
+    model = Model()
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    assert [each for each in ranks.distributed_models() or () if each is model] == [model]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={"frames": {"total": 1}}))
+    assert ranks.distributed_models() == []
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+    assert ranks.distributed_models() is None, "it is being imported"
