@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from gpuwatch.errors import NoData
 from gpuwatch.host import proc
 from gpuwatch.metrics import Sample
@@ -151,6 +153,18 @@ class ShmCollector(OfNode):
         return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 
+@contextlib.contextmanager
+def psutil_at(procfs: Path) -> Iterator[None]:
+    """Make psutil read this /proc, whose path is a global of psutil: for one thread. Raises: NoData where a file is absent."""
+    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(procfs)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoData(f"{error.filename} does not exist here") from None
+    finally:
+        psutil.PROCFS_PATH = before
+
+
 class DiskCollector(OfNode):
     """The gpuwatch_disk_* metrics, of whole disks."""
 
@@ -158,10 +172,17 @@ class DiskCollector(OfNode):
 
     def collect(self) -> Iterable[Sample]:
         """Yield the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
-        for name, disk in proc.parse_disks(read_text(self.roots.procfs / "diskstats")).items():
+        if not (self.roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
+            raise NoData(f"{self.roots.procfs / 'diskstats'} does not exist here")
+        with psutil_at(self.roots.procfs):
+            found = psutil.disk_io_counters(perdisk=True, nowrap=False)
+        disks = {name: disk for name, disk in found.items() if proc.is_disk(name)}
+        if not disks:
+            raise NoData("this node shows no disk")
+        for name, disk in disks.items():
             yield Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,))
-            yield Sample("gpuwatch_disk_written_bytes_total", disk.written_bytes, (name,))
-            yield Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_s, (name,))
+            yield Sample("gpuwatch_disk_written_bytes_total", disk.write_bytes, (name,))
+            yield Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_time / 1000, (name,))
 
 
 _LAYERED = re.compile(
@@ -186,17 +207,17 @@ class NetworkCollector(OfNode):
     def collect(self) -> Iterable[Sample]:
         """Return the bytes over each interface. Raises: NoData where there is none but the loopback."""
         try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
-            text = read_text(self.roots.procfs / "1/net/dev")
+            with psutil_at(self.roots.procfs / "1"):
+                found = psutil.net_io_counters(pernic=True, nowrap=False)
         except (NoData, PermissionError):
-            text = read_text(self.roots.procfs / "net/dev")
-        samples = []
-        for name, (received, sent) in proc.parse_network(text).items():
-            if is_physical(name):
-                samples.append(Sample("gpuwatch_network_receive_bytes_total", received, (name,)))
-                samples.append(Sample("gpuwatch_network_transmit_bytes_total", sent, (name,)))
-        if not samples:
+            with psutil_at(self.roots.procfs):
+                found = psutil.net_io_counters(pernic=True, nowrap=False)
+        interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
+        if not interfaces:
             raise NoData("this node has no network interface but virtual ones")
-        return samples
+        for name, counts in interfaces.items():
+            yield Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,))
+            yield Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,))
 
 
 _COUNTERS = {
