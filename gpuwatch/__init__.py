@@ -6,6 +6,7 @@ for batch in gpuwatch.watch(loader):    # one line; a verdict is printed when th
 
 __version__ = "0.1.0"
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, NoData, ProtocolError
@@ -33,12 +34,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Return what is imported only when asked for: a training process has no use for it."""
-    if name in ("tune", "TuneResult"):
-        from gpuwatch.tools import tuning
-
-        return getattr(tuning, name)
-    if name == "Report":
-        from gpuwatch.diagnosis.report import Report
-
-        return Report
+    later = {"tune": "tools.tuning", "TuneResult": "tools.tuning.result", "Report": "diagnosis.report"}
+    if name in later:
+        return getattr(import_module(f"gpuwatch.{later[name]}"), name)
     raise AttributeError(f"module 'gpuwatch' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The accounts of one watched process: its recorder's log applied to a timeline, and what else a diagnosis needs.
 
-Shared by the background thread and `report()`, under one lock that the training thread never takes on the hot path. A signal handler or
-a finalizer may run at any moment, in a thread that holds the lock already: it gets the lock too, but only reads.
+Shared by the background thread and `report()`, under one lock that the hot path never takes. A signal handler or a finalizer may run in a
+thread that holds the lock already: it gets the lock too, but only reads.
 """
 
 from __future__ import annotations
@@ -239,10 +239,7 @@ class Accounts:
         return {state: ns for state, ns in tail.totals_ns.items() if ns}
 
     def window(self, now_ns: int, settled: bool = True) -> tuple[Window, dict[str, int]]:
-        """Return the whole run as a window for the diagnosis, and its provisional tail in ns by state. Lock held.
-
-        Not `settled`: this interrupts the thread that books, so the tail is unknown.
-        """
+        """Return the run as a window for the diagnosis, and its provisional tail in ns by state: `unknown` if not `settled`. Lock held."""
         from gpuwatch.diagnosis.window import make_window
 
         states = {state: ns for state, ns in self.timeline.ledger.totals_ns.items() if ns}
@@ -285,9 +282,8 @@ class Accounts:
     def _steps_in_proportion(self) -> list[StepRecord]:
         """Return steps with first batches as frequent among them as in the whole run, so that a diagnosis may sum them.
 
-        First batches are kept from far more passes (256) than other steps are (the last 2,048), so with long passes a pause of a
-        second per hour would count as a tenth of the time. First batches are therefore sampled. Where passes are so long that fewer
-        than two would remain, though the pauses matter, the later steps are repeated instead.
+        First batches are kept of far more passes than other steps, and so they are sampled. Of passes so long that fewer than two would remain,
+        though the pauses matter, the later steps are repeated instead.
         """
         firsts, later = list(self._epoch_starts), list(self._recent)
         others = self.timeline.counts.steps - self._untrained_steps - self._first_batches

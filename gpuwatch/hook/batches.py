@@ -33,24 +33,17 @@ def sample_count(batch: Any) -> int:
 
 
 def sample_counter(batch: Any) -> Callable[[Any], int] | None:
-    """Return a faster `sample_count` for batches shaped like this one; None: it has no tensor.
-
-    Searching each batch took 1.5 µs per step; using the first one's path takes 0.3 µs.
-    """
+    """Return a faster `sample_count` for batches shaped like this one (0.3 for 1.5 µs a step); None: it has no tensor."""
     path = _first_tensor(batch)
     if path is None:
         return None
+    only = path[0] if len(path) == 1 else None
 
-    if len(path) == 1:  # the common (inputs, labels)
-        (only,) = path
-
-        def count_first(batch: Any) -> int:
-            try:
-                return int(batch[only].shape[0])
-            except (AttributeError, IndexError, KeyError, TypeError):
-                return sample_count(batch)
-
-        return count_first
+    def count_first(batch: Any) -> int:  # of the common (inputs, labels)
+        try:
+            return int(batch[only].shape[0])
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return sample_count(batch)
 
     def count(batch: Any) -> int:
         try:
@@ -61,38 +54,38 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
         except (AttributeError, IndexError, KeyError, TypeError):  # shaped differently, such as a last batch
             return sample_count(batch)
 
-    return count
+    return count_first if len(path) == 1 else count
 
 
 def _first_tensor(batch: Any) -> tuple[Any, ...] | None:
     """Return the keys that lead to the first item with a length, depth first; None where there is none."""
+
+    def has_length(item: Any) -> bool:
+        try:
+            int(item.shape[0])
+        except (AttributeError, IndexError, TypeError):
+            return False
+        return True
+
+    return next((path for path, _ in _walk(batch, has_length)), None)
+
+
+def tensors(batch: Any) -> Iterator[Any]:
+    """Yield the tensors in a batch."""
+    return (item for _, item in _walk(batch, lambda item: hasattr(item, "shape") and hasattr(item, "nbytes")))
+
+
+def _walk(batch: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield what is wanted of a batch, with the keys that lead to it, depth first."""
     budget = _MAX_ITEMS
     todo: list[tuple[tuple[Any, ...], Any]] = [((), batch)]
     while todo and budget:
         budget -= 1
         path, item = todo.pop()
-        try:
-            int(item.shape[0])
-            return path
-        except (AttributeError, IndexError, TypeError):
-            pass
-        if len(path) < _DEPTH:
-            children = islice(_keyed(item), budget)
-            todo += reversed([((*path, key), value) for key, value in children])
-    return None
-
-
-def tensors(batch: Any) -> Iterator[Any]:
-    """Yield the tensors in a batch."""
-    budget = _MAX_ITEMS
-    todo: list[tuple[int, Any]] = [(0, batch)]
-    while todo and budget:
-        budget -= 1
-        depth, item = todo.pop()
-        if hasattr(item, "shape") and hasattr(item, "nbytes"):
-            yield item
-        elif depth < _DEPTH:
-            todo += reversed([(depth + 1, value) for _, value in islice(_keyed(item), budget)])
+        if is_wanted(item):
+            yield path, item
+        elif len(path) < _DEPTH:
+            todo += reversed([((*path, key), value) for key, value in islice(_keyed(item), budget)])
 
 
 def size_bytes(batch: Any) -> int | None:
@@ -130,24 +123,25 @@ def _keyed(batch: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def loader_settings(loader: Any, iterator: Any) -> Loader:
-    """Return the loader's settings and, once it iterates, its workers' pids; None for each that it lacks.
-
-    A DataLoader inside of another iterable is looked for. An iterable without one has at most a number of batches.
-    """
-    batches = _length(loader)
+    """Return the settings of a DataLoader, or of the one inside an iterable, and once it iterates its workers' pids; None for what it lacks."""
+    try:
+        batches = len(loader)
+    except (TypeError, NotImplementedError, AttributeError):
+        batches = None
     if not isinstance(getattr(loader, "num_workers", None), int):
         loader = loader_inside(loader, iterator) or loader
         iterator = loader if hasattr(loader, "_workers") else getattr(loader, "_iterator", None) or iterator
+
+    def setting(name: str, kind: type) -> Any:
+        value = getattr(loader, name, getattr(loader, f"_{name}", None))
+        return value if type(value) is kind else None
+
+    workers = getattr(iterator, "_workers", ())
     return Loader(
-        num_workers=_integer(loader, "num_workers"),
-        prefetch_factor=_integer(loader, "prefetch_factor"),
-        batch_size=_integer(loader, "batch_size"),
-        pin_memory=_flag(loader, "pin_memory"),
-        persistent_workers=_flag(loader, "persistent_workers"),
+        **{name: setting(name, int) for name in ("num_workers", "prefetch_factor", "batch_size")},
+        **{name: setting(name, bool) for name in ("pin_memory", "persistent_workers")},
         batches=batches,
-        worker_pids=tuple(
-            pid for process in getattr(iterator, "_workers", ()) if (pid := getattr(process, "pid", None)) is not None
-        ),
+        worker_pids=tuple(pid for worker in workers if (pid := getattr(worker, "pid", None)) is not None),
     )
 
 
@@ -180,20 +174,3 @@ def loader_inside(*things: Any) -> Any | None:
             )
         todo += ((each, depth + 1) for each in inner if not isinstance(each, (str, bytes, int, float, type(None))))
     return None
-
-
-def _integer(loader: Any, name: str) -> int | None:
-    value = getattr(loader, name, getattr(loader, f"_{name}", None))
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _flag(loader: Any, name: str) -> bool | None:
-    value = getattr(loader, name, getattr(loader, f"_{name}", None))
-    return value if isinstance(value, bool) else None
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None

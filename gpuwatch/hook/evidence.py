@@ -1,8 +1,4 @@
-"""What the training process itself can measure of its node: CPU, pressure, /dev/shm, its loader workers, its GPU.
-
-Sampled every two seconds by the hook's background thread (about 0.1 ms), so that a verdict has its evidence without an agent, and
-from inside the container that the training runs in.
-"""
+"""What the training process can measure of its node: CPU, pressure, /dev/shm, its loader workers, its GPU; every two seconds, in about 0.1 ms."""
 
 from __future__ import annotations
 
@@ -129,10 +125,7 @@ class HostWatcher:
         )
 
     def worker_cpu_ratios(self) -> tuple[float, ...] | None:
-        """Return the CPU use of each loader worker, 1.0 = one core; None with fewer than two samples of them.
-
-        The workers are those of the last sample that has any: at the end of a pass they have gone.
-        """
+        """Return each loader worker's CPU use, 1.0 = one core, of the last sample that has workers; None with fewer than two samples."""
         return self._worker_ratios([(sample.at_s, sample.worker_cpu_s) for sample in list(self._samples)])
 
     def worker_busy_ratios(self) -> tuple[float, ...] | None:
@@ -162,10 +155,7 @@ class HostWatcher:
 
 
 class StepIdle:
-    """For how long, in steps of a training on the CPU, no thread of the process has work for a core: it sleeps, or waits for something.
-
-    A lower bound: what the threads do outside of compute is taken to be a part of it, and threads that run at once to run one after another.
-    """
+    """For how long, in steps on the CPU, no thread of the process has work for a core: a lower bound, as threads may run at once."""
 
     def __init__(self, procfs: Path = Path("/proc")) -> None:
         self._procfs = procfs
@@ -189,11 +179,7 @@ class StepIdle:
 
 
 class OwnGpu:
-    """The mean of the driver's utilization readings of the training's GPU, where nvidia-ml-py is installed.
-
-    A reading costs a few microseconds and touches no CUDA context. The driver counts any kernel as busy, and other processes' kernels
-    too, so the mean is an upper bound of what this training keeps busy.
-    """
+    """The mean of the driver's utilization readings of the training's GPU, by nvidia-ml-py: an upper bound of what this training keeps busy."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid

@@ -48,11 +48,10 @@ class Identity(msgspec.Struct, frozen=True):
 def identify(
     environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc"), launcher: int | None = None
 ) -> Identity:
-    """Return who this process is.
+    """Return who this process is. Source: the environment; /proc/self/stat, proc(5).
 
     `run` is GPUWATCH_RUN, else the scheduler's or torchelastic's id, else what the ranks of a node share by the process that launched
     them (torchrun, or the parent whose pid is `launcher`), else host + pid + start time.
-    Source: the environment; /proc/self/stat, proc(5).
     """
     host = socket.gethostname()
     start_ticks = _start_ticks(procfs)
@@ -93,10 +92,7 @@ def _declared_run(environ: Mapping[str, str]) -> str:
 
 
 def _launched_run(environ: Mapping[str, str], host: str, procfs: Path, launcher: int | None) -> str:
-    """Return the id that the ranks of one node share by their parent: torchrun, which by default names no run, or `launcher`.
-
-    Several worlds of one parent differ in their port. Two nodes cannot know from this that they belong together.
-    """
+    """Return the id that the ranks of one node share by their parent: torchrun, which by default names no run, or `launcher`."""
     if "TORCHELASTIC_RUN_ID" in environ and _integer(environ, _WORLD_SIZE, 1) > 1:
         parent = os.getppid()
         return f"{host}-{parent}-{_start_ticks(procfs, str(parent))}"
@@ -126,11 +122,7 @@ def _known(read: Callable[[], T], otherwise: T) -> T:
 
 
 class Membership:
-    """A process's identity: from the environment at first, from torch.distributed once that is initialised.
-
-    It is settled then, or when the first training step was made, and does not change any more. torch is never imported. Only the id of an
-    unnamed run on several nodes is read from torch's own store.
-    """
+    """A process's identity: from the environment at first, from torch.distributed once that is initialised. It does not change after the first step."""
 
     def __init__(
         self,
@@ -155,8 +147,7 @@ class Membership:
     def update(self, stepping: bool, stepped: bool, ask: bool = False) -> bool:
         """Update the identity, and return whether the process may publish a run by now. `ask`: this thread may wait for the network.
 
-        A child that multiprocessing made may be a rank, a loader's worker or anything: it publishes nothing before torch.distributed is
-        initialised or a step is open (`stepping`) or made (`stepped`).
+        A child of multiprocessing's may be a rank or a worker: it publishes nothing before torch.distributed is initialised or a step is seen.
         """
         if self._settled and self._agreed:
             return True
@@ -183,18 +174,18 @@ class Membership:
 
     def _agree(self) -> None:
         self._asked += 1
-        world = _world()
+        found, world = None, _world()
+        self._agreed = self._asked >= _ASKED_AT_MOST
         if world is None or not self._spans_nodes:
-            self._agreed = self._settled or self._asked >= _ASKED_AT_MOST
+            self._agreed |= self._settled
             return
         try:
             found = _agreed_run(world[0], self._run)
         except Exception as error:  # no store, or one that is torn down meanwhile
             pass_on(error)
             self._agreed = True
-            return
-        self._agreed = found is not None or self._asked >= _ASKED_AT_MOST
         if found is not None:
+            self._agreed = True
             self.identity = _suffixed(replace(self.identity, run=found), self._suffix)
 
     def _in_world(self, rank: int, world_size: int) -> Identity:
@@ -210,8 +201,7 @@ class Membership:
 def _agreed_run(rank: int, own: str) -> str | None:
     """Return the run id that all ranks use: rank 0 sets its own in torch.distributed's store, the others read it; None while it is not set.
 
-    Nothing waits for the key, and no collective runs. Called by the background thread only, as it may go over the network.
-    Raises: whatever the store does, also where there is none.
+    Called by the background thread only, as it may go over the network. Raises: whatever the store does, also where there is none.
     """
     store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
     if rank == 0:
@@ -228,13 +218,12 @@ def _world() -> tuple[int, int] | None:
     """Return (rank, world size) of torch.distributed's default group; None while there is none."""
     distributed = sys.modules.get("torch.distributed")
     try:
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-            return None
-        rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+            return (rank, world_size) if 0 <= rank < world_size else None
     except Exception as error:  # still being imported, or torn down meanwhile
         pass_on(error)
-        return None
-    return (rank, world_size) if 0 <= rank < world_size else None
+    return None
 
 
 def _parent() -> int | None:

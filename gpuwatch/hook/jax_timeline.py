@@ -1,13 +1,9 @@
 """JAX's device timeline: when the device had finished a step, from `Array.is_ready()`, which is polled and never waited for.
 
-JAX returns from a computation before the device has run it, and has no timing events. But each array knows whether it is computed. When the
-next batch is requested, the arrays that are not ready are noted; a thread polls them about every millisecond until the batch has come. From
-the moment at which all were ready the device was idle, and the wait for the batch was exposed. Where they are not ready when the batch has
-come, all of the wait was hidden.
-
-Only weak references are kept, so that no array lives longer. A deleted or donated array is not polled: some versions of jaxlib crash then.
-`is_deleted` and `is_ready` are called from C without a line of Python in between, so that no other thread can delete the array meanwhile;
-without the interpreter's lock that cannot be prevented, and JAX is not measured.
+JAX has no timing events, but each array knows whether it is computed. When the next batch is requested, the arrays that are not ready are noted;
+a thread polls them every millisecond until the batch has come. From the moment at which all were ready the device was idle.
+Only weak references are kept. A deleted or donated array is not polled, as some versions of jaxlib crash then: `is_deleted` and `is_ready` are
+called from C, so that no thread deletes it in between. That needs the interpreter's lock; without it JAX is not measured.
 """
 
 from __future__ import annotations
@@ -44,10 +40,7 @@ torch_steps = _TorchSteps()
 
 
 def asynchronous_framework() -> str | None:
-    """Return what computes asynchronously in this process: "jax:cpu", "jax:cuda", "jax:tpu", "tensorflow"; None where torch trains, or nothing does.
-
-    Only what the user's code has set up by now counts. TensorFlow on the CPU alone is synchronous.
-    """
+    """Return what computes asynchronously in this process: "jax:cpu", "jax:cuda", "jax:tpu", "tensorflow" (not on the CPU); None where torch trains."""
     if torch_steps.seen:
         return None
     bridge = sys.modules.get("jax._src.xla_bridge")
@@ -170,10 +163,7 @@ class JaxArrays:
 
 
 class JaxTimeline(DeviceTimeline):
-    """Sets the device's times of pieces of steps, as `DeviceTimeline` does. Called in the training thread only; nothing raises.
-
-    Not measured: copies (a part of `compute`, or of the wait), the host's work within a step, the device's lag behind the host.
-    """
+    """As `DeviceTimeline`, but copies, the host's work within a step, and the device's lag behind the host are not measured."""
 
     def __init__(self, arrays: JaxArrays) -> None:
         super().__init__(arrays)  # type: ignore[arg-type]  # it records no events

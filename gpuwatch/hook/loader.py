@@ -27,9 +27,7 @@ class WatchedLoader(Generic[T]):
 
     _gpuwatch_session: Session
     _gpuwatch_loader: Iterable[T]
-    _gpuwatch_to: Any
-    _gpuwatch_samples: Count | None
-    _gpuwatch_tokens: Count | None
+    _gpuwatch_options: tuple[Any, Count | None, Count | None]
     _gpuwatch_pass: Iterator[T] | None
 
     def __init__(
@@ -43,17 +41,13 @@ class WatchedLoader(Generic[T]):
         vars(self).update(
             _gpuwatch_session=session,
             _gpuwatch_loader=loader,
-            _gpuwatch_to=to,
-            _gpuwatch_samples=samples,
-            _gpuwatch_tokens=tokens,
+            _gpuwatch_options=(to, samples, tokens),
             _gpuwatch_pass=None,
         )
 
     def __iter__(self) -> Iterator[T]:
-        options = self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
-        iterator: Iterator[T] = WatchedIterator(
-            Loop(self._gpuwatch_session, self._gpuwatch_loader, *options, has_settings=True)
-        )
+        loop = Loop(self._gpuwatch_session, self._gpuwatch_loader, *self._gpuwatch_options)
+        iterator: Iterator[T] = WatchedIterator(loop)
         return iterator
 
     def __next__(self) -> T:
@@ -98,8 +92,7 @@ class WatchedLoader(Generic[T]):
         return self._gpuwatch_around(copy.deepcopy(self._gpuwatch_loader, memo))
 
     def _gpuwatch_around(self, loader: Iterable[T]) -> WatchedLoader[T]:
-        options = self._gpuwatch_to, self._gpuwatch_samples, self._gpuwatch_tokens
-        return WatchedLoader(self._gpuwatch_session, loader, *options)
+        return WatchedLoader(self._gpuwatch_session, loader, *self._gpuwatch_options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bare loader: another process (a spawned worker) is not this run's and must not report."""
@@ -110,10 +103,7 @@ class WatchedLoader(Generic[T]):
 
 
 class WatchedIterator(map):  # type: ignore[type-arg]  # not generic at run time
-    """One pass over a loader, which ends when this is dropped. Everything but fetching is the loader's own iterator's.
-
-    `map` and `cycle` call the recorder's fast path and count its calls without an attribute look-up or a line of Python.
-    """
+    """One pass over a loader, which ends when this is dropped. `map` and `cycle` call the fast path without a line of Python."""
 
     _loop: Loop[Any]
 
@@ -196,10 +186,7 @@ class PreparedLoader(LoaderAround):
 
 
 def time_accelerate_copies(patches: Patches, session: Callable[[], Session | None]) -> None:
-    """Count the copies of Accelerate's loaders as `transfer` of the session that is returned.
-
-    They move a batch inside their fetch, by a function of their module: nothing between is public.
-    """
+    """Count the copies of Accelerate's loaders, made inside their fetch, as `transfer` of the session that is returned."""
 
     def send(original: Any, *args: Any, **kwargs: Any) -> Any:
         current = session()
@@ -212,10 +199,7 @@ def time_accelerate_copies(patches: Patches, session: Callable[[], Session | Non
 
 
 def watch_prepared_loaders(session: Callable[[], Session | None]) -> Patches:
-    """Return patches by which `accelerator.prepare` and `skip_first_batches` accept a watched loader, and return one.
-
-    `prepare` itself is looked up before its argument `watch(loader)` is made, so what it calls for each object is wrapped.
-    """
+    """Return patches by which `accelerator.prepare` and `skip_first_batches` accept a watched loader, and return one."""
     accelerator = import_module("accelerate.accelerator").Accelerator
 
     def prepare(original: Any, self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:

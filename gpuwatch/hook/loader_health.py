@@ -1,8 +1,7 @@
 """What threatens a loader's workers, and what has killed them: printed on stderr at once, and kept for the verdict and the agent.
 
-torch itself reports a killed worker as "exited unexpectedly", or as a bus error where /dev/shm is full. What decides and what is advised here
-are the rules `shm_exhaustion` and `worker_killed`, as in a diagnosis.
-Sources: `Process.exitcode`; the control group's count of kills for lack of memory; `oom_kill` in /proc/vmstat, proc_vmstat(5), of the whole node.
+The rules `shm_exhaustion` and `worker_killed` decide and advise, as in a diagnosis. Sources: `Process.exitcode`; the control group's count of
+kills for lack of memory; `oom_kill` in /proc/vmstat, proc_vmstat(5), of the whole node.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _MAX_FOUND = 64
 
 
 class LoaderHealth:
-    """Follows the loader that feeds the training steps. Used by the training thread only.
-
-    (Two threads that poll the same child may lose its exit code: multiprocessing's poll is not locked.)
-    """
+    """Follows the loader that feeds the training steps. Used by the training thread only: two that poll a child may lose its exit code."""
 
     def __init__(self, accounts: Accounts, quiet: bool) -> None:
         self._accounts = accounts
@@ -157,10 +153,7 @@ class OomKills:
         self._before = self._counts()
 
     def grown(self) -> int | None:
-        """Return how many there were since this was made; None where no count can be read.
-
-        The group's own count is preferred: workers are in the group, and another job's kills are not.
-        """
+        """Return how many there were since this was made, by the group's own count if there is one; None where no count can be read."""
         grown = (now - (then or 0) for now, then in zip(self._counts(), self._before, strict=True) if now is not None)
         return next((max(0, count) for count in grown), None)
 

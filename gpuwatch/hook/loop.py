@@ -33,10 +33,9 @@ class Loop(Generic[T]):
         to: Any = None,
         samples: Count | None = None,
         tokens: Count | None = None,
-        has_settings: bool = False,
-        reports: bool = True,
+        of_framework: bool = False,
     ) -> None:
-        """`has_settings`: the loader's settings are of interest. `reports`: the end of this pass may be the end of the run, and prints a verdict."""
+        """`of_framework`: these are a framework's requests, which have no settings, and whose end prints no verdict."""
         session.start()
         self._session = session
         self.recorder = recorder = session.recorder
@@ -47,7 +46,7 @@ class Loop(Generic[T]):
         self._first = True
         self._sampling = Sampling(recorder, session.find_device, session.hand_over)
         self._nested = self.training = False
-        self._reports = reports
+        self._of_framework = of_framework
         # A loader that is iterated inside another one's fetch is a part of that wait.
         self.is_open = recorder.claim_thread() and (recorder.doing() is not DATA_WAIT or bool(recorder.parts))
         if not self.is_open:
@@ -73,7 +72,7 @@ class Loop(Generic[T]):
             self._close()
             raise
         # The settings of an evaluation's loader do not affect the training.
-        session.begin_pass(self, loader, self.iterator, has_settings and self.training)
+        session.begin_pass(self, loader, self.iterator, self.training and not of_framework)
         recorder.end_part(recorder.clock(), more_follows=True)
         self.fetch = recorder.fetches.counting(self.iterator) if self.training else self.iterator.__next__
         session.find_device()  # after the first wait, which began without a device
@@ -221,10 +220,7 @@ class Loop(Generic[T]):
             self._level, self._nested = recorder.level, False
 
     def _close(self, without_batch: bool = False) -> None:
-        """End this loop's open step and, for a nested loop, go on with what it interrupted.
-
-        `without_batch`: the step got none. What gpuwatch does at the end is then a part of the wait for one.
-        """
+        """End this loop's open step and, for a nested loop, go on with what it interrupted. `without_batch`: the step got none, and waits until the end."""
         if not self.is_open:
             return
         self.is_open = False
@@ -241,7 +237,7 @@ class Loop(Generic[T]):
                         recorder.abandon(now, at_end=True)
                 finally:
                     self._leave(now)
-        if self._reports:
+        if not self._of_framework:
             self._session.report_pass()
 
     def _leave(self, now: int) -> None:

@@ -34,10 +34,7 @@ _RELAX_AT = 0.25  # share of the budget below which the sampling rate rises agai
 
 
 class Meter:
-    """The hook's own time in the training thread, and how much it samples.
-
-    The training thread notes the cost of some fetches; the background thread adds up and sets the sampling rate.
-    """
+    """The hook's own time in the training thread, which notes some costs; the background thread sets the sampling rate by them."""
 
     def __init__(self, budget: float = BUDGET) -> None:
         self.budget = budget
@@ -95,10 +92,7 @@ class Meter:
         self._set_pace(self.ratio, samples_ns / new_step_ns, bool(by_device))
 
     def _set_pace(self, ratio: float, sampling_ratio: float, has_device: bool) -> None:
-        """Reduce first the sampling of fetches, if it matters, then the device's events; restore in the opposite order.
-
-        Steps that the device's timeline skips are estimated, so it rests only when the hook was over budget twice in a row.
-        """
+        """Reduce first the sampling of fetches, if it matters, then the device's events, when over budget twice; restore in the opposite order."""
         still_over, self._was_over = self._was_over and ratio > self.budget, ratio > self.budget
         may_rest = has_device and self.device_one_in < _MOST_REST
         if ratio > self.budget:
@@ -146,10 +140,7 @@ class FetchEvidence:
         return self.busy_ns / self.wall_ns if self.wall_ns else None
 
     def counting(self, iterator: Any) -> Callable[[], Any]:
-        """Return a function that fetches the iterator's next batch and, with workers, first counts the batches that are ready.
-
-        Counting takes 0.4 µs, while a batch from another process takes 50 µs and more.
-        """
+        """Return a function that fetches the iterator's next batch and, with workers, first counts the batches that are ready (0.4 µs)."""
         fetch: Callable[[], Any] = iterator.__next__
         ready = ready_batches(iterator)
         if ready is None:
@@ -178,10 +169,7 @@ class FetchEvidence:
 
 
 class Sampling:
-    """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost.
-
-    The recorder's `countdown` holds after how many fetches the next one is due, over all loops.
-    """
+    """Samples one loop's fetches: the training thread's own time, the device, the hook's own cost. The recorder's `countdown` says when."""
 
     def __init__(self, recorder: Recorder, find_device: Callable[[], None], after_batch: Callable[[], None]) -> None:
         self._recorder, self._find_device, self._after_batch = recorder, find_device, after_batch
@@ -282,9 +270,8 @@ def early_batches(iterator: Any) -> int:
 
 
 def ready_batches(iterator: Any) -> Callable[[], int] | None:
-    """Return a function that counts the batches which workers have ready; None for an iterator without workers, or of another kind.
+    """Return a function that counts the batches which workers have ready, in torch's queue or already out of it; None without workers.
 
-    Counted are those in torch's queue of results (of pinned results, where memory is pinned), and the next one where it came out of order.
     Source: _MultiProcessingDataLoaderIter in torch.utils.data.dataloader, whose names are not public.
     """
     if not getattr(iterator, "_workers", None):

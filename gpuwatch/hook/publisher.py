@@ -107,10 +107,7 @@ class Publisher:
             close()
 
     def report(self, closed: bool) -> Report:
-        """Return the run so far; after `close()` the run as it ended.
-
-        In a signal handler or a finalizer that interrupts another report: the run as it is booked, all later time as unknown.
-        """
+        """Return the run so far, or as it ended. In a signal handler that interrupts another report, all time that is not booked is unknown."""
         import_diagnosis()
         from gpuwatch.diagnosis.report import make_report
 

@@ -1,7 +1,6 @@
-"""What the training thread records: a log of steps and phases. Everything here is on the hot path.
+"""What the training thread records: a log of steps and phases. It reads the clock, sets a few slots and appends one tuple per step.
 
-The training thread reads the clock, sets a few slots and appends one tuple per step. The hook's background thread and `report()` drain the
-log into a `Timeline`. Nothing here does I/O or takes a lock.
+The hook's background thread and `report()` drain the log into a `Timeline`. Nothing here does I/O or takes a lock.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ class Recorder:
     def claim_thread(self, steps: bool = True) -> bool:
         """Return whether the calling thread is the training thread; it becomes that when no other one is at work.
 
-        Steps of the main thread win over those of any other, such as one that prefetches. A phase or a wait without a step
-        (`steps` False; a checkpoint written by a thread, say) takes no thread's place.
+        Steps of the main thread win over those of any other. Without a step (`steps` False) it takes no thread's place.
         """
         return self.thread == get_ident() or self._take_over(steps)
 
@@ -112,9 +110,9 @@ class Recorder:
     # Steps of a loop over a loader ----------------------------------------------------------------------------------
 
     def fast_path(self, loop: Any) -> Callable[[bool], Any]:
-        """Return a function that ends one step of a `Loop` and fetches the next one's batch; it leaves all but ordinary steps to `loop.ask()`.
+        """Return a function that ends an ordinary step of a `Loop` and fetches the next one's batch; `loop.ask()` does all others.
 
-        In a real training all of this runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
+        In a real training it runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
         """
         owner, fetch, clock, log = loop.owner, loop.fetch, self.clock, self.log.append
 
@@ -161,11 +159,7 @@ class Recorder:
         return ask
 
     def leave_steady(self) -> None:
-        """Bring up to date what is not kept while steps are steady: `activity`, `data_ns` and `mark_ns`.
-
-        Most steps are alike: wait for a batch, then work on it. For these only `begin_ns`, `batch_ready_ns`, `transfer_ns` and `samples`
-        are kept. Whatever else happens calls this first.
-        """
+        """Bring up to date what is not kept while steps are steady, one wait and then work: `activity`, `data_ns` and `mark_ns`."""
         if self.steady is not None:
             self.steady = None
             self.activity = IN_STEP if self.batch_ready_ns else DATA_WAIT
@@ -184,10 +178,7 @@ class Recorder:
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
 
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
-        """End the open step and wait for the next one's batch; return whether its fetch is to be sampled.
-
-        `follows`: the open step is the owner's, and nothing else is open in it.
-        """
+        """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""
         if follows:
             timeline, piece = self.active_timeline, None
             if timeline is not None:
@@ -262,10 +253,7 @@ class Recorder:
         return True
 
     def mark_step(self, samples: int, tokens: int | None, visit: Callable[[], None]) -> None:
-        """End the step that the last mark began, and begin the next one; inside a step of another kind do nothing.
-
-        `samples` and `tokens` are of the step that ends; `visit` is called now and then.
-        """
+        """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
         if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
             return
         self.countdown -= 1
@@ -547,10 +535,7 @@ class Recorder:
     # What other threads read ----------------------------------------------------------------------------------------
 
     def open_parts_ns(self, now_ns: int) -> tuple[int, dict[str, int]]:
-        """Return when the open step began and its time so far by state; (now, {}) when none is open.
-
-        Any thread may call it; the training thread goes on meanwhile, so a step may have begun after `now_ns`.
-        """
+        """Return when the open step began and its time so far by state; (now, {}) when none is open. Any thread may call it."""
         steady, ready_ns = self.steady is not None, self.batch_ready_ns
         begin, data, transfer = self.begin_ns, self.data_ns, self.transfer_ns
         if not self.in_step or begin >= now_ns:

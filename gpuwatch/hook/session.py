@@ -287,9 +287,7 @@ class PartContext:
     """`with w.data():` and `with w.transfer():` — the training thread waits for input, or copies a batch."""
 
     def __init__(self, session: Session, part: str) -> None:
-        self._session = session
-        self._recorder = session.recorder
-        self._part = part
+        self._session, self._recorder, self._part = session, session.recorder, part
 
     def __enter__(self) -> None:
         recorder = self._recorder
@@ -299,7 +297,7 @@ class PartContext:
             self._session.start()
         recorder.begin_part(self._part, recorder.clock())
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, *_: object) -> None:
         recorder = self._recorder
         if recorder.thread == get_ident():
             recorder.end_part(recorder.clock())
@@ -307,10 +305,9 @@ class PartContext:
 
 @contextmanager
 def sigchld_held() -> Iterator[None]:
-    """Hold Python's handler of SIGCHLD back, and call it afterwards if it was due: what it raises is the user's.
+    """Hold Python's handler of SIGCHLD back, and call it afterwards if it was due.
 
-    torch's handler raises "DataLoader worker (pid …) is killed by signal" (torch.utils.data._utils.signal_handling). Inside gpuwatch, which
-    raises nothing into the training, that would be taken for a failure of gpuwatch's own, just when it has the most to report.
+    torch's raises "DataLoader worker (pid …) is killed by signal": inside gpuwatch that would be taken for a failure of its own.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     if current_thread() is not main_thread() or not callable(handler):

@@ -143,10 +143,7 @@ class SendBuffer:
         self._refused = 0
 
     def find_agent(self) -> None:
-        """Connect once an agent's socket exists. ZeroMQ reconnects by itself when an agent comes back there.
-
-        Raises: ConfigError if the configured endpoint is not valid, or if this user may not write to the agent's socket.
-        """
+        """Connect once an agent's socket exists. Raises: ConfigError if the endpoint is not valid, or this user may not write to the socket."""
         if self.sender is not None and self._refused < _FIND_AGAIN_AFTER:
             return
         where = endpoint.checked(self._where, "endpoint") if self._where else endpoint.find()

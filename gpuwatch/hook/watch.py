@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import get_ident
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.diagnosis.rates import declared
@@ -201,9 +200,7 @@ class Watch:
         self.session.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_config(self) -> None:
@@ -227,10 +224,8 @@ class StepContext:
     """`with w.step():` — one step of a loop that has no loader. A step inside a step is a part of that one."""
 
     def __init__(self, session: Session, samples: int = UNKNOWN_SAMPLES, tokens: int | None = None) -> None:
-        self._session = session
-        self._tokens = tokens
-        self._recorder = session.recorder
-        self._samples = samples
+        self._session, self._recorder = session, session.recorder
+        self._samples, self._tokens = samples, tokens
         self._entered = False
 
     def __enter__(self) -> None:
@@ -242,7 +237,7 @@ class StepContext:
         if recorder.enter_step(self, self._samples, self._session.visit_step) and self._tokens is not None:
             recorder.log.append((TOKENS, self._tokens))
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, *_: object) -> None:
         recorder = self._recorder
         if recorder.step_owner is self and recorder.thread == get_ident():
             recorder.end_step(recorder.clock())
@@ -266,20 +261,17 @@ class PhaseContext:
     """`with w.phase("eval"):` — time that belongs to a declared phase, steps inside it included."""
 
     def __init__(self, session: Session, name: str) -> None:
-        self._session = session
-        self._recorder = session.recorder
-        self._name = name
+        self._session, self._recorder, self._name = session, session.recorder, name
         self._levels: list[int] = []
 
     def __enter__(self) -> None:
-        recorder = self._recorder
+        recorder, level = self._recorder, 0
         if recorder.claim_thread(steps=False):
             self._session.start()
-            self._levels.append(recorder.enter(self._name, recorder.clock()))
-        else:
-            self._levels.append(0)
+            level = recorder.enter(self._name, recorder.clock())
+        self._levels.append(level)
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, *_: object) -> None:
         level = self._levels.pop()
         if level and self._recorder.thread == get_ident():
             self._recorder.exit(level, self._recorder.clock())

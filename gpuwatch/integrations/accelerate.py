@@ -1,9 +1,4 @@
-"""Accelerate: the loop is the user's, so `gpuwatch.watch` around the prepared loader is all that is needed.
-
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for batch in watch(loader):
-
-`accelerator.prepare(model, optimizer, watch(loader))` does the same: the prepared loader is watched.
+"""Accelerate: the loop is the user's, so `gpuwatch.watch` around the prepared loader, or around the one to be prepared, is all that is needed.
 
 `watch` from here, and a loader that is watched before it is prepared, also count Accelerate's own copies to the device as `transfer`;
 `gpuwatch.watch` around a prepared loader counts them as `input_wait`, because the copy happens inside the fetch.

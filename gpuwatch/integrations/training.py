@@ -24,15 +24,11 @@ _active: list[Training] = []
 class Training:
     """One training by a framework, from its beginning to its end, however that comes.
 
-    A step lasts from the request for a batch until the next request after training on it, as in `gpuwatch.watch`; several
-    fetches without training between them (a batch ahead, micro-batches) belong to one step.
+    A step lasts from the request for a batch until the next request after training on it; fetches without training between them are one step's.
     """
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:
-        """`watch`: the Watch to use, else the one that is open, else one made of `options` that ends with this training.
-
-        The thread that calls this is the one that trains.
-        """
+        """`watch`: the Watch to use, else the open one, else one made of `options` that ends with this training. The caller is the training thread."""
         current = watch or (open_watches[-1] if open_watches else None)
         self._owned = current is None
         self.watch = current or Watch(**options)
@@ -73,7 +69,7 @@ class Training:
         if self._declared:
             self.end_step()
         if self._pass is None:
-            self._pass = WatchedIterator(Loop(self.session, self._requests, reports=False))
+            self._pass = WatchedIterator(Loop(self.session, self._requests, of_framework=True))
         self._requests.request, self._requests.args = request, args
         self._trained, self._stepping = False, True
         try:

@@ -36,8 +36,7 @@ _patches: list[Patches] = []
 class GpuWatchCallback(_TrainerCallback):
     """Measures `trainer.train`. `watch`: an open one, else one is made of the options, as in `gpuwatch.Watch`.
 
-    A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback; a trainer without
-    one trains as before.
+    A callback gets neither the trainer nor an exception, so `Trainer.train` is replaced while there is such a callback.
     """
 
     def __init__(self, watch: Watch | None = None, **options: Any) -> None:

@@ -159,7 +159,7 @@ class DeviceBooking:
         ledger.book(between, begin_ns)
         self._running = COMPUTE
         measured, batch_ns = self._measured, begin_ns + data_ns
-        input_ns = self._felt(batch_ns, data_ns)
+        input_ns = min(data_ns, max(0, batch_ns - self._end_ns))  # of the wait, what came after the piece before
         steps = max(1, measured.steps)
         host_ns = min(measured.host_ns // steps, end_ns - batch_ns)
         work_ns = measured.work_ns // steps
@@ -188,7 +188,3 @@ class DeviceBooking:
             ledger.book(state, min(ledger.watermark_ns + spent_ns, end_ns))
         ledger.book(COMPUTE, end_ns)
         return exposed
-
-    def _felt(self, batch_ns: int, data_ns: int) -> int:
-        """Return how much of a wait the device felt, by when it was done with the piece before: all of it where that is not known."""
-        return min(data_ns, max(0, batch_ns - self._end_ns))

@@ -1,13 +1,13 @@
 """Times of pieces that the device has finished, from differences between their events.
 
-Where an event was recorded on an empty stream, the device reached it at that moment: there the device's clock meets the host's.
-From there on the device's times follow as differences between events, so that one `elapsed` a piece is enough. Of quick pieces on a
-starved device not each needs that one: how far the device is behind the host at their end is sampled, as often as it varies.
+An event on an empty stream is reached when it is recorded: there the device's clock meets the host's. From there on one `elapsed` a piece is
+enough. Of quick pieces on a starved device not each needs that: how far the device is behind the host at their end is sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from gpuwatch.ledger.device_pieces import DETAILED_NS, MOST_COPIES, DeviceTimes, Events, Piece
@@ -53,23 +53,17 @@ class PieceReader:
 
     def measure_runs(self, pieces: Sequence[Piece]) -> None:
         """Measure the pieces between which the device was never idle as one, and share their time evenly: one call for all of them."""
-        first = 0
-        while first < len(pieces):
-            last = first
-            while (
-                last + 1 < len(pieces)
-                and pieces[last + 1].batch is pieces[last].end
-                and not (
-                    pieces[last].detailed or pieces[last + 1].detailed or pieces[last].waits or pieces[last + 1].waits
-                )
-            ):
-                last += 1
-            if last > first:
-                run = pieces[first : last + 1]
+        run: list[Piece] = []
+        for piece, following in zip_longest(pieces, pieces[1:]):
+            run.append(piece)
+            follows = following is not None and following.batch is piece.end
+            if follows and not (piece.detailed or following.detailed or piece.waits or following.waits):
+                continue
+            if len(run) > 1:
                 run_ns = max(0, self._events.elapsed_ns(run[0].batch, run[-1].end))
-                for number, piece in enumerate(run):
-                    piece.in_run_ns = run_ns * number // len(run), run_ns * (number + 1) // len(run)
-            first = last + 1
+                for number, each in enumerate(run):
+                    each.in_run_ns = run_ns * number // len(run), run_ns * (number + 1) // len(run)
+            run = []
 
     def read(self, piece: Piece, following: Piece | None, observed_ns: int) -> None:
         """Set the piece's times, and give its events back. `following`: the piece after it, where that has ended too."""
@@ -144,10 +138,7 @@ class PieceReader:
         self.release(piece)
 
     def _batch(self, piece: Piece) -> tuple[int | None, int, int | None]:
-        """Return when the device was done with what came before, when it reached the batch, and how long the stream was empty in between.
-
-        None: not known.
-        """
+        """Return when the device was done with what came before and when it reached the batch, and its idle time in between; None: not known."""
         at_ns, before_ns = piece.begin_ns, self.reached_ns if piece.chained else None
         if piece.previous is None:
             if piece.follows and before_ns is not None:
@@ -176,11 +167,7 @@ class PieceReader:
         return at_ns - passed_ns, at_ns, passed_ns
 
     def _most_lag_ns(self, piece: Piece, following: Piece | None) -> int | None:
-        """Return how far the device can have been behind the host at the end of this piece, which it worked on between two waits.
-
-        None where it is to be measured: the device was not idle before and after, the host took longer than usual, or waited long, or launched
-        work in that wait.
-        """
+        """Return how far the device can have been behind the host at the end of this piece, with a wait before and after it; None: measure it."""
         if following is None or following.previous is not piece.end or following.follows:
             return None
         if piece.follows or piece.in_run_ns is not None or self._works_in_fetch:
@@ -276,10 +263,7 @@ class PieceReader:
 
     def release(self, piece: Piece) -> None:
         """Give back all events but the end: that is the next piece's `previous` or `batch`, and goes with it."""
-        release = self._events.release
-        mine = {id(event): event for pair in (*piece.copies, *piece.waits) for event in pair}
-        for event in (piece.previous, piece.batch, piece.launch):
-            if event is not None:
-                mine[id(event)] = event
-        for event in mine.values():
-            release(event)
+        events = [piece.previous, piece.batch, piece.launch]
+        events += [event for pair in (*piece.copies, *piece.waits) for event in pair]
+        for event in {id(event): event for event in events if event is not None}.values():
+            self._events.release(event)

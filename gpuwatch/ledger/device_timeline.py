@@ -1,14 +1,9 @@
 """The device's own timeline: when its stream was empty, from timing events that are polled and never waited for.
 
-A launch returns before the device runs it, so the host's clock alone cannot tell a wait that starves the device from one that
-hides behind queued work. Events on the current stream can. Each piece of a step has two: `batch` when its batch is in hand, `end`
-when the next batch is asked for. Some pieces have more: one after each run of copies, one after the optimizer's last launch, two around
-each wait for other ranks.
-They are read later with `query()`, in the training thread, never while a graph is captured, and nothing is ever synchronised.
-No device is initialised here: events begin once the user's code has set one up.
-
-An error of any event call ends the timeline: `error` is set, no event is touched again, and the recorder goes on by the host's
-clock. What a signal handler of the user's raises passes through.
+A launch returns before the device runs it: only events on its stream tell a wait that starves the device from one that hides behind queued
+work. Each piece of a step has two: `batch` when its batch is in hand, `end` when the next one is asked for. Some have more: after each run of copies, after
+the optimizer's last launch, around each wait for other ranks. They are read later by `query()`, in the training thread, never while a graph is captured.
+An error of an event call ends the timeline, and the recorder goes on by the host's clock. What a signal handler raises passes through.
 """
 
 from __future__ import annotations
@@ -96,10 +91,7 @@ class DeviceTimeline:
 
     @breaks
     def begin(self, at_ns: int) -> None:
-        """A batch is in hand, or the step goes on after a phase.
-
-        Called again before anything was launched (a second loader feeds the step too), it moves the moment.
-        """
+        """A batch is in hand, or the step goes on after a phase. Called again before anything was launched, it moves the moment."""
         piece, events = self._open, self._events
         if piece is not None and not piece.launch_ns:
             # With copies it was copied while it was fetched, and is on the device already; after a wait for ranks the step is under way.
@@ -169,10 +161,9 @@ class DeviceTimeline:
 
     @breaks
     def copy_begins(self, at_ns: int, follows: bool, in_fetch: bool = False) -> Any | None:
-        """A copy to the device is about to be launched. `follows`: right after the batch came or the copy before it.
-        `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
+        """A copy to the device is about to be launched; return what `copy_ends` takes. `follows`: right after the batch or another copy.
 
-        Return what `copy_ends` wants to be given.
+        `in_fetch`: the loader copies the batch itself, so the wait for it ends here.
         """
         if self.error is not None:
             return None
@@ -204,10 +195,7 @@ class DeviceTimeline:
 
     @breaks
     def copy_ends(self, token: Any | None, call_ns: int | None = None) -> None:
-        """The copy has been launched, by one call that took so long; None: not by one call.
-
-        One that began in a piece which has ended meanwhile is not measured.
-        """
+        """The copy was launched, by one call that took so long (None: by several). Not measured if its piece has ended meanwhile."""
         if token is None or self.error is not None:
             return
         piece, begin = token
@@ -232,10 +220,7 @@ class DeviceTimeline:
             piece.copies_until_ns = self._copy_at_ns + call_ns
 
     def awaits_asides(self, at_ns: int | None) -> Any | None:
-        """The home stream is about to wait for copies on other streams. None: while a batch is fetched, so that this is measured by the copies alone.
-
-        Return what `copy_ends` wants to be given.
-        """
+        """The home stream will wait for copies on other streams, in a fetch if `at_ns` is None; return what `copy_ends` takes."""
         piece = self._open
         token = None
         if at_ns is not None and piece is not None:
@@ -258,10 +243,7 @@ class DeviceTimeline:
 
     @breaks
     def wait_begins(self) -> tuple[Piece, Any] | None:
-        """The home stream is about to wait for other ranks. Return what `wait_ends` wants to be given.
-
-        Called in the training thread, or by autograd's threads while that one waits for a backward pass.
-        """
+        """The home stream is about to wait for other ranks; return what `wait_ends` takes. Autograd's threads may call it too."""
         piece = self._open
         if piece is None or piece.waits_seen is None or self.error is not None:
             return None
@@ -403,10 +385,6 @@ class DeviceTimeline:
             )
         self.given_up += len(pending)
         self.abandon()
-
-    @property
-    def pending(self) -> int:
-        return len(self._pending)
 
     def _break(self, error: Exception) -> None:
         """End this timeline by an error of an event call."""

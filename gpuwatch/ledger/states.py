@@ -32,10 +32,7 @@ REST = "rest"
 
 
 def add_declared(declared_ns: dict[str, int], name: str, ns: int) -> None:
-    """Count time of a declared phase by its name: of the first eight names of a run, and of all others together as "rest".
-
-    Not of the eight longest: a name that changed its place would take time away from a counter.
-    """
+    """Count time of a declared phase by its name: of a run's first eight names (a counter never goes back), the others as "rest"."""
     name = name if name in declared_ns or len(declared_ns.keys() - {REST}) < MAX_DECLARED else REST
     declared_ns[name] = declared_ns.get(name, 0) + ns
 
@@ -61,10 +58,7 @@ class Ledger:
         return self
 
     def book(self, state: str, until_ns: int) -> int:
-        """Book the time from the watermark to `until_ns` under `state`; return how much that was, in ns.
-
-        Final time is not booked again, so a late end counts only after the watermark.
-        """
+        """Book the time from the watermark to `until_ns` under `state`, nothing where that is final already; return its ns."""
         booked = until_ns - self.watermark_ns
         if booked <= 0:
             return 0
@@ -79,11 +73,7 @@ class Ledger:
             self.watermark_ns += part
 
     def book_mixture(self, parts_ns: Mapping[str, int], until_ns: int) -> None:
-        """Book the time from the watermark to `until_ns`, divided among states in the proportion of `parts_ns`.
-
-        For time of which only sums are known (a run's cumulative totals). Parts that cover exactly the open time, as they do unless
-        some of it is final already, are booked to the nanosecond. Parts without any time leave the open time `unknown`.
-        """
+        """Book the time to `until_ns`, divided in the proportion of `parts_ns`; without any, as `unknown`. Parts that cover it are booked exactly."""
         open_ns = until_ns - self.watermark_ns
         if open_ns <= 0:
             return

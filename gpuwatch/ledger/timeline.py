@@ -39,10 +39,7 @@ class Timeline:
         self._on_device = DeviceBooking(self.ledger)
 
     def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
-        """Book log entries after those in `entries`; return the training steps and the phase edges among them, in order.
-
-        What follows a piece that the device has not finished is held until its times are known.
-        """
+        """Book log entries; return their training steps and phase edges. What follows a piece that the device has not finished is held."""
         self.entries.extend(entries)
         entries, held = self.entries, self._held
         steps, phases = self._made
@@ -67,10 +64,7 @@ class Timeline:
         return steps, phases
 
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
-        """Book the run of steps from `at` on that nothing interrupts; return how many, 0 where the next one is not of that kind.
-
-        What `_book` does for any entry, at a tenth of its cost: the background thread takes the interpreter from the training thread meanwhile.
-        """
+        """Book the run of steps from `at` on that nothing interrupts, at a tenth of the cost of `_book`; return how many."""
         watermark, counts, whole = self.ledger.watermark_ns, self.counts, list[StepRecord]()
         if not counts.steps or self._levels or self._held or self._resting or self._carry != _NOTHING:
             return 0
@@ -129,10 +123,7 @@ class Timeline:
             steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
-        """Return how time after the ledger looks now, as (state, until) in order, and the state of what follows it.
-
-        The device still works on a piece that is held.
-        """
+        """Return how time after the ledger looks while the device works on held pieces, as (state, until), and the state of what follows."""
         if not self._held:
             return [], self._between_state
         parts: list[tuple[str, int]] = []
@@ -170,10 +161,7 @@ class Timeline:
         return found[0]
 
     def quiet(self, now_ns: int, step_ns: int | None = None) -> tuple[str, int] | None:
-        """Return the state of a time without progress, and since when: `stalled`, or `other` after a loop; None before the threshold.
-
-        `step_ns`: when the open step began; None: none is open.
-        """
+        """Return the state of a time without progress, `stalled` or (after a loop) `other`, and since when; None before the threshold."""
         if not self.counts.steps or self._phase_state is not None or any(entry[0] == ENTER for entry in self._held):
             return None
         held, is_left = self.held_tail()[0], self._is_left

@@ -61,8 +61,7 @@ def _call_after(loader: Any, function: str) -> None:
     loader.exec_module = exec_module
 
 
-_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")
-"""Programs of these packages start the training in other processes."""
+_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")  # their programs start the training in other processes
 
 
 def _report_nothing(pid: int) -> None:
@@ -85,18 +84,13 @@ def _report_nothing(pid: int) -> None:
     print(f"gpuwatch: no training step was seen: {reason}. To see one: {more}", file=sys.stderr)
 
 
-def _run_other_sitecustomize() -> None:
-    """Run the `sitecustomize` that Python would have found without this one."""
-    others = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-
-
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]  # noqa: PTH100
 if os.environ.get("GPUWATCH_AUTO") == "1" and os.environ.get("GPUWATCH_DISABLE", "") in ("", "0"):
     sys.meta_path.insert(0, Finder())
     atexit.register(_report_nothing, os.getpid())
-_run_other_sitecustomize()
+
+# The `sitecustomize` that Python would have found without this one.
+_other = importlib.machinery.PathFinder.find_spec("sitecustomize")
+if _other is not None and _other.loader is not None:
+    sys.modules["sitecustomize"] = _module = importlib.util.module_from_spec(_other)
+    _other.loader.exec_module(_module)

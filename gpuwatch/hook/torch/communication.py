@@ -1,11 +1,8 @@
 """How long training waits for other ranks: measured on request, for DistributedDataParallel, and for FSDP on a device.
 
-DDP: a rank that is done with its backward pass waits until all ranks' gradients are reduced, in a callback of the autograd engine. Two callbacks
-of our own, around it, mark begin and end. On the CPU the training thread waits, and they read the clock. On a device the stream waits, and they
-record two events on it. What DDP reduces while the backward pass still computes is hidden by it, and is not between the two.
-
-FSDP makes the stream wait for each of its collectives by `Stream.wait_event`: `stream_waits` has the two events recorded around that. Nothing of
-the communication itself is replaced.
+DDP waits until all gradients are reduced in a callback of the autograd engine: two callbacks of ours around it read the clock on the CPU, and
+record events on a device, whose stream waits. What is reduced while the backward pass still computes is not between the two.
+FSDP makes the stream wait for each collective by `Stream.wait_event`: `stream_waits` records events around that.
 """
 
 from __future__ import annotations
@@ -102,10 +99,7 @@ class CommunicationWatch:
             recorder.log.append((COMM, begin, recorder.clock()))
 
     def _trains(self) -> bool:
-        """Whether the training thread is in a step's own work, so that what it waits for is a part of that.
-
-        The backward pass of a device runs in autograd's threads, while the training thread waits for it.
-        """
+        """Whether a step's own work is under way. On a device it may run in autograd's threads, for which the training thread waits."""
         recorder = self._recorder
         if recorder.doing() is not IN_STEP:
             return False

@@ -93,10 +93,7 @@ class CompileWatch:
 
 
 class _DynamoIsImported:
-    """Sees dynamo's modules imported, and finds none of them.
-
-    It learns torch's own functions by heart then: ours step aside, and come back after its first compilation or for the next pass.
-    """
+    """Sees dynamo's modules imported, and finds none of them. Dynamo learns torch's own functions then, so ours step aside."""
 
     def __init__(self, register: Callable[[], None]) -> None:
         self._register: Callable[[], None] | None = register
@@ -110,10 +107,7 @@ class _DynamoIsImported:
 
 
 def _leave_us_alone() -> None:
-    """Have dynamo run this package's functions as they are, and learn torch's own methods while ours are not there.
-
-    It would compile those of ours that are called between two graphs. The methods are learned once, by the first `torch.compile` maybe.
-    """
+    """Have dynamo run this package's functions as they are, and learn torch's own methods, which it does once, while ours are not there."""
     global _taught
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is None or rules is _taught:

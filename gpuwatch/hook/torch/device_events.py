@@ -11,10 +11,7 @@ from typing import Any
 
 
 def device_in_use(torch: Any) -> str | None:
-    """Return the kind of device that the user's code has set up by now: "cuda", "xpu" …; None before it has.
-
-    Never sets one up: it asks `is_initialized()` alone. A kind that cannot tell (mps) is never in use by this.
-    """
+    """Return the kind of device that the user's code has set up by now: "cuda", "xpu" …; None before that. Never sets one up."""
     try:
         if torch.cuda.is_initialized():
             return "cuda" if torch.cuda.is_available() else None
@@ -45,10 +42,9 @@ _unused: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
 
 
 class TorchEvents:
-    """Events on the device and stream of `torch.accelerator` that were current at first.
+    """Events on the device and stream of `torch.accelerator` that were current at first, pooled and never destroyed.
 
-    Events are pooled and never destroyed. In a forked child, such as a loader's worker, CUDA cannot be called: destroying an event there
-    aborts the process, and the garbage collector may find one there at any time (`std::terminate` from `~CUDAEvent`, torch 2.11).
+    A destroyed event aborts a forked child, where CUDA cannot be called (`std::terminate` from `~CUDAEvent`, torch 2.11).
     """
 
     def __init__(self, torch: Any, kind: str) -> None:
@@ -123,13 +119,9 @@ class TorchEvents:
 class CudaEvents(TorchEvents):
     """CUDA's: the same by quicker ways, and none while a graph is captured.
 
-    `Event.record()` makes an object for the current stream each time, and torch's Python functions check again that CUDA is set up: both
-    cost as much as the event. The stream is known here, and CUDA is set up.
-
-    While any thread captures a graph in CUDA's global mode, a query of an event by another one ends that capture, unless the thread that
-    queries has left the mode before: that is done around each query, by the runtime that torch has loaded.
-
-    `Event.elapsed_time()` queries both events first. They are known to be reached here, so that same runtime is asked for the time alone.
+    `Event.record()` and torch's Python functions look up the stream and check that CUDA is set up, at the cost of the event itself.
+    While any thread captures a graph in CUDA's global mode, a query by another one ends that capture, unless the thread that queries has left
+    the mode before: that is done around each query. `elapsed_time()` queries both events first; the runtime is asked for the time alone.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -149,10 +141,7 @@ class CudaEvents(TorchEvents):
             self._elapsed_ms = self._elapsed_ms_directly
 
     def can_time(self) -> bool:
-        """Return whether the current device has a context: an event on one that has none would make one there.
-
-        It has none where the user works on "cuda:1" and never called `set_device`.
-        """
+        """Return whether the current device has a context: an event would make one (a user on "cuda:1" without `set_device`)."""
         if not self._torch._C._cuda_hasPrimaryContext(self._device):
             return False
         self._recorded_on = self._torch.cuda.current_stream(self._device)
@@ -225,10 +214,9 @@ _Function = Callable[..., Any]
 
 
 def _runtime_functions(torch: Any) -> tuple[_Function | None, _Function | None, _Function | None]:
-    """Return three functions of the CUDA runtime (or HIP's) that torch has loaded; None where it is not found.
+    """Return `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError` of the runtime that torch has loaded.
 
-    They are `cudaThreadExchangeStreamCaptureMode`, `cudaEventElapsedTime` and `cudaGetLastError`. None of them waits, so that
-    Python's lock is kept, as torch does in the same calls: to get it back from a busy thread would take up to 5 ms.
+    None where it is not found. They do not wait, so Python's lock is kept: getting it back could take 5 ms.
     """
     version = getattr(torch, "version", None)
     cuda, hip = getattr(version, "cuda", None), getattr(version, "hip", None)

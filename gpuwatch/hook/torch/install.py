@@ -117,10 +117,7 @@ class TorchHooks:
             self._transfers.remove()
 
     def find_device(self) -> None:
-        """Begin to measure by the device once the user's code has set one up. Cheap while there is none.
-
-        One that the training has left for another device or stream is left too.
-        """
+        """Begin to measure by the device once the user's code has set one up, and by another one if the training has moved there."""
         recorder, torch = self._recorder, sys.modules.get("torch")
         timeline, framework = recorder.timeline, asynchronous_framework()
         if framework is not None and self._torch_hook is None:

@@ -24,9 +24,9 @@ class Patches:
         self._on = on
 
     def wrap(self, owner: Any, name: str, wrapper: Wrapper, *others: Any) -> bool:
-        """Have calls of `owner.name` go through `wrapper`; return False, with one message in the log, where there is none.
+        """Have calls of `owner.name` go through `wrapper`, and of `others` that have the same function, so that it can be pickled.
 
-        `others` that have the same function by this name get the same replacement, so that it can be pickled by its name as before.
+        Return False, with one message in the log, where there is none.
         """
         if not self._on:
             return False

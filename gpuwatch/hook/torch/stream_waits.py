@@ -1,14 +1,9 @@
 """What torch's streams and the host wait for on a device: copies on another stream, FSDP's collectives, `synchronize()`.
 
-A prefetcher copies batches on a stream of its own, and makes the training's stream wait for that one: what it waits, while it has nothing else to do,
-is `transfer`. FSDP does the same for its collectives: `comm_wait` where a model is watched. Events are recorded before and after such a wait.
-Where the user synchronises, the host waits for the device, as it does for a result that is read back.
-
-From when a device is adopted until the Watch is closed these are replaced, each by a function that calls torch's own: `wait_event` and
-`synchronize` of the device's `Stream`, `wait` and `synchronize` of its `Event`, and what `torch.cuda.synchronize` and
-`torch.accelerator.synchronize` call in `torch._C`, so that a `synchronize` which was imported by name is seen too.
-`torch.Stream` and `torch.Event` themselves are of C and cannot be replaced: what goes through them alone, such as
-`torch.accelerator.current_stream().wait_stream(side)`, is not seen.
+A prefetcher copies on a stream of its own, and makes the training's stream wait for it: where that has nothing else to do, it is `transfer`. FSDP
+does the same for its collectives: `comm_wait` where a model is watched. A `synchronize()` waits for the device, like a result that is read back.
+From when a device is adopted until the Watch is closed `wait_event` and `synchronize` of the device's `Stream`, `wait` and `synchronize` of its
+`Event`, and the functions of `torch._C` behind `synchronize()` are replaced. `torch.Stream` and `torch.Event` are of C and cannot be.
 """
 
 from __future__ import annotations
@@ -115,10 +110,7 @@ class StreamWaits:
         return waits
 
     def _begins(self, device: DeviceTimeline, stream: Any) -> tuple[Callable[[Any], None], Any]:
-        """Have the device's timeline note that this stream (None: the current one) is about to wait.
-
-        Return what is to be called after that, and with what.
-        """
+        """Have the timeline note that this stream (None: the current one) is about to wait; return what to call after that, and with what."""
         try:
             current = _identity(getattr(sys.modules["torch"], self._kind or "").current_stream())
             waits = current == self._home and (stream is None or _identity(stream) == current)

@@ -1,9 +1,7 @@
 """What replaces functions of torch while a `Watch` needs it: installed, removed, and out of the way while torch compiles.
 
-Most are a Tensor's own methods; `stream_waits` replaces some of streams and events.
-
-Since Python 3.13 a class whose attributes have changed about a thousand times has no attribute cache any more, and every access to a Tensor's attribute
-takes twice as long for the rest of the process. So these attributes change a bounded number of times in a run, however many passes it has.
+Since Python 3.13 a class whose attributes have changed a thousand times has no attribute cache, and every access to a Tensor's attribute takes
+twice as long. So these attributes change a bounded number of times in a run, however many passes it has.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ def come_back() -> None:
 class TorchMethods:
     """Replaces methods of `torch.Tensor`, or of another class or module that `owner` returns, for the loops of one run.
 
-    `make(torch, name, original)` returns the replacement, which calls the original; it is wrapped by `functools.wraps`.
-    `compiled_around`: compilations after which it is installed again at once.
+    `make(torch, name, original)` returns the replacement. `compiled_around`: compilations after which it is installed again at once.
     """
 
     def __init__(
@@ -71,8 +68,7 @@ class TorchMethods:
         if self not in _open:
             _open.append(self)
             self._aside = list(self._names)
-        if not _is_aside:
-            self._put(self._aside)
+        self._put()
 
     def also(self, names: tuple[str, ...]) -> None:
         """Replace these methods too from now on."""
@@ -80,15 +76,14 @@ class TorchMethods:
         self._names += tuple(new)
         if self in _open:
             self._aside += new
-            if not _is_aside:
-                self._put(self._aside)
+            self._put()
 
     def come_back(self) -> None:
         """Install again what is aside, unless torch has compiled too often in this run: then the next pass does it."""
         if self._aside and self.loops:
             self._compilations += 1
             if self._compilations <= self._compiled_around:
-                self._put(self._aside)
+                self._put()
 
     def step_aside(self) -> bool:
         """Remove what is on top, to be installed again; return whether there was any."""
@@ -135,11 +130,13 @@ class TorchMethods:
             else:
                 setattr(owner, name, before)
 
-    def _put(self, names: list[str]) -> None:
-        """Install what is named and is not there, as `_take_back` removes it."""
+    def _put(self) -> None:
+        """Install what is aside and is not there, as `_take_back` removes it; while torch compiles, later."""
+        if _is_aside:
+            return
         torch = sys.modules["torch"]
         owner = self._owner(torch)
-        self._aside, made = [], {}
+        names, self._aside, made = self._aside, [], dict[str, Any]()
         for name in names:
             before = vars(owner).get(name)
             ours = self._ours.get(name)

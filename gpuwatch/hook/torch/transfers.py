@@ -1,14 +1,8 @@
 """Copies to the device without a line of code: `Tensor.to` and `Tensor.cuda` are timed while a watched loop runs.
 
-What is read back from the device (`.item()`, `.tolist()`, `.cpu()`, `float(loss)`, `if loss > 1:`, and `print`, which uses them) is noted too
-where the device's timeline measures: the host waits for it.
-
-The replacement acts while a loop is open, in the training thread alone, inside a step. It is removed after a run's first passes, and stays between
-later ones until the run is closed: see `torch_methods`. While torch compiles anything it is not there: what is traced, and what its guards
-look at, is torch's own. It is no TorchFunctionMode: those change how every operation is dispatched.
-
-A Tensor subclass or a TorchFunctionMode is told by torch which function was called: whatever `torch.Tensor.to` is then. They are told the
-original, which is what their tables hold.
+Where the device's timeline measures, what is read back (`.item()`, `.cpu()`, `if loss > 1:` …) is noted too: the host waits for it.
+A replacement acts while a loop is open, in the training thread, inside a step; see `tensor_patch` for when it is there. It is no
+TorchFunctionMode: those change how every operation is dispatched. A Tensor subclass or such a mode gets the original function.
 """
 
 from __future__ import annotations
@@ -65,14 +59,11 @@ class TransferWatch:
             return result
         try:
             with torch._C.DisableTorchFunction():
-                was_on_cpu = tensor.is_cpu
-                if name in _COPIES:
-                    if was_on_cpu and not result.is_cpu:
-                        recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
-                    elif recorder.active_timeline is not None and result.is_cpu and not was_on_cpu:
-                        recorder.active_timeline.read_back(recorder.clock() - begin)
-                elif recorder.active_timeline is not None and not was_on_cpu:
-                    recorder.active_timeline.read_back(recorder.clock() - begin)
+                device, is_copy = recorder.active_timeline, name in _COPIES
+                if tensor.is_cpu and is_copy and not result.is_cpu:
+                    recorder.transfer_ns = before_ns + recorder.clock() - begin  # whatever was timed inside
+                elif device is not None and not tensor.is_cpu and (not is_copy or result.is_cpu):
+                    device.read_back(recorder.clock() - begin)
         except Exception as error:  # a subclass with a device of its own making: its copy is not timed
             pass_on(error)
         return result
@@ -172,14 +163,15 @@ class TransferWatch:
         def noted(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_overridden(tensor):
                 return self._overridden(torch, name, original, tensor, args, kwargs)
-            if recorder.active_timeline is not None and recorder.activity is IN_STEP and methods.loops:
-                device = recorder.active_timeline
-                if device is not None and not tensor.is_cpu and recorder.thread == get_ident():
-                    begin = recorder.clock()
-                    result = original(tensor, *args, **kwargs)
-                    device.read_back(recorder.clock() - begin)
-                    return result
-            return original(tensor, *args, **kwargs)
+            device = recorder.active_timeline
+            if device is None or recorder.activity is not IN_STEP or not methods.loops or tensor.is_cpu:
+                return original(tensor, *args, **kwargs)
+            if recorder.thread != get_ident():
+                return original(tensor, *args, **kwargs)
+            begin = recorder.clock()
+            result = original(tensor, *args, **kwargs)
+            device.read_back(recorder.clock() - begin)
+            return result
 
         return noted
 
