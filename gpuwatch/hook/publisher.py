@@ -156,7 +156,7 @@ class Publisher:
         from gpuwatch.diagnosis.rules import diagnose
         from gpuwatch.diagnosis.rules.progress import summary_of
 
-        window, _, done = self._window(self._stopping)
+        window, _, done = self._window(closed=True)  # as it was applied last: nothing is sampled for this
         short = is_short(done.steps, done.seconds, thresholds())
         window = msgspec.structs.replace(window, summaries={}, is_short=short)
         return summary_of(window, thresholds(), give_verdict(window, diagnose(window, thresholds()), thresholds()))
