@@ -159,7 +159,9 @@ class Publisher:
         window, _, done = self._window(closed=True)  # as it was applied last: nothing is sampled for this
         short = is_short(done.steps, done.seconds, thresholds())
         window = msgspec.structs.replace(window, summaries={}, is_short=short)
-        return summary_of(window, thresholds(), give_verdict(window, diagnose(window, thresholds()), thresholds()))
+        findings = diagnose(window, thresholds())
+        verdict = give_verdict(msgspec.structs.replace(window, is_short=False), findings, thresholds())
+        return summary_of(window, thresholds(), verdict)
 
     def close(self, ended_ns: int) -> None:
         """Book the time up to the run's end and send what is left; takes about a second at most, with or without an agent."""
