@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,7 +23,7 @@ from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
-from gpuwatch_agent.http import BoundedProtocol, OncePerMinute, make_app
+from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.options import Choice, Roots, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -63,14 +64,15 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         sampler.start()
         stack.callback(sampler.stop)
         _check_hourly(history, stack)
-        app = make_app(
-            lambda: sampler.snapshot,
-            history,
-            socket.gethostname(),
-            tuple(endpoints),
-            config.prices,
-            lambda: {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s},
-        )
+
+        def idle_s() -> dict[str, float]:
+            return {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s}
+
+        async def alive() -> None:
+            if max(idle_s().values()) <= WEDGED_S:
+                notify_systemd("WATCHDOG=1")
+
+        app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), tuple(endpoints), config.prices, idle_s)
         _bound_connections()
         server = uvicorn.Server(
             uvicorn.Config(
@@ -81,6 +83,8 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=2,
+                callback_notify=alive,
+                timeout_notify=5,
             )
         )
         for name in ("uvicorn.error", "asyncio"):
@@ -88,9 +92,17 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         host, port = server_socket.getsockname()[:2]
         logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(endpoints))
         ready(f"http://{host}:{port}")
+        notify_systemd("READY=1")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[server_socket])
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd, where it has started the agent. Source: sd_notify(3)."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
 
 
 def _bound_connections() -> None:

@@ -23,7 +23,7 @@ from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
-from gpuwatch_agent.history import FindingRow, History, StepBatch, Tick
+from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
 from gpuwatch_agent.options import STANDARD, Choice, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
@@ -59,6 +59,7 @@ class Sampler:
     ) -> None:
         self._receiver = receiver
         self._history = history
+        self._retention_s = RetentionClock()
         self._roots = roots
         self._boot_id = boot_id
         self._choice = choice
@@ -111,9 +112,10 @@ class Sampler:
                 self._tick()
                 self.ticked_s = time.monotonic()
             with self._part("history"):
-                self._history.downsample(time.time())
+                now_s = self._retention_s()
+                self._history.downsample(now_s)
                 if self._ticks_done % _TRIM_EVERY == 0:
-                    self._history.trim(time.time())
+                    self._history.trim(now_s)
             if last:
                 return
             self._ticks_done += 1

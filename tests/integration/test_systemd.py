@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.integration.agent_process import Agent
 from tests.servers import require
@@ -60,6 +65,24 @@ def test_its_command_starts_the_agent(tmp_path: Path) -> None:
     shipped = {"/etc/gpuwatch/gpuwatch.toml": str(ROOT / "deploy/gpuwatch.toml")}
     with Agent(tmp_path, *(shipped.get(option, option) for option in options)) as agent:
         assert agent.get_text("/readyz") == "ok\n"
+
+
+def test_systemd_hears_that_it_is_ready_and_lives_until_it_is_stopped(tmp_path: Path) -> None:
+    assert "WatchdogSec=60" in UNIT.read_text() and "Type=notify" in UNIT.read_text()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        with Agent(tmp_path, environment={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}) as agent:
+            assert systemd.recv(100) == b"READY=1"
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            assert agent.process is not None
+            os.kill(agent.process.pid, signal.SIGSTOP)
+            systemd.settimeout(8)
+            with pytest.raises(TimeoutError):  # one may have been under way
+                systemd.recv(100), systemd.recv(100)
+            os.kill(agent.process.pid, signal.SIGCONT)
+            systemd.settimeout(60)
+            assert systemd.recv(100) == b"WATCHDOG=1"
 
 
 def _analyze(*arguments: str) -> subprocess.CompletedProcess[str]:

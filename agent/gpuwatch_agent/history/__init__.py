@@ -10,6 +10,7 @@ import json
 import logging
 import shutil
 import sqlite3
+import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +62,9 @@ class FindingRow(NamedTuple):
     """The finding as JSON."""
 
 
+_JUMP_S, _BELIEVED_AFTER_S = 60.0, 3600.0
+
+
 class Tick(NamedTuple):
     """One second of the history."""
 
@@ -71,6 +75,25 @@ class Tick(NamedTuple):
     gpus: Sequence[GpuRecord]
     steps: Sequence[StepBatch]
     findings: Sequence[FindingRow]
+
+
+class RetentionClock:
+    """The wall clock in seconds, for what is deleted by age: a jump ahead counts after an hour only, as a wrong clock would delete all."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self._lead_s = wall() - monotonic()  # of the wall clock, as it was last believed
+        self._jumped_s: float | None = None  # when it was first seen too far ahead
+
+    def __call__(self) -> float:
+        now_s, lead_s = self._monotonic(), self._wall() - self._monotonic()
+        if lead_s <= self._lead_s + _JUMP_S:
+            self._lead_s, self._jumped_s = lead_s, None
+        elif self._jumped_s is None:
+            self._jumped_s = now_s
+        elif now_s - self._jumped_s >= _BELIEVED_AFTER_S:
+            self._lead_s, self._jumped_s = lead_s, None
+        return now_s + self._lead_s
 
 
 class History:

@@ -11,7 +11,7 @@ import pytest
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.history import History, Tick
+from gpuwatch_agent.history import History, RetentionClock, Tick
 from gpuwatch_agent.history.reader import HistoryReader
 
 BEGIN_S = 1_790_000_000.0
@@ -148,3 +148,24 @@ def test_an_agent_starts_on_a_full_disk_and_writes_once_there_is_room(
     assert seconds(history) >= 1
     assert len([record for record in caplog.records if "continues without a history" in record.message]) == 1
     history.close()
+
+
+def test_a_wall_clock_that_jumps_ahead_deletes_nothing_for_an_hour() -> None:
+    now = {"wall": 1_790_000_000.0, "monotonic": 5_000.0}
+
+    def passes(seconds: float, jump_s: float = 0.0) -> float:
+        now["monotonic"] += seconds
+        now["wall"] += seconds + jump_s
+        return retention()
+
+    retention = RetentionClock(lambda: now["wall"], lambda: now["monotonic"])
+    assert passes(10) == now["wall"]
+    wrong = passes(1, jump_s=30 * 86400)
+    assert wrong == pytest.approx(now["wall"] - 30 * 86400)
+    assert passes(70) == pytest.approx(wrong + 70)
+    assert passes(1, jump_s=-30 * 86400) == now["wall"], "it was wrong for 72 s"
+    passes(1, jump_s=86400)
+    assert passes(3599) == pytest.approx(now["wall"] - 86400)
+    assert passes(2) == now["wall"], "after an hour it is believed"
+    assert passes(1, jump_s=-7200) == now["wall"], "back is always believed: less is deleted"
+    assert passes(1, jump_s=59) == now["wall"], "as NTP corrects it"
