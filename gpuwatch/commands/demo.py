@@ -38,15 +38,8 @@ def demo(
         require("torch", "all")
     except MissingExtra:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
-    command = [
-        sys.executable,
-        "-m",
-        "gpuwatch.tools.demo_training",
-        "--bottleneck",
-        bottleneck,
-        "--seconds",
-        str(seconds),
-    ]
+    options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
+    command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
     if bottleneck == "shm":
         command = small_shm_command(command)
     with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as directory:

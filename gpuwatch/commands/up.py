@@ -28,12 +28,7 @@ _PR_SET_PDEATHSIG = 1
 Child = subprocess.Popen[bytes]
 
 
-def up(
-    http: Http = HTTP,
-    port: PagePort = 8501,
-    listen: Listen = None,
-    history: History = None,
-) -> None:
+def up(http: Http = HTTP, port: PagePort = 8501, listen: Listen = None, history: History = None) -> None:
     """Start the agent and the live page on this machine; Ctrl-C stops both.
 
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`

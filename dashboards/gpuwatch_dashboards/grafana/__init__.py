@@ -20,12 +20,10 @@ from gpuwatch.tools.reports.display import UNITS
 FLEET, NODE, RUN = "gpuwatch-fleet", "gpuwatch-node", "gpuwatch-run"
 """The dashboards' uids, which their URLs contain. Never changed: links and bookmarks depend on them."""
 TAG = "gpuwatch"
-"""On every dashboard and annotation of gpuwatch."""
 DATASOURCE = "gpuwatch-prometheus"
 """Uid of the provisioned data source, and the default of the dashboards' data source variable."""
 CHECKOUT = Path(__file__).parents[2] / "grafana"
 PACKAGED = Path(__file__).parent / "json"
-"""Their place in the wheel."""
 _JOB = 'job=\\"gpuwatch\\"'
 
 

@@ -59,11 +59,9 @@ _NOT_STACKED = [
     Property("custom.lineWidth", 2),
 ]
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-"""The data source that the reader selected."""
 
 
 def fleet_dashboard() -> dict[str, Any]:
-    """Return "GPU fleet": all GPUs of a site, who uses them, what is lost."""
     about = "All GPUs of a site: what they do, whose they are, what is lost. From recorded series."
     variables = (
         _variable("instance", "Node", "label_values(gpuwatch_build_info, instance)"),
@@ -75,7 +73,6 @@ def fleet_dashboard() -> dict[str, Any]:
 
 
 def node_dashboard() -> dict[str, Any]:
-    """Return "GPU node": one node, each of its GPUs, its runs and its agent."""
     variables = (
         _variable("instance", "Node", "label_values(gpuwatch_build_info, instance)", "one"),
         _variable("gpu", "GPU", 'label_values(gpuwatch_gpu_info{instance=~"$instance"}, gpu)', "each"),
@@ -87,7 +84,6 @@ def node_dashboard() -> dict[str, Any]:
 
 
 def run_dashboard() -> dict[str, Any]:
-    """Return "Training run": where every second of a run goes, and why."""
     about = "Where every second of a training run goes, and why."
     variables = (
         _variable("job", "Job", 'label_values(gpuwatch_run_info{job_id!=""}, job_id)'),
@@ -119,7 +115,6 @@ DASHBOARDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def text_of(name: str) -> str:
-    """Return a dashboard file's content: the same for the same panels."""
     return text(DASHBOARDS[name]())
 
 

@@ -32,7 +32,6 @@ from gpuwatch_dashboards.grafana import DATASOURCE, TAG
 Outcome = Literal["created", "updated", "unchanged"]
 TIMEOUT_S = 10.0
 ANNOTATION_LIMIT = 5000
-"""Annotations of one run that are read."""
 PERMISSIONS = (
     "the role Editor, or the permissions folders:create, dashboards:create, dashboards:write and annotations:create"
 )

@@ -20,7 +20,6 @@ GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, 
 
 
 def _per_gpu(key: str, title: str, question: str, metric: str, empty: str = NO_READING) -> Panel:
-    """Return the chart of a gauge, with a line for each GPU."""
     return detail(key, title, empty=empty).asks(question, line("GPU {gpu}", metric))
 
 

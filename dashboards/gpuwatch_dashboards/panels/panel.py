@@ -82,10 +82,8 @@ class Panel:
     """Empty: that of the first curve's metric, else a number."""
     kind: Kind = "lines"
     question: str = ""
-    """Its description, for a reader who sees it for the first time."""
     curves: tuple[Curve, ...] = ()
     columns: tuple[str, ...] = ()
-    """The labels that a table shows."""
     sort: str = ""
     """Title of the column that sorts a table, largest value first."""
     maximum: float | None = None
@@ -126,16 +124,13 @@ class Panel:
 
 
 def title_of(label: str) -> str:
-    """Return the title of a table's column."""
     return _TITLES.get(label, label.capitalize())
 
 
 detail = partial(Panel, more=True)
-"""A panel that the page "Live" shows only after "More panels"."""
 table = partial(Panel, kind="table")
 stack = partial(Panel, kind="stack")
 stat = partial(Panel, kind="stat", more=True, width=3)
-"""A panel of one number."""
 
 
 def alerts(key: str, selected: str, *labels: str) -> Panel:

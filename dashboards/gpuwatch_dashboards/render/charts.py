@@ -13,22 +13,12 @@ from math import ceil, log10
 from typing import Any
 
 from gpuwatch.api import Epoch, Finding, Points, Series
-from gpuwatch.tools.reports.display import (
-    LOOKS,
-    SEQUENCE,
-    SEVERITIES,
-    STATES,
-    VERMILLION,
-    Look,
-    Scale,
-    display,
-    scale_for,
-)
+from gpuwatch.tools.reports import display as shown
+from gpuwatch.tools.reports.display import Look, Scale, display
 from gpuwatch_dashboards.panels import Curve, Panel
 from gpuwatch_dashboards.query import Span
 
 Option = dict[str, Any]
-"""Plain data, as JSON has it."""
 MAX_LEGEND = 4
 LEAST_SHARE = 0.0005
 """What never reaches this is not drawn: it would be a name in the legend without an area."""
@@ -41,15 +31,12 @@ GRID = {"left": 64, "right": 12, "top": 8, "bottom": 22, "outerBoundsMode": "non
 PICKS = 60
 """A click on a chart finds the nearest of so many moments."""
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
-"""States that a timeline marks where they take most of the time."""
 MOST_EPOCH_MARKS, MOST_BANDS = 60, 200
 _DASHES: dict[str, Any] = {"solid": "solid", "dash": [8, 4], "dashdot": [10, 3, 2, 3], "longdash": [14, 5]}
 
 
 @dataclass(frozen=True)
 class DrawnLine(Look):
-    """One line or area, ready to draw."""
-
     points: Points = ()
     dash: str = "solid"
     stacked: bool = False
@@ -74,15 +61,15 @@ def _line(panel: Panel, curve: Curve, trace: Series, number: int) -> DrawnLine:
     stacked = panel.stacked and not curve.over_stack
     value = trace.mean if stacked and panel.unit == "ratio" else trace.last
     label = curve.legend.strip("{}")
-    if look := LOOKS.get(label, {}).get(trace.labels.get(label, "")):
+    if look := shown.LOOKS.get(label, {}).get(trace.labels.get(label, "")):
         return DrawnLine(look.name, look.colour, look.pattern, trace.points, "solid", stacked, value)
     name = re.sub(r"\{(\w+)\}", lambda found: trace.labels.get(found[1], ""), curve.legend)
     dash = "dot" if curve.dashed else list(_DASHES)[number % len(_DASHES)]
-    return DrawnLine(name, SEQUENCE[number % len(SEQUENCE)], "", trace.points, dash, stacked, value)
+    return DrawnLine(name, shown.SEQUENCE[number % len(shown.SEQUENCE)], "", trace.points, dash, stacked, value)
 
 
 def _order(trace: Series) -> tuple[int, tuple[str, ...]]:
-    for label, looks in LOOKS.items():
+    for label, looks in shown.LOOKS.items():
         if value := trace.labels.get(label):
             return ([*looks, value].index(value), (value,))
     return (0, tuple(trace.labels.values()))
@@ -131,15 +118,14 @@ def phase_marks(ledger: Sequence[Series]) -> list[Mark]:
             for most, found in groupby(pairwise(line.points), key=lambda ends: (ends[1][1] or 0.0) > 0.5):
                 intervals = list(found)
                 if most:
-                    look = STATES[state]
+                    look = shown.STATES[state]
                     marks.append(Mark(intervals[0][0][0], look.name, look.colour, intervals[-1][1][0]))
     return marks[:MOST_BANDS]
 
 
 def finding_marks(findings: Sequence[Finding]) -> list[Mark]:
-    """Return a band over each finding's time."""
     return [
-        Mark(f.since_s, f.title, SEVERITIES[f.severity].colour, max(f.seen_s or f.since_s, f.since_s))
+        Mark(f.since_s, f.title, shown.SEVERITIES[f.severity].colour, max(f.seen_s or f.since_s, f.since_s))
         for f in findings
         if f.since_s is not None
     ][-MOST_BANDS:]
@@ -178,7 +164,7 @@ def line_option(
         [*heights, *(v for line in lines if not line.stacked for _, v in line.points if v is not None)], default=0.0
     )
     top = panel.maximum or max(1.15 * peak, LEAST_TOP_RATIO if panel.unit == "ratio" else 0.0) or 1.0
-    scale = scale_for(panel.unit, peak)
+    scale = shown.scale_for(panel.unit, peak)
     digits = max(0, DIGITS - ceil(log10(top * scale.factor)))
     columns: dict[str, list[float | None]] = {}
     series = []
@@ -192,7 +178,7 @@ def line_option(
     if series:
         series[0] |= _lines_and_bands(marks, span)
         if limits := [value * scale.factor for value, _ in panel.thresholds()]:
-            series[-1]["markLine"] = reference("yAxis", limits, VERMILLION)
+            series[-1]["markLine"] = reference("yAxis", limits, shown.VERMILLION)
     return {
         "animation": False,
         "grid": GRID,

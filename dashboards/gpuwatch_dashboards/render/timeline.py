@@ -13,9 +13,8 @@ from gpuwatch.tools.reports.display import PHASES, STATES, WAITS, Look, display,
 from gpuwatch_dashboards.panels import Curve, Panel
 from gpuwatch_dashboards.panels.panel import stack
 from gpuwatch_dashboards.query import Span
-from gpuwatch_dashboards.render.cards import Card, card, text_card
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Mark, Option, time_axis, tooltip
-from gpuwatch_dashboards.render.markup import PAGES
 
 HOST = {"compute_s": "compute", "transfer_s": "transfer", "data_wait_s": "data_wait"}
 DEVICE = {
@@ -34,8 +33,6 @@ GAP_MS = 0.001
 """After its end a piece is interrupted: at the same moment the tooltip would list it twice."""
 ROWS = ("host", "device")
 KINDS: dict[str, Look] = {**PHASES, **WAITS, "host_wait": STATES["host_wait"]}
-"""What a piece may be."""
-
 
 HOST_STEPS = stack(
     "steps",

@@ -16,7 +16,6 @@ from gpuwatch_dashboards.query import INSTANCE, Match
 Vector = list[tuple[dict[str, str], float]]
 """An instant query's answer: (labels, value) of each series."""
 Instant = Callable[[str], Vector]
-"""Answers an expression."""
 Key = tuple[str, str]
 """(run, rank) or (gpu, UUID)."""
 LOOKBACK = "6h"

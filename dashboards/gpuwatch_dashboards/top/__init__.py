@@ -107,7 +107,6 @@ def last(points: Points) -> float | None:
 @dataclass(frozen=True)
 class Facts:
     label: str
-    """The source, for people: "agent at http://127.0.0.1:9478"."""
     time_s: float
     runs: tuple[Run, ...] = ()
     selected: str | None = None

@@ -261,7 +261,6 @@ class Curve:
 
     @property
     def last(self) -> str:
-        """Return the latest value with its unit."""
         return display(Series({}, self.points).last, self.unit)
 
 

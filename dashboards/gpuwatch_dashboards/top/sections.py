@@ -11,41 +11,12 @@ from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.tools.reports.display import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PHASES,
-    SEVERITIES,
-    STATUS_SIGNS,
-    VERDICTS,
-    digits,
-    display,
-    scale_for,
-)
+from gpuwatch.tools.reports import display as shown
+from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.selection import key_of
 from gpuwatch_dashboards.top import Facts, Sampled, last
-from gpuwatch_dashboards.top.drawing import (
-    BOLD,
-    DIM,
-    LABEL,
-    Curve,
-    area,
-    bar,
-    cell,
-    curve_lines,
-    figure,
-    flowed,
-    harmless,
-    legend,
-    plate,
-    rule,
-    state_name,
-    swatch,
-    table,
-    words,
-    wrapped,
-)
+from gpuwatch_dashboards.top import drawing as d
+from gpuwatch_dashboards.top.drawing import BOLD, DIM, LABEL, Curve
 
 SEVERITY_SIGNS = {"critical": "‼", "warning": "!", "info": "i"}
 NO_VERDICT = "no verdict yet: measuring the first steps"
@@ -53,7 +24,7 @@ _INDENT = 8
 
 
 def title_of(run: Run) -> str:
-    return harmless(f"{run.name or run.run}{f' #{run.rank}' if run.world_size > 1 else ''}")
+    return d.harmless(f"{run.name or run.run}{f' #{run.rank}' if run.world_size > 1 else ''}")
 
 
 def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -> list[Text]:
@@ -72,23 +43,21 @@ def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -
     lines: list[Sequence[str | Text]] = []
     for run in runs:
         recent = run.recent or Recent()
-        state = words(
-            cell(status_of(run) if status > 1 else STATUS_SIGNS[run.status], status),
-            "green" if run.status == "running" else "dim",
-        )
-        verdict = words(" ", verdict_style(run)).append(f" {run.verdict.sentence if run.verdict else NO_VERDICT}")
-        per_s = digits(recent.steps_per_s) if recent.steps_per_s is not None else "–"
-        drawn = bar(recent.states or run.states, bars)
+        sign = d.cell(status_of(run) if status > 1 else shown.STATUS_SIGNS[run.status], status)
+        state = d.words(sign, "green" if run.status == "running" else "dim")
+        verdict = d.words(" ", verdict_style(run)).append(f" {run.verdict.sentence if run.verdict else NO_VERDICT}")
+        per_s = shown.digits(recent.steps_per_s) if recent.steps_per_s is not None else "–"
+        drawn = d.bar(recent.states or run.states, bars)
         lines.append((title_of(run), state, per_s, display(recent.step_s_p50, "s"), drawn, verdict))
-    return table(columns, lines, keys.index(selected) if selected in keys else None, rows)
+    return d.table(columns, lines, keys.index(selected) if selected in keys else None, rows)
 
 
 def status_of(run: Run) -> str:
-    return f"{STATUS_SIGNS[run.status]} {run.status}"
+    return f"{shown.STATUS_SIGNS[run.status]} {run.status}"
 
 
 def verdict_style(run: Run) -> Style:
-    return plate(VERDICTS.get(run.verdict.state if run.verdict else "", VERDICTS["unknown"]))
+    return d.plate(shown.VERDICTS.get(run.verdict.state if run.verdict else "", shown.VERDICTS["unknown"]))
 
 
 def verdict_lines(run: Run, width: int) -> list[Text]:
@@ -98,12 +67,12 @@ def verdict_lines(run: Run, width: int) -> list[Text]:
     if run.loader and run.loader.num_workers is not None:
         facts.append(f"{run.loader.num_workers} workers")
     facts += [duration(round(run.watermark_s - run.started_s)), f"{run.steps:,} steps"]
-    head = words(title_of(run), BOLD)
+    head = d.words(title_of(run), BOLD)
     head.append(f" {status_of(run)}", "green" if run.status == "running" else DIM)
     head.append(f" · {' · '.join(facts)}", DIM)
     head.truncate(width - 6, overflow="ellipsis")
-    sentence = wrapped(run.verdict.sentence if run.verdict else NO_VERDICT, width - 3)
-    return [rule(head, width), *(Text(" ").append(f" {line.plain} ", verdict_style(run)) for line in sentence)]
+    sentence = d.wrapped(run.verdict.sentence if run.verdict else NO_VERDICT, width - 3)
+    return [d.rule(head, width), *(Text(" ").append(f" {line.plain} ", verdict_style(run)) for line in sentence)]
 
 
 def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
@@ -111,8 +80,10 @@ def ledger_lines(run: Run, width: int, least: float = 0.0005) -> list[Text]:
     recent = run.recent.states if run.recent else {}
     bars = [("last minute", recent)] if recent else []
     bars.append(("(whole run)" if recent else "whole run", run.states))
-    lines = [figure(f" {cell(name, LABEL - 2)} ", "").append_text(bar(of, width - LABEL - 1)) for name, of in bars]
-    return [*lines, *flowed(legend(recent, run.states, least), width)]
+    lines = [
+        d.figure(f" {d.cell(name, LABEL - 2)} ", "").append_text(d.bar(of, width - LABEL - 1)) for name, of in bars
+    ]
+    return [*lines, *d.flowed(d.legend(recent, run.states, least), width)]
 
 
 def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
@@ -120,20 +91,20 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
     recent = run.recent or Recent()
     pieces: list[Text] = []
     for name, seconds in (("step p50 ", recent.step_s_p50), ("p95 ", recent.step_s_p95)):
-        pieces += [figure(name, display(seconds, "s"))] if seconds is not None else []
+        pieces += [d.figure(name, display(seconds, "s"))] if seconds is not None else []
     rates = ((recent.steps_per_s, "steps"), (recent.samples_per_s, "samples"), (recent.tokens_per_s, "tokens"))
-    pieces += [figure("", digits(rate), f" {what}/s") for rate, what in rates if rate is not None]
-    pieces += [figure("MFU ", percent(recent.mfu_ratio))] if recent.mfu_ratio is not None else []
+    pieces += [d.figure("", shown.digits(rate), f" {what}/s") for rate, what in rates if rate is not None]
+    pieces += [d.figure("MFU ", percent(recent.mfu_ratio))] if recent.mfu_ratio is not None else []
     if run.cost is not None:
         lost = money(run.cost.outside_compute, run.cost.currency)
-        pieces.append(figure("", money(run.cost.total, run.cost.currency), f" ({lost} outside compute)"))
-    lines = flowed(pieces, width, gap=" · ")
+        pieces.append(d.figure("", money(run.cost.total, run.cost.currency), f" ({lost} outside compute)"))
+    lines = d.flowed(pieces, width, gap=" · ")
     phases = series.phases_s() if series.run == key_of(run) and width >= 56 else {}
-    known = [phase for phase in reversed(PHASES) if phase in phases]
+    known = [phase for phase in reversed(shown.PHASES) if phase in phases]
     if known:
-        whole = figure("mean ", display(sum(phases.values()), "s"), " = ") if width >= 76 else Text()
-        parts = [figure("", display(phases[phase], "s"), f" {PHASES[phase].name}") for phase in known]
-        lines.append(Text(" ").append_text(whole).append_text(words(" + ", DIM).join(parts)))
+        whole = d.figure("mean ", display(sum(phases.values()), "s"), " = ") if width >= 76 else Text()
+        parts = [d.figure("", display(phases[phase], "s"), f" {shown.PHASES[phase].name}") for phase in known]
+        lines.append(Text(" ").append_text(whole).append_text(d.words(" + ", DIM).join(parts)))
     return lines
 
 
@@ -141,21 +112,22 @@ def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
     """Return the curves of the last minutes, each `rows` high."""
     wait = series.points("ledger {state}", state="input_wait")
     curves = [
-        Curve("step time", series.points("step"), "s", PHASES["compute"].colour, None),
-        Curve("input wait", wait, "ratio", PHASES["data_wait"].colour),
+        Curve("step time", series.points("step"), "s", shown.PHASES["compute"].colour, None),
+        Curve("input wait", wait, "ratio", shown.PHASES["data_wait"].colour),
         Curve("CPU", series.points("cpu busy, of all cores"), "ratio"),
         Curve("/dev/shm", series.shm_ratio(), "ratio"),
     ]
-    return curve_lines(curves, series.start_s, series.end_s, width, rows)
+    return d.curve_lines(curves, series.start_s, series.end_s, width, rows)
 
 
 def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
     """Return the shares of time over the last minutes, a column for each interval."""
-    drawn = area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
+    drawn = d.area(series.traces.get("ledger {state}", ()), width - LABEL - 1, rows, series.start_s, series.end_s)
     minutes = f"{(series.end_s - series.start_s) / 60:.0f} min"
     labels = ["100%", *[""] * (rows - 2), minutes]
     return [
-        figure(f" {cell(label, LABEL - 2)} ", "").append_text(line) for label, line in zip(labels, drawn, strict=True)
+        d.figure(f" {d.cell(label, LABEL - 2)} ", "").append_text(line)
+        for label, line in zip(labels, drawn, strict=True)
     ]
 
 
@@ -163,7 +135,7 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
     """Return each root cause with advice and evidence, and its consequences under it; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
-        return [words(f" {text}", DIM)]
+        return [d.words(f" {text}", DIM)]
     causes = {finding.cause for finding in found}
     lines: list[Text] = []
 
@@ -180,11 +152,10 @@ def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int
 
 
 def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool) -> list[Text]:
-    sign = words(
-        f" {SEVERITY_SIGNS.get(finding.severity, '?')} ", plate(SEVERITIES.get(finding.severity, SEVERITIES["info"]))
-    )
+    look = shown.SEVERITIES.get(finding.severity, shown.SEVERITIES["info"])
+    sign = d.words(f" {SEVERITY_SIGNS.get(finding.severity, '?')} ", d.plate(look))
     indent = _INDENT + 2 * depth
-    head = Text(" ").append_text(sign) if depth == 0 else words(f"{'':>{indent - 3}}└", DIM)
+    head = Text(" ").append_text(sign) if depth == 0 else d.words(f"{'':>{indent - 3}}└", DIM)
     about = [] if finding.ratio is None else [display(finding.ratio, "ratio")]
     if finding.gpu:
         about.append(finding.gpu if finding.gpu.startswith("GPU") else f"GPU {finding.gpu}")
@@ -192,8 +163,8 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
         about.append(f"rank {finding.rank}")
     about += [f"for {duration(round(now_s - finding.since_s))}"] if finding.since_s is not None else []
     left = 5 if depth == 0 else indent
-    lines = wrapped(finding.title, width - 1, BOLD if depth == 0 else "", left, head)
-    tail = words(f"  {', '.join(about)}", DIM)
+    lines = d.wrapped(finding.title, width - 1, BOLD if depth == 0 else "", left, head)
+    tail = d.words(f"  {', '.join(about)}", DIM)
     if full and lines[-1].cell_len + tail.cell_len > width:
         lines.append(Text(" " * (left - 2)))
     if lines[-1].cell_len + tail.cell_len <= width:
@@ -202,8 +173,8 @@ def _finding(finding: Finding, now_s: float, width: int, depth: int, full: bool)
     why = "; ".join(item.text.strip() for item in finding.evidence)
     for name, text, style in (("do", advice, BOLD), ("why", why, "")):
         if text and (full or depth == 0):
-            label = words(f"{name:>{indent - 5 + len(name)}}", DIM)
-            lines += wrapped(text, width - 1, style, indent, label)
+            label = d.words(f"{name:>{indent - 5 + len(name)}}", DIM)
+            lines += d.wrapped(text, width - 1, style, indent, label)
     return lines
 
 
@@ -212,10 +183,10 @@ def all_findings(facts: Facts, width: int) -> list[Text]:
     lines: list[Text] = []
     for run in sorted(facts.runs, key=lambda run: key_of(run) != facts.selected):
         if run.findings:
-            lines += [rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
+            lines += [d.rule(title_of(run), width), *finding_lines(run.findings, facts.time_s, True, width)]
     if facts.node.findings:
-        lines += [rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
-    return lines or [words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
+        lines += [d.rule("GPUs without a run", width), *finding_lines(facts.node.findings, facts.time_s, True, width)]
+    return lines or [d.words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
 
 
 TALL, TALL_ROWS = 28, 3
@@ -226,7 +197,7 @@ NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not know which GPU
 def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list[Text]:
     """Return a header and at most `rows` GPUs, including the `selected` row."""
     if not facts.gpus:
-        return [words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
+        return [d.words(f" {NO_GPU if facts.node.gpus is not None else NOT_KNOWN}", DIM)]
     if width < 76:
         name, state, memory, power, bars = (0, 10, 10, 5, 6) if width >= 56 else (0, 10, 10, 0, 0)
     elif width < 120:
@@ -237,11 +208,11 @@ def gpu_table(facts: Facts, selected: int | None, width: int, rows: int) -> list
     columns += [("memory", -memory), ("power", -power), ("last minute", bars), ("owner", None)]
     lines: list[Sequence[str | Text]] = []
     for gpu in facts.gpus:
-        sign, now = (swatch(gpu.state, 1), state_name(gpu.state)) if gpu.state else (Text(" "), "–")
+        sign, now = (d.swatch(gpu.state, 1), d.state_name(gpu.state)) if gpu.state else (Text(" "), "–")
         watts = f"{gpu.power_watts:.0f} W" if gpu.power_watts is not None else "–"
-        drawn, held = bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "no process"
+        drawn, held = d.bar(facts.series.gpu_shares(gpu), bars), owner(gpu, facts.runs) or "no process"
         lines.append((gpu.gpu, gpu.name, sign, now, utilization(gpu), memory_of(gpu), watts, drawn, held))
-    return table(columns, lines, selected, rows)
+    return d.table(columns, lines, selected, rows)
 
 
 def utilization(gpu: Gpu) -> str:
@@ -265,36 +236,40 @@ def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
 
 def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU: a bar of its last minute, its findings and curves."""
-    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
+    title = d.harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
-    lines = [rule(title, width), Text(" ").append_text(bar(shares, width - 2)), *flowed(legend(shares, {}), width)]
+    lines = [
+        d.rule(title, width),
+        Text(" ").append_text(d.bar(shares, width - 2)),
+        *d.flowed(d.legend(shares, {}), width),
+    ]
     found = [finding for finding in facts.node.findings if finding.gpu in (gpu.gpu, gpu.uuid)]
     lines += finding_lines(found, facts.time_s, True, width) if found else []
-    shown = (
-        ("utilisation", "gpu_utilization", "ratio", BLUE, 1.0),
-        ("memory", "gpu_memory", "ratio", GREEN, 1.0),
-        ("power", "gpu_power", "watts", ORANGE, None),
+    measured = (
+        ("utilisation", "gpu_utilization", "ratio", shown.BLUE, 1.0),
+        ("memory", "gpu_memory", "ratio", shown.GREEN, 1.0),
+        ("power", "gpu_power", "watts", shown.ORANGE, None),
         ("temperature", "gpu_temperature", "celsius", "default", 100.0),
     )
     curves = [
         Curve(name, facts.series.points(f"{key} GPU {{gpu}}", gpu=gpu.gpu, UUID=gpu.uuid), unit, colour, top)
-        for name, key, unit, colour, top in shown
+        for name, key, unit, colour, top in measured
     ]
     if any(curve.points for curve in curves):
         rows = TALL_ROWS if height >= TALL else 1
-        lines += curve_lines(curves, facts.series.start_s, facts.series.end_s, width, rows)
+        lines += d.curve_lines(curves, facts.series.start_s, facts.series.end_s, width, rows)
     return lines
 
 
 def gpu_strip(gpus: Sequence[Gpu], width: int) -> list[Text]:
     """Return the state and utilisation of as many GPUs as fit on one line."""
-    pieces = [words("GPU", DIM)]
+    pieces = [d.words("GPU", DIM)]
     for gpu in gpus:
-        pieces.append(words(f"{gpu.gpu} ", DIM).append_text(swatch(gpu.state or "unknown", 1)))
+        pieces.append(d.words(f"{gpu.gpu} ", DIM).append_text(d.swatch(gpu.state or "unknown", 1)))
         pieces[-1].append(f" {utilization(gpu)}", BOLD)
-    lines = flowed(pieces, width)
+    lines = d.flowed(pieces, width)
     if len(lines) > 1:
-        lines = flowed(pieces, width - 8)
+        lines = d.flowed(pieces, width - 8)
         lines[0].append("  g: all", DIM)
     return lines[:1]
 
@@ -307,20 +282,18 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     series, pieces = facts.series, []
     failed = [collector.name for collector in facts.node.collectors if collector.success is False]
     if failed:
-        pieces.append(figure("fails: ", ", ".join(failed), marked=True))
+        pieces.append(d.figure("fails: ", ", ".join(failed), marked=True))
     if failures := facts.node.history.failures:
-        pieces.append(figure("history: ", f"{failures} commits failed", marked=True))
+        pieces.append(d.figure("history: ", f"{failures} commits failed", marked=True))
     busy, iowait = series.last("cpu busy, of all cores"), series.last("cpu idle, waiting for I/O")
     if busy is not None:
-        pieces.append(figure("CPU ", f"{busy:.0%}", marked=busy >= THRESHOLDS.cores_exhausted))
+        pieces.append(d.figure("CPU ", f"{busy:.0%}", marked=busy >= THRESHOLDS.cores_exhausted))
         if (iowait or 0.0) >= 0.01:
-            pieces[-1].append_text(figure(" iowait ", f"{iowait:.0%}"))
-    pressure = [
-        (name, series.last(f"pressure {legend}"))
-        for name, legend in (("CPU", "CPU"), ("I/O", "I/O"), ("mem", "memory"))
-    ]
-    known = [figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
-    pieces += [Text().join([words("pressure", DIM), *known])] if known else []
+            pieces[-1].append_text(d.figure(" iowait ", f"{iowait:.0%}"))
+    curves = (("CPU", "CPU"), ("I/O", "I/O"), ("mem", "memory"))
+    pressure = [(name, series.last(f"pressure {curve}")) for name, curve in curves]
+    known = [d.figure(f" {name} ", f"{ratio:.0%}") for name, ratio in pressure if ratio is not None]
+    pieces += [Text().join([d.words("pressure", DIM), *known])] if known else []
     used, whole = (last(points) for points in series.shm_bytes())
     if used is not None and whole:
         pieces.append(_share("shm ", used, whole, THRESHOLDS.shm_used))
@@ -333,19 +306,19 @@ def node_lines(facts: Facts, width: int) -> list[Text]:
     ):
         rates = [(sign, rate) for sign, way in ways if (rate := series.last(f"{name} {way}")) is not None]
         if rates:
-            scale = scale_for("bytes/s", max(rate for _, rate in rates))
-            pieces.append(Text().join(figure(sign, _three_digits(rate * scale.factor)) for sign, rate in rates))
+            scale = shown.scale_for("bytes/s", max(rate for _, rate in rates))
+            pieces.append(Text().join(d.figure(sign, _three_digits(rate * scale.factor)) for sign, rate in rates))
             pieces[-1].append(scale.suffix, DIM)
-    return flowed(pieces, width) if pieces else [words(" node: no samples yet", DIM)]
+    return d.flowed(pieces, width) if pieces else [d.words(" node: no samples yet", DIM)]
 
 
 def _share(name: str, used_bytes: float, whole_bytes: float, high_ratio: float) -> Text:
     """Return e.g. "shm 25/64 MiB", highlighted from `high_ratio` on."""
-    scale = scale_for("bytes", whole_bytes)
+    scale = shown.scale_for("bytes", whole_bytes)
     text = "/".join(_three_digits(each * scale.factor) for each in (used_bytes, whole_bytes)) + scale.suffix
     if 0 < used_bytes * scale.factor < 0.1:
         text = f"{size(used_bytes)}/{size(whole_bytes)}"
-    return figure(name, text, marked=used_bytes / whole_bytes >= high_ratio)
+    return d.figure(name, text, marked=used_bytes / whole_bytes >= high_ratio)
 
 
 def _three_digits(value: float) -> str:

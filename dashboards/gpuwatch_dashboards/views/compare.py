@@ -12,9 +12,8 @@ from gpuwatch.tools.reports.comparison import Comparison, compare
 from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_SIGNS, Look, Scale, scale_for
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
-from gpuwatch_dashboards.render.cards import Card, text_card
+from gpuwatch_dashboards.render.cards import PAGES, Card, text_card
 from gpuwatch_dashboards.render.charts import GRID, Option, decal, reference, tooltip, value_axis
-from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, redrawn, remember
 
 EVERY_S = 15.0
@@ -25,7 +24,6 @@ _CHOICE = "compared_runs"
 
 @redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """The page, drawn every fifteen seconds."""
     firsts = first_ranks(site.source.runs(kept=True))
     if len(firsts) < 2:
         st.html(PAGES.too_few_to_compare(len(firsts)))

@@ -11,8 +11,7 @@ from markupsafe import Markup
 from gpuwatch.tools.reports.display import digits, display
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.render.cards import Answers, figures
-from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render.cards import PAGES, Answers, figures
 from gpuwatch_dashboards.selection import MAX_POINTS
 from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot, redrawn
 
@@ -29,7 +28,6 @@ FIRST = ("lost_now", "fleet_alerts", "silent_nodes")
 
 @redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """The page, drawn every half minute."""
     if site.prometheus is None:
         st.html(PAGES.fleet_needs_prometheus())
         return

@@ -13,24 +13,11 @@ from gpuwatch_dashboards import selection
 from gpuwatch_dashboards.panels import BY_KEY, GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.gpu import GPU_STATES
 from gpuwatch_dashboards.query import Node, Scope, Span
-from gpuwatch_dashboards.render import markup
-from gpuwatch_dashboards.render.cards import Card, card, read_panels
-from gpuwatch_dashboards.render.markup import PAGES
+from gpuwatch_dashboards.render import cards
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, read_panels
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.views.site import (
-    REFRESH_S,
-    Site,
-    box,
-    choice,
-    chosen_run,
-    draw_card,
-    draw_panels,
-    foot,
-    go_to,
-    redrawn,
-    remember,
-    run_box,
-)
+from gpuwatch_dashboards.views import site as parts
+from gpuwatch_dashboards.views.site import Site
 
 ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
@@ -76,18 +63,17 @@ class _Shown:
         return min(MOST_HOLD_S, max(LEAST_HOLD_S, (self.span.end_s - self.span.start_s) / self.span.points))
 
 
-@redrawn(REFRESH_S)
+@parts.redrawn(parts.REFRESH_S)
 def page(site: Site) -> None:
-    """The page, drawn every two seconds."""
     params, stretch = st.query_params, selection.stretch_of(st.query_params)
     asked = params.get("node")
     runs = selection.in_order(site.source.runs(asked, params.get("run")))
     # of a run that spans nodes, the ranks of the named node
     here = [run for run in runs if asked in (None, run.instance)] or runs
-    run = chosen_run(here)
+    run = parts.chosen_run(here)
     node = site.source.node(run, asked)
     if run is None and not node.gpus:
-        st.html(PAGES.no_runs(node) + foot(site, node))
+        st.html(PAGES.no_runs(node) + parts.foot(site, node))
         return
     window = _choices(here, run, stretch)
     now_s = float(int(time.time()))
@@ -99,41 +85,41 @@ def page(site: Site) -> None:
     # in this order: what is drawn is on its way to the reader while the next part is fetched and made
     if run is not None:
         with st.container(key="verdict"):
-            st.html(markup.verdict(run))
+            st.html(cards.verdict(run))
     else:
         st.html(PAGES.no_runs(node, short=True))
     _top(site, shown, now_s)
     _rest(site, shown)
     _more(site, shown)
-    st.html(foot(site, node, run))
+    st.html(parts.foot(site, node, run))
 
 
 def _choices(runs: Sequence[Run], run: Run | None, stretch: tuple[float, float] | None) -> str:
     """Draw the choice of run and time; return the name of the window."""
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
         if run is not None:
-            run_box(runs, run)
-        window = choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
+            parts.run_box(runs, run)
+        window = parts.choice("Time range", list(selection.WINDOWS_S), "window", selection.DEFAULT_WINDOW, "window")
         if stretch is not None:
-            st.button("Back to now", on_click=go_to)
+            st.button("Back to now", on_click=parts.go_to)
     return window
 
 
 def _top(site: Site, shown: _Shown, now_s: float) -> None:
     run, node = shown.run, shown.node
-    found = (*markup.findings_of(shown.runs, run), *node.findings)
+    found = (*cards.findings_of(shown.runs, run), *node.findings)
     with st.container(key="grid-top"):
         if run is not None:
-            draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s))
+            parts.draw_card(site.once.get(("ledger", shown.key), lambda: _ledger(site.source, shown), shown.hold_s))
         head = PAGES.panel_head("What to do", "What was found, what proves it, and the one change to make.")
-        box("findings", head + markup.findings(found, now_s, run is None or run.status == "running"))
+        parts.box("findings", head + cards.findings(found, now_s, run is None or run.status == "running"))
     if run is None:
         return
     here = [each for each in shown.runs if each.instance == run.instance]
-    if runs := markup.run_table(here, run):
-        box("runs", PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
-    if ranks := markup.rank_table(markup.ranks_of(here, run), run):
-        box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
+    if runs := cards.run_table(here, run):
+        parts.box("runs", PAGES.panel_head(f"Runs on {node.host}", "Which one needs attention?") + runs)
+    if ranks := cards.rank_table(cards.ranks_of(here, run), run):
+        parts.box("ranks", PAGES.panel_head("Ranks", "Which rank loses most, and do the others wait for it?") + ranks)
 
 
 def _ledger(source: Source, shown: _Shown) -> Card:
@@ -155,13 +141,13 @@ def _rest(site: Site, shown: _Shown) -> None:
         key = ("states", shown.key)
         [states] = site.once.get(key, lambda: site.source.evaluate([GPU_STATES], of_node, span), shown.hold_s)
         head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
-        box("gpus", head + markup.gpu_table(gpus, states, shown.runs))
+        parts.box("gpus", head + cards.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:
             options = [ALL_GPUS, *(each.gpu for each in gpus)]
-            choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
-        draw_panels(site, "gpu", _at_once("gpu"), replace(of_node, gpu=shown.gpu), shown.small, shown.hold_s)
+            parts.choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
+        parts.draw_panels(site, "gpu", _at_once("gpu"), replace(of_node, gpu=shown.gpu), shown.small, shown.hold_s)
     others = [*(_at_once("run") if shown.run is not None else []), *_at_once("node"), *_at_once("agent")]
-    draw_panels(site, "charts", others, shown.scope, shown.small, shown.hold_s)
+    parts.draw_panels(site, "charts", others, shown.scope, shown.small, shown.hold_s)
 
 
 def _gpu_name(gpu: str) -> str:
@@ -169,7 +155,7 @@ def _gpu_name(gpu: str) -> str:
 
 
 def _remember_more() -> None:
-    remember(more="1" if st.session_state[_MORE] else None)
+    parts.remember(more="1" if st.session_state[_MORE] else None)
 
 
 def _more(site: Site, shown: _Shown) -> None:
@@ -182,4 +168,4 @@ def _more(site: Site, shown: _Shown) -> None:
         drawn = {TOP.key, *(panel.key for panel in _at_once(group))}
         others = [panel for panel in GROUPS[group] if panel.key not in drawn]
         scope = shown.scope if group == "run" else replace(shown.scope, run=None, rank=None, gpu=shown.gpu)
-        draw_panels(site, f"more-{group}", others, scope, shown.small, MORE_HOLD_S)
+        parts.draw_panels(site, f"more-{group}", others, scope, shown.small, MORE_HOLD_S)

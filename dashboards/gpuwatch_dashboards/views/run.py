@@ -6,33 +6,21 @@ import time
 from collections.abc import Sequence
 
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from gpuwatch.api import Finding, Run, Steps
 from gpuwatch.errors import SourceError
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Scope, Span
-from gpuwatch_dashboards.render import markup, timeline
-from gpuwatch_dashboards.render.cards import Card, card, read_panels
+from gpuwatch_dashboards.render import timeline
+from gpuwatch_dashboards.render.cards import PAGES, Card, card, past_findings, rank_table, ranks_of, read_panels
 from gpuwatch_dashboards.render.charts import epoch_marks, finding_marks, phase_marks
-from gpuwatch_dashboards.render.markup import PAGES
-from gpuwatch_dashboards.selection import in_order, key_of, span_between, span_of, stretch_of
+from gpuwatch_dashboards.selection import in_order, span_between, span_of, stretch_of
 from gpuwatch_dashboards.sources import Source
-from gpuwatch_dashboards.views.site import (
-    Site,
-    box,
-    chosen_run,
-    draw_cards,
-    foot,
-    go_to,
-    reader_clock,
-    redrawn,
-    run_box,
-)
+from gpuwatch_dashboards.views import site as parts
+from gpuwatch_dashboards.views.site import Site
 
 EVERY_S = 5.0
 LEAST_S = 0.02
-_HEADED = "headed_run"
 FINE_BUCKETS = 6000
 """The heat map's cells; the timeline's buckets are made of them, so that the agent reads the steps once."""
 RANK_BUCKETS, MOST_RANKS = 200, 16
@@ -40,22 +28,21 @@ WITHOUT_AGENT = ("step_time", "findings")
 """Panels that show from Prometheus alone what the agent's steps and findings would."""
 
 
-@redrawn(EVERY_S)
+@parts.redrawn(EVERY_S)
 def page(site: Site) -> None:
-    """The page, drawn every five seconds."""
     runs = in_order(site.source.runs(st.query_params.get("node"), st.query_params.get("run")))
-    run, stretch = chosen_run(runs), stretch_of(st.query_params)
+    run, stretch = parts.chosen_run(runs), stretch_of(st.query_params)
     node = site.source.node(run)
     if run is None:
-        st.html(PAGES.no_runs(node) + foot(site, node))
+        st.html(PAGES.no_runs(node) + parts.foot(site, node))
         return
     span = span_between(*stretch) if stretch else span_of(run, None, time.time() // EVERY_S * EVERY_S)
     with st.container(key="choices", horizontal=True, vertical_alignment="center"):
-        run_box(runs, run)
+        parts.run_box(runs, run)
         _zoom(run, span, stretch)
-    head = _early_head(run, st.container(key="verdict"))
     steps, past, away = _kept(site.source, run, stretch)
-    head.html(PAGES.run_head(run, steps, away is None))
+    with st.container(key="verdict"):
+        st.html(PAGES.run_head(run, steps, away is None))
     scope = Scope(run.run, str(run.rank), run.instance)
     [(panel, ledger)] = read_panels(site.source, [BY_KEY["ledger"]], scope, span)
     marks = [*epoch_marks(steps.epochs), *phase_marks(ledger[0]), *finding_marks(past)]
@@ -67,17 +54,17 @@ def page(site: Site) -> None:
     cards.append(card(panel, ledger, span, timeline.HEIGHT_PX, marks=marks, zoom=True))
     if away is None and not timeline.shown_one_by_one(steps):
         cards.append(timeline.heat_card(steps))
-    everyone = markup.ranks_of(runs, run)
+    everyone = ranks_of(runs, run)
     if away is None and len(everyone) > 1:
         cards.append(_of_ranks(site.source, everyone, span, stretch))
-    draw_cards("stack", cards)
-    if table := markup.rank_table(everyone, run):
+    parts.draw_cards("stack", cards)
+    if table := rank_table(everyone, run):
         about = "Which rank do the others wait for? Of the last minute, or the whole run."
-        box("ranks", PAGES.panel_head("Ranks", about) + table)
+        parts.box("ranks", PAGES.panel_head("Ranks", about) + table)
     if away is None:
         title = PAGES.panel_head("Found in this run", "What was found, and from when to when?")
-        box("past", title + markup.past_findings(past, reader_clock()))
-    st.html(foot(site, node, run))
+        parts.box("past", title + past_findings(past, parts.reader_clock()))
+    st.html(parts.foot(site, node, run))
 
 
 def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
@@ -91,18 +78,8 @@ def _zoom(run: Run, span: Span, stretch: tuple[float, float] | None) -> None:
         "Later": (span.start_s + length / 2, span.end_s + length / 2, stretch is not None),
     }
     for name, (start_s, end_s, can) in moves.items():
-        st.button(name, on_click=go_to, args=(max(run.started_s, start_s), end_s), disabled=not can)
-    st.button("Whole run", on_click=go_to, disabled=stretch is None)
-
-
-def _early_head(run: Run, box: DeltaGenerator) -> DeltaGenerator:
-    """Return the head's place; of a run that is new to this page it shows at once what is known without its steps."""
-    if st.session_state.get(_HEADED) == key_of(run):
-        return box
-    st.session_state[_HEADED] = key_of(run)
-    head = box.empty()
-    head.html(PAGES.run_head(run, None, False))
-    return head
+        st.button(name, on_click=parts.go_to, args=(max(run.started_s, start_s), end_s), disabled=not can)
+    st.button("Whole run", on_click=parts.go_to, disabled=stretch is None)
 
 
 def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tuple[Steps, list[Finding], str | None]:

@@ -17,9 +17,8 @@ from gpuwatch.errors import SourceError
 from gpuwatch.tools.reports.display import STATUS_SIGNS
 from gpuwatch_dashboards.panels import Panel
 from gpuwatch_dashboards.query import Node, Scope, Span
-from gpuwatch_dashboards.render.cards import Answers, Card, card, figures, read_panels
+from gpuwatch_dashboards.render.cards import PAGES, Answers, Card, card, figures, read_panels
 from gpuwatch_dashboards.render.charts import picked
-from gpuwatch_dashboards.render.markup import PAGES
 from gpuwatch_dashboards.selection import find, key_of, select
 from gpuwatch_dashboards.sources import Once, Source
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource

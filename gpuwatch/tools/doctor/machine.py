@@ -170,7 +170,6 @@ class Machine:
     shm: Path = Path("/dev/shm")
     python: tuple[str, str] = (platform.python_version(), sys.executable)
     gpuwatch_version: str = gpuwatch.__version__
-    """Of the package that is imported."""
     fetch: Fetch = fetch
 
     def version_of(self, distribution: str) -> str | None:
@@ -181,7 +180,6 @@ class Machine:
             return None
 
     def requirements(self) -> list[str]:
-        """Return the requirements in the metadata of the gpuwatch distribution."""
         try:
             return metadata.requires(DISTRIBUTION) or []
         except metadata.PackageNotFoundError:
@@ -226,7 +224,6 @@ class Machine:
         return True
 
     def connects(self, host: str, port: int) -> bool:
-        """Return whether a program listens on a TCP port."""
         try:
             socket.create_connection((host, port), _CONNECT_S).close()
         except OSError:

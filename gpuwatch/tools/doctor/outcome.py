@@ -30,14 +30,9 @@ class Outcome:
     name: str = ""
 
 
-ok = partial(Outcome, "ok")
-"""All is well; of `found`."""
-warning = partial(Outcome, "warning")
-"""Something works less well than it could, or may soon fail; of `found` and `remedy`."""
-problem = partial(Outcome, "problem")
-"""Something does not work; of `found` and `remedy`."""
-skipped = partial(Outcome, "skipped")
-"""There is nothing to check here; of `found`, the reason, and a `remedy` that would make it checkable."""
+ok, skipped = partial(Outcome, "ok"), partial(Outcome, "skipped")
+warning, problem = partial(Outcome, "warning"), partial(Outcome, "problem")
+"""Of `found` and `remedy`. A warning: it works less well than it could, or may soon fail. A problem: it does not work."""
 
 
 def as_text(checks: Sequence[Outcome], title: str) -> str:

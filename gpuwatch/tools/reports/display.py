@@ -21,7 +21,6 @@ SEQUENCE = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION, GREY, SAND)
 @dataclass(frozen=True)
 class Look:
     name: str
-    """For people."""
     colour: str
     pattern: str = ""
     """Of its area: hatched for a state that means trouble ("/" and "x" in opposite directions, "." as "/")."""
@@ -58,13 +57,11 @@ PHASES: dict[str, Look] = {
     "transfer": STATES["transfer"],
     "data_wait": Look("data wait", VERMILLION),
 }
-"""Phases of a step, bottom of a stack first."""
 
 WAITS: dict[str, Look] = {
     "exposed": Look("wait for data, exposed: the device starved", VERMILLION),
     "hidden": Look("wait for data, hidden behind the device's work", "#F2B48C"),
 }
-"""The two parts of a data wait."""
 
 PERCENTILES: dict[str, Look] = {"p50": Look("p50", GREEN), "p95": Look("p95", PINK)}
 """Lines over the phases: in colours that no phase has."""

@@ -75,6 +75,9 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     timeline = "device" if columns.hidden_wait_s else first.timeline
     duration_s = sum(states.values())
     samples = [rank.samples for rank in ranks if rank.samples is not None]
+    short, device = is_short(first.steps, duration_s), first.device
+    judged = Window(duration_s, states, phases, is_short=short, timeline=timeline, device=device, steps=columns)
+    loader = msgspec.structs.asdict(first.loader) if first.loader is not None else {}
     return model.RunReport(
         schema=model.SCHEMA,
         gpuwatch=__version__,
@@ -91,27 +94,13 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         phases=phases,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
-        verdict=give_verdict(
-            Window(
-                duration_s,
-                states,
-                phases,
-                is_short=is_short(first.steps, duration_s),
-                timeline=timeline,
-                device=first.device,
-                steps=columns,
-            )
-        ),
+        verdict=give_verdict(judged),
         step_time=_statistics(columns, len(columns) if len(columns) < expected else None),
         findings=merge_findings(source.findings(run)),
         ranks=tuple(
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
         ),
-        loader=(
-            None
-            if first.loader is None
-            else {n: v for n, v in msgspec.structs.asdict(first.loader).items() if n != "worker_pids"}
-        ),
+        loader={name: value for name, value in loader.items() if name != "worker_pids"} or None,
         gpus=_gpu_models(source, run, started_s, now_s),
         over_time=_over_time(source, run, started_s, until_s),
         steps_over_time=_steps_over_time(source.steps(run, first.rank, _POINTS) or Steps()),

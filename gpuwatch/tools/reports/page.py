@@ -14,7 +14,7 @@ from math import floor, log10
 from pathlib import Path
 from typing import Protocol, cast
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from gpuwatch.diagnosis.rates import money
@@ -29,8 +29,6 @@ from gpuwatch.tools.stacks.records import rows as stack_rows
 TEMPLATES = Path(__file__).with_name("templates")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 _DISPLAY = ("KINDS", "PHASES", "SEVERITIES", "STATES", "STATUS_SIGNS", "VERDICTS")
-_MANY, _FLATTENED, _ROOM_ABOVE = 20, 2.0, 1.25
-"""`step_top_s`: from so many points on, a highest one of more than so many times what all but one in twenty stay below is cut off."""
 
 
 @cache
@@ -83,30 +81,25 @@ def legend_of(states: Iterable[str]) -> list[Look]:
 def as_html(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
     """Return a report, or a comparison: `a` on the left, `b` on the right, one below the other on a phone."""
     runs = (found,) if isinstance(found, RunReport) else (found.a, found.b)
-    top_s = max(step_top_s(run.steps_over_time) for run in runs)
+    top_s = max(_highest_s(run.steps_over_time) for run in runs)
     style = "".join((TEMPLATES / name).read_text() for name in ("parts.css", "report.css"))
-    return (
-        environment()
-        .get_template(_template(found, "html"))
-        .render(
-            style=Markup(style),  # our own files, nothing of a run's
-            facts_of=_facts,
-            report=runs[-1],
-            comparison=found,
-            broken=broken,
-            plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
-            entries=legend_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE),
-        )
+    return _template(found, "html").render(
+        style=Markup(style),  # our own files, nothing of a run's
+        facts_of=_facts,
+        report=runs[-1],
+        comparison=found,
+        broken=broken,
+        plots=[(run, ledger_plot(run), step_plot(run, top_s)) for run in runs],
+        entries=legend_of(state for run in runs for state, share in run.shares.items() if share >= VISIBLE),
     )
 
 
 def as_markdown(found: RunReport | Comparison, broken: Sequence[Broken] = ()) -> str:
-    template = environment().get_template(_template(found, "md"))
-    return template.render(report=found, comparison=found, broken=broken).rstrip() + "\n"
+    return _template(found, "md").render(report=found, comparison=found, broken=broken).rstrip() + "\n"
 
 
-def _template(found: RunReport | Comparison, ending: str) -> str:
-    return f"{'report' if isinstance(found, RunReport) else 'compare'}.{ending}"
+def _template(found: RunReport | Comparison, ending: str) -> Template:
+    return environment().get_template(f"{'report' if isinstance(found, RunReport) else 'compare'}.{ending}")
 
 
 def _facts(found: Found) -> list[str]:
@@ -136,15 +129,13 @@ def ledger_plot(report: RunReport) -> Markup:
 def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
     """Return step time over time: a band from the 5th to the 95th percentile, the median, the mean wait for data. Empty without steps.
 
-    Two plots with the same `least_top_s` can have the same scale. What is higher is cut off, with a note.
+    Two plots with the same `least_top_s` can have the same scale.
     """
     steps = report.steps_over_time
     if not steps.time_s:
         return Markup()
     span_s = max(report.until_s - report.started_s, 1e-9)
-    top_s = _round_up(max(step_top_s(steps), least_top_s))
-    highest = max(*steps.p95_s, *steps.data_wait_s)
-    above = f"higher here and there: up to {duration(highest)}" if highest > top_s else ""
+    top_s = _round_up(max(_highest_s(steps), least_top_s))
     xs = [(at - report.started_s) / span_s * 1000 for at in steps.time_s]
     band, middle, wait = (
         _points(x, [value / top_s * 1000 for value in values])
@@ -154,16 +145,11 @@ def step_plot(report: RunReport, least_top_s: float = 0.0) -> Markup:
             (xs, steps.data_wait_s),
         )
     )
-    return macros("plots.html").step_times(band, middle, wait, top_s, span_s, above)
+    return macros("plots.html").step_times(band, middle, wait, top_s, span_s)
 
 
-def step_top_s(steps: StepsOverTime) -> float:
-    """Return what the scale of step times has to reach: their highest, unless one in twenty would flatten all the others."""
-    values = sorted(max(pair) for pair in zip(steps.p95_s, steps.data_wait_s, strict=True))
-    if not values:
-        return 0.0
-    most = _ROOM_ABOVE * values[int(0.95 * (len(values) - 1))]
-    return values[-1] if len(values) < _MANY or values[-1] <= _FLATTENED * most else most
+def _highest_s(steps: StepsOverTime) -> float:
+    return max([0.0, *steps.p95_s, *steps.data_wait_s])
 
 
 def _points(xs: Sequence[float], ys: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from gpuwatch.tools.stacks.records import HotLine, ProcessStacks, Stacks
 from gpuwatch_dashboards.launch import streamlit_command
 from gpuwatch_dashboards.panels import BY_KEY
 from gpuwatch_dashboards.query import Node, Span
-from gpuwatch_dashboards.render import markup
+from gpuwatch_dashboards.render import cards
 from gpuwatch_dashboards.render.charts import PICKS, drawn_lines, legend_values, line_option, picked, spoken
 from gpuwatch_dashboards.render.timeline import full_colour_s
 from gpuwatch_dashboards.selection import find, key_of, select, settled, span_of, worst_of
@@ -48,7 +48,7 @@ def ledger(*states: tuple[str, tuple[float | None, ...]]) -> list[list[Series]]:
 
 
 def test_verdict_has_the_sentence_its_number_and_who_it_is_about() -> None:
-    html = markup.verdict(replace(RUN, findings=(FINDING,)))
+    html = cards.verdict(replace(RUN, findings=(FINDING,)))
     assert '<h1 class="gw-sentence">input-bound: 62% of the time training waited for data</h1>' in html
     assert 'data-state="input"' in html
     for text in (
@@ -65,47 +65,47 @@ def test_verdict_has_the_sentence_its_number_and_who_it_is_about() -> None:
 
 
 def test_what_the_gpus_cost_is_a_figure_where_there_is_a_price() -> None:
-    html = markup.verdict(replace(RUN, cost=Cost("EUR", 2, 8.4, 12.5, {"compute": 7.0, "input_wait": 5.5})))
+    html = cards.verdict(replace(RUN, cost=Cost("EUR", 2, 8.4, 12.5, {"compute": 7.0, "input_wait": 5.5})))
     assert (
         "<b>12.50 EUR</b><span>cost so far</span>" in html
         and "<b>5.50 EUR</b><span>of it outside compute</span>" in html
     )
-    assert "EUR" not in markup.verdict(RUN)
+    assert "EUR" not in cards.verdict(RUN)
 
 
 def test_verdict_leaves_out_what_was_not_measured() -> None:
-    html = markup.verdict(replace(RUN, recent=None, verdict=None))
+    html = cards.verdict(replace(RUN, recent=None, verdict=None))
     assert "no verdict yet" in html
     assert "steps/s" not in html and "p95" not in html and "None" not in html
 
 
 def test_what_others_sent_is_escaped() -> None:
-    html = markup.verdict(replace(RUN, name="<script>x</script>")) + markup.findings([FINDING], 1100.0, True)
+    html = cards.verdict(replace(RUN, name="<script>x</script>")) + cards.findings([FINDING], 1100.0, True)
     assert "<script>" not in html and "slow &lt;loader&gt;" in html
 
 
 def test_finding_has_evidence_advice_and_an_upper_bound() -> None:
-    html = markup.findings([FINDING], 1100.0, live=True)
+    html = cards.findings([FINDING], 1100.0, live=True)
     for text in ("data wait 62%", "num_workers 0 → 8", "up to 2.60×", "upper bound", "for 1m 30s", "warning"):
         assert text in html
-    assert "up to" not in markup.findings([replace(FINDING, predicted_speedup=None)], 1100.0, live=True)
-    assert "No bottleneck found" in markup.findings([], 1100.0, live=True)
+    assert "up to" not in cards.findings([replace(FINDING, predicted_speedup=None)], 1100.0, live=True)
+    assert "No bottleneck found" in cards.findings([], 1100.0, live=True)
 
 
 def test_a_predicted_range_is_shown_instead_of_the_upper_bound() -> None:
     known = replace(FINDING, predicted_range=(1.2, 2.6))
-    html = markup.findings([known], 1100.0, live=True)
+    html = cards.findings([known], 1100.0, live=True)
     assert "<b>1.20× to 2.60×</b> the throughput" in html and "predicted" in html and "upper bound" not in html
-    assert "<b>1.20× to 2.60×</b>" in markup.verdict(replace(RUN, findings=(known,)))
+    assert "<b>1.20× to 2.60×</b>" in cards.verdict(replace(RUN, findings=(known,)))
 
 
 def test_a_consequence_is_inside_its_root_and_not_a_card_of_its_own() -> None:
     burst = Finding("burst_every_n", "warning", "one slow step in 4", 0.3, (), "b", root="input_single_process")
     deeper = Finding("too_many_workers", "info", "more workers than cores", 0.1, (), "c", root="burst_every_n")
     alone = Finding("sync_every_step", "warning", "a sync a step", 0.2, (), "d", root="host_bound")
-    html = markup.findings([FINDING, burst, deeper, alone], 1100.0, live=True)
-    cards = re.findall(r'<article[^>]* data-cause="(\w+)".*?</article>', html, re.DOTALL)
-    assert cards == ["input_single_process", "sync_every_step"], "a root that is not there makes no consequence"
+    html = cards.findings([FINDING, burst, deeper, alone], 1100.0, live=True)
+    found = re.findall(r'<article[^>]* data-cause="(\w+)".*?</article>', html, re.DOTALL)
+    assert found == ["input_single_process", "sync_every_step"], "a root that is not there makes no consequence"
     first = html[: html.index("</article>")]
     assert first.index("one slow step in 4 · 30%") < first.index("more workers than cores · 10%")
 
@@ -113,23 +113,23 @@ def test_a_consequence_is_inside_its_root_and_not_a_card_of_its_own() -> None:
 def test_a_straggler_names_its_rank_on_every_rank_s_page() -> None:
     late = Finding("straggler", "critical", "late at every step", 0.4, (), "look at its host", rank=3)
     other = replace(RUN, rank=3, findings=(late, FINDING))
-    html = markup.findings(markup.findings_of([RUN, other, replace(other, run="another")], RUN), 1100.0, live=True)
+    html = cards.findings(cards.findings_of([RUN, other, replace(other, run="another")], RUN), 1100.0, live=True)
     assert re.findall(r'data-cause="(\w+)"', html) == ["straggler"]
     assert "critical · 40% · rank 3" in html
 
 
 def test_declared_rates_are_figures() -> None:
     recent = replace(RUN.recent, tokens_per_s=12_500.4, flops_per_s=2.5e14, mfu_ratio=0.4)
-    html = markup.verdict(replace(RUN, recent=recent))
+    html = cards.verdict(replace(RUN, recent=recent))
     assert "<b>12,500</b><span>tokens/s</span>" in html and "<b>250</b><span>TFLOP/s</span>" in html
     assert "<b>40%</b><span>MFU</span>" in html
-    assert "MFU" not in markup.verdict(RUN) and "tokens" not in markup.verdict(RUN)
+    assert "MFU" not in cards.verdict(RUN) and "tokens" not in cards.verdict(RUN)
 
 
 def test_past_findings_say_what_they_follow_from() -> None:
     root = replace(FINDING, seen_s=1090.0, predicted_range=(1.2, 2.6))
     burst = replace(FINDING, cause="burst_every_n", title="one slow step in 4", root="input_single_process")
-    html = markup.past_findings([root, burst], lambda time_s: f"{time_s:.0f}")
+    html = cards.past_findings([root, burst], lambda time_s: f"{time_s:.0f}")
     assert "1010 to 1090 · 62% · predicted 1.20× to 2.60× the throughput" in html
     assert "62% · a consequence of: slow &lt;loader&gt;" in html
 
@@ -137,24 +137,24 @@ def test_past_findings_say_what_they_follow_from() -> None:
 def test_finding_shows_where_the_code_stood_escaped() -> None:
     line = HotLine("/x/data <b>.py", 88, "Photos.decode", 0.71, 0.9)
     seen = Stacks(1000.0, 3.0, 25.0, (ProcessStacks(0, 1, "worker", 2, 75, (line,), 0.1),), ("/var/f.json",))
-    html = markup.findings([replace(FINDING, stacks=seen)], 1100.0, live=True)
+    html = cards.findings([replace(FINDING, stacks=seen)], 1100.0, live=True)
     assert (
         "Where the code was" in html
         and "worker 2" in html
         and "data &lt;b&gt;.py:88 Photos.decode: 71% of samples" in html
         and "/var/f.json" in html
     )
-    assert "Where the code was" not in markup.findings([FINDING], 1100.0, live=True)
+    assert "Where the code was" not in cards.findings([FINDING], 1100.0, live=True)
 
 
 def test_failing_collectors_are_named_and_absent_ones_are_not() -> None:
     node = Node("n", (Collector("cpu", True), Collector("gpu", None, "no driver"), Collector("disk", False, "denied")))
-    html = markup.PAGES.foot("agent at u", "12:00:00", node, RUN)
+    html = cards.PAGES.foot("agent at u", "12:00:00", node, RUN)
     assert "disk (denied)" in html and "gpu" not in html and "cpu" not in html
 
 
 def test_away_says_where_and_what_to_do() -> None:
-    html = markup.PAGES.away(
+    html = cards.PAGES.away(
         SourceError("the agent at http://x:1 does not answer", "http://x:1", "start it with `gpuwatch up`")
     )
     assert "The agent at http://x:1 does not answer." in html and "<code>gpuwatch up</code>" in html
