@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -30,9 +31,6 @@ def doctor(
 
     Exit codes: 0 no problem (there may be warnings), 1 at least one problem, 2 wrong use.
     """
-    require("rich", "agent")
-    from rich.console import Console
-
     from gpuwatch.tools.doctor import examine, outcome
     from gpuwatch.tools.doctor.machine import this_machine
 
@@ -43,10 +41,9 @@ def doctor(
     title = f"gpuwatch doctor · {host} · gpuwatch {__version__}"
     if json:
         typer.echo(outcome.as_json(checks, __version__, host))
-    elif sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
-        outcome.show(checks, title, Console(highlight=False))
     else:
-        typer.echo(outcome.as_text(checks, title))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(outcome.as_text(checks, title, columns))
     if any(check.status == "problem" for check in checks):
         raise typer.Exit(1)
 

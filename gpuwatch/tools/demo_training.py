@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gpuwatch
@@ -53,18 +54,18 @@ class Training:
                 break
 
 
+@dataclass
 class Items:
     """A map-style dataset of what `make` returns for an index."""
 
-    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
-        self._count = count
-        self._make = make
+    count: int
+    make: Callable[[int], Any]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
-        return self._make(index)
+        return self.make(index)
 
 
 def _loader(count: int, make: Callable[[int], Any], **options: Any) -> Any:

@@ -47,10 +47,7 @@ _LINKS: Mapping[str, tuple[str, str]] = {
 """By the label of a table's column: title and target of its values' links."""
 _UP = {
     "type": "value",
-    "options": {
-        "0": {"text": "no", "color": VERMILLION, "index": 0},
-        "1": {"text": "yes", "color": BLUE, "index": 1},
-    },
+    "options": {"0": {"text": "no", "color": VERMILLION, "index": 0}, "1": {"text": "yes", "color": BLUE, "index": 1}},
 }
 _DASHED = Property("custom.lineStyle", {"fill": "dash", "dash": [10, 10]})
 _NOT_STACKED = [

@@ -145,8 +145,7 @@ FLEET: tuple[Panel, ...] = (
         "evaluation, checkpoints, unallocated or not attributed.",
         Curve("{kind}", f'sum by (kind) ({_RATE}{{kind!="all", {_SELECTED}}})'),
         Curve(
-            "{kind}",
-            f'label_replace({_now("all")} - sum({_RATE}{{kind!="all", {_SELECTED}}}), "kind", "rest", "", "")',
+            "{kind}", f'label_replace({_now("all")} - sum({_RATE}{{kind!="all", {_SELECTED}}}), "kind", "rest", "", "")'
         ),
     ),
     stack("cost_by_kind", "Cost per hour", "money/h", empty=NO_PRICE, width=10).asks(

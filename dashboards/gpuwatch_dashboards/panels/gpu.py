@@ -19,6 +19,18 @@ GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, 
 """Each GPU's shares of time, for the tables of GPUs."""
 
 
+_GPM = (
+    (
+        "gpu_sm_active",
+        "Multiprocessors busy",
+        "Which share of the GPU's multiprocessors is busy? (Intensity, not presence.)",
+        "sm_active",
+    ),
+    ("gpu_tensor", "Tensor cores busy", "For which share of the time are the tensor cores busy?", "tensor_active"),
+    ("gpu_dram", "Memory bandwidth used", "Which share of the GPU's memory bandwidth is used?", "dram_bandwidth"),
+)
+
+
 def _per_gpu(key: str, title: str, question: str, metric: str, empty: str = NO_READING) -> Panel:
     return detail(key, title, empty=empty).asks(question, line("GPU {gpu}", metric))
 
@@ -81,26 +93,9 @@ GPU: tuple[Panel, ...] = (
         ),
     ),
     _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "gpuwatch_gpu_sm_clock_hertz"),
-    _per_gpu(
-        "gpu_sm_active",
-        "Multiprocessors busy",
-        "Which share of the GPU's multiprocessors is busy? (Intensity, not presence.)",
-        "gpuwatch_gpu_sm_active_ratio",
-        NOT_REPORTED,
-    ),
-    _per_gpu(
-        "gpu_tensor",
-        "Tensor cores busy",
-        "For which share of the time are the tensor cores busy?",
-        "gpuwatch_gpu_tensor_active_ratio",
-        NOT_REPORTED,
-    ),
-    _per_gpu(
-        "gpu_dram",
-        "Memory bandwidth used",
-        "Which share of the GPU's memory bandwidth is used?",
-        "gpuwatch_gpu_dram_bandwidth_ratio",
-        NOT_REPORTED,
+    *(
+        _per_gpu(key, title, question, f"gpuwatch_gpu_{what}_ratio", NOT_REPORTED)
+        for key, title, question, what in _GPM
     ),
     _traffic("nvlink", "NVLink traffic", "How fast does data come over NVLink?"),
     _traffic("pcie", "PCIe traffic", "How fast does data come over PCIe?"),
@@ -135,12 +130,7 @@ GPU: tuple[Panel, ...] = (
         ),
     ),
     table(
-        "gpu_xid",
-        "XID errors",
-        columns=_XID,
-        empty="No XID since the agents started.",
-        runbook="GpuXid",
-        width=16,
+        "gpu_xid", "XID errors", columns=_XID, empty="No XID since the agents started.", runbook="GpuXid", width=16
     ).asks(
         "Which fault did the driver report last, and when?",
         Curve("XID", _greatest("gpuwatch_gpu_last_xid", _XID)),

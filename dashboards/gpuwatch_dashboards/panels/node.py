@@ -47,11 +47,7 @@ NODE: tuple[Panel, ...] = (
         f"max(time() - gpuwatch_sample_timestamp_seconds{{{_NODE}}})",
     ),
     table(
-        "node_runs",
-        "Runs on the node",
-        columns=_RUNS,
-        empty="No run that uses gpuwatch is training here.",
-        width=15,
+        "node_runs", "Runs on the node", columns=_RUNS, empty="No run that uses gpuwatch is training here.", width=15
     ).asks(
         "Which runs train here, and do they wait for data?",
         Curve(

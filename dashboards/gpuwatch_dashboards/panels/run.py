@@ -192,14 +192,9 @@ RUN: tuple[Panel, ...] = (
         ),
     ),
     table(
-        "run_info",
-        "About the run",
-        columns=_INFO,
-        empty="No run of this name was seen in this time range.",
-        width=12,
+        "run_info", "About the run", columns=_INFO, empty="No run of this name was seen in this time range.", width=12
     ).asks(
-        "Whose run is it, where, and with which loader?",
-        f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})",
+        "Whose run is it, where, and with which loader?", f"max by ({', '.join(_INFO)}) (gpuwatch_run_info{{{_RUN}}})"
     ),
     table(
         "run_findings",

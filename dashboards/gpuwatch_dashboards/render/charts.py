@@ -221,13 +221,8 @@ def time_axis(span: Span) -> Option:
 def value_axis(scale: Scale, top: float, whole: bool = False) -> Option:
     """Return an axis from 0 to `top` (in the base unit); of a `whole` the ticks are quarters."""
     label = {"formatter": f"{{value}}{scale.suffix}", "showMaxLabel": whole}
-    axis: Option = {
-        "type": "value",
-        "min": 0,
-        "max": round(top * scale.factor, 6),
-        "splitNumber": 3,
-        "axisLabel": label,
-    }
+    end = round(top * scale.factor, 6)
+    axis: Option = {"type": "value", "min": 0, "max": end, "splitNumber": 3, "axisLabel": label}
     return axis | ({"interval": 25} if whole else {})
 
 
@@ -250,16 +245,13 @@ def reference(axis: str, values: Sequence[float], colour: str) -> Option:
     }
 
 
+def line_series(name: str, colour: str, **more: Any) -> Option:
+    return {"type": "line", "name": name, "symbol": "none", "color": colour, "emphasis": {"disabled": True}, **more}
+
+
 def _series(line: DrawnLine, number: int, clock: str, alone: bool) -> Option:
-    one: Option = {
-        "type": "line",
-        "name": line.name,
-        "encode": {"x": clock, "y": f"v{number}"},
-        "symbol": "none",
-        "color": line.colour,
-        "emphasis": {"disabled": True},
-        "lineStyle": {"width": 0 if line.stacked else 1.8, "type": _DASHES.get(line.dash, [2, 3])},
-    }
+    style = {"width": 0 if line.stacked else 1.8, "type": _DASHES.get(line.dash, [2, 3])}
+    one = line_series(line.name, line.colour, encode={"x": clock, "y": f"v{number}"}, lineStyle=style)
     if line.stacked:
         return one | {"stack": "all", "areaStyle": {"opacity": 1}, "itemStyle": decal(line.pattern)}
     return one | ({"areaStyle": {"opacity": 0.12}} if alone else {})

@@ -14,7 +14,7 @@ from gpuwatch_dashboards.panels import Curve, Panel
 from gpuwatch_dashboards.panels.panel import stack
 from gpuwatch_dashboards.query import Span
 from gpuwatch_dashboards.render.cards import PAGES, Card, card, text_card
-from gpuwatch_dashboards.render.charts import GRID, Mark, Option, time_axis, tooltip
+from gpuwatch_dashboards.render.charts import GRID, Mark, Option, line_series, time_axis, tooltip
 
 HOST = {"compute_s": "compute", "transfer_s": "transfer", "data_wait_s": "data_wait"}
 DEVICE = {
@@ -35,10 +35,7 @@ ROWS = ("host", "device")
 KINDS: dict[str, Look] = {**PHASES, **WAITS, "host_wait": STATES["host_wait"]}
 
 HOST_STEPS = stack(
-    "steps",
-    "Steps on the host",
-    "s",
-    empty="No step of this run is kept for this time. Steps are kept for seven days.",
+    "steps", "Steps on the host", "s", empty="No step of this run is kept for this time. Steps are kept for seven days."
 ).asks("Which phases make up a step's time on the host's clock? Click to zoom in.", Curve("{phase}"))
 DEVICE_STEPS = stack("device_steps", "Steps on the device", "s").asks(
     "Which states make up a step's time on the device's clock?", Curve("{state}")
@@ -180,18 +177,9 @@ def step_rows(steps: Steps) -> Card:
 
 
 def _row_axis(row: int) -> Option:
-    return {
-        "type": "value",
-        "gridIndex": row,
-        "min": 0,
-        "max": 1,
-        "name": ROWS[row],
-        "nameLocation": "middle",
-        "nameGap": 14,
-        "nameRotate": 0,
-        "axisLabel": {"show": False},
-        "splitLine": {"show": False},
-    }
+    name = {"name": ROWS[row], "nameLocation": "middle", "nameGap": 14, "nameRotate": 0}
+    quiet = {"axisLabel": {"show": False}, "splitLine": {"show": False}}
+    return {"type": "value", "gridIndex": row, "min": 0, "max": 1, **name, **quiet}
 
 
 def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: float) -> Option:
@@ -200,19 +188,9 @@ def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: flo
     for begin_s, end_s in found:
         length = round((end_s - begin_s) * factor, 3)
         data += [[1e3 * begin_s, 1, length], [1e3 * end_s, 1, length], [1e3 * end_s + GAP_MS, None, length]]
-    return {
-        "type": "line",
-        "name": look.name,
-        "xAxisIndex": row,
-        "yAxisIndex": row,
-        "data": data,
-        "encode": {"x": 0, "y": 1, "tooltip": [2]},
-        "symbol": "none",
-        "color": look.colour,
-        "lineStyle": {"width": 0},
-        "areaStyle": {"opacity": 1},
-        "emphasis": {"disabled": True},
-    }
+    columns: Option = {"encode": {"x": 0, "y": 1, "tooltip": [2]}, "xAxisIndex": row, "yAxisIndex": row}
+    area: Option = {"lineStyle": {"width": 0}, "areaStyle": {"opacity": 1}}
+    return line_series(look.name, look.colour, data=data, **columns, **area)
 
 
 HEAT_TITLE = "Data wait over the run"

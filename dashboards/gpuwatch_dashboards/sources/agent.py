@@ -59,7 +59,6 @@ class AgentSource:
 
 
 def _params(request: Request, scope: Scope, span: Span) -> Params:
-    """Return one query of /api/v1/series."""
     metric, by = request
     named = {"run": scope.run, "rank": scope.rank, "gpu": scope.gpu}
     return {

@@ -68,8 +68,7 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
     buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket{window}))"
-    p50 = values(f"histogram_quantile(0.5, {buckets})")
-    p95 = values(f"histogram_quantile(0.95, {buckets})")
+    p50, p95 = (values(f"histogram_quantile({share}, {buckets})") for share in (0.5, 0.95))
     mfu = values(f"gpuwatch_run_mfu_ratio{where}")
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")

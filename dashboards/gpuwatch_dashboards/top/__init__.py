@@ -120,8 +120,6 @@ class Facts:
 
 
 class Reader:
-    """Reads facts from a source."""
-
     def __init__(self, source: Source, now: Callable[[], float] = time.time) -> None:
         self._source, self._now = source, now
         self._series, self._with = Sampled(), (False, False)

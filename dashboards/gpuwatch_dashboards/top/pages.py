@@ -164,7 +164,6 @@ def away(error: SourceError, width: int) -> list[Text]:
 
 
 def help_lines(width: int) -> list[Text]:
-    """Return the keys, the states with their glyphs, and how to read a page."""
     lines = [rule("Keys", width)]
     for keys, text in KEYS:
         lines += wrapped(text, width - 1, "", 22, words(f"  {keys}", BOLD))
@@ -181,12 +180,8 @@ def once(reader: Reader, width: int) -> list[Text]:
     lines = sections.run_list(runs, None, width, len(runs)) if runs else no_runs(facts.node.host, width)
     for run in [run for run in runs if run.status == "running"] or runs[:1]:
         series = facts.series if facts.selected == key_of(run) else reader.read(key_of(run)).series
-        lines += [
-            Text(),
-            *sections.verdict_lines(run, width),
-            *sections.ledger_lines(run, width),
-            *sections.step_lines(run, series, width),
-        ]
+        lines += [Text(), *sections.verdict_lines(run, width), *sections.ledger_lines(run, width)]
+        lines += sections.step_lines(run, series, width)
         lines += sections.finding_lines(run.findings, facts.time_s, run.status == "running", width)
         lines += sections.run_curves(series, width)
     if facts.gpus:

@@ -61,7 +61,6 @@ def verdict_style(run: Run) -> Style:
 
 
 def verdict_lines(run: Run, width: int) -> list[Text]:
-    """Return the run's name and facts, and its verdict."""
     facts = [f"rank {run.rank} of {run.world_size}"] if run.world_size > 1 else []
     facts += ["@".join(part for part in (run.user, run.host) if part)] if run.user or run.host else []
     if run.loader and run.loader.num_workers is not None:
@@ -109,7 +108,6 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
 
 
 def run_curves(series: Sampled, width: int, rows: int = 1) -> list[Text]:
-    """Return the curves of the last minutes, each `rows` high."""
     wait = series.points("ledger {state}", state="input_wait")
     curves = [
         Curve("step time", series.points("step"), "s", shown.PHASES["compute"].colour, None),

@@ -13,7 +13,7 @@ from gpuwatch.tools.reports.display import BLUE, GREY, ORANGE, SEQUENCE, STATUS_
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.page import legend_of
 from gpuwatch_dashboards.render.cards import PAGES, Card, text_card
-from gpuwatch_dashboards.render.charts import GRID, Option, decal, reference, tooltip, value_axis
+from gpuwatch_dashboards.render.charts import GRID, Option, decal, line_series, reference, tooltip, value_axis
 from gpuwatch_dashboards.views.site import Site, box, draw_cards, foot, redrawn, remember
 
 EVERY_S = 15.0
@@ -121,29 +121,19 @@ def steps_card(reports: Sequence[RunReport]) -> Card:
         return text_card("steps", head, "None of these runs has steps that are kept.")
     peak = max(max(report.steps_over_time.median_s) for _, report in known)
     scale, since = scale_for("s", peak), _since(max(r.steps_over_time.time_s[-1] - r.started_s for _, r in known))
-    series = [
-        {
-            "type": "line",
-            "name": report.name,
-            "data": [
-                [round((time_s - report.started_s) * since.factor, 3), round(median_s * scale.factor, 3)]
-                for time_s, median_s in zip(report.steps_over_time.time_s, report.steps_over_time.median_s, strict=True)
-            ],
-            "symbol": "none",
-            "color": SEQUENCE[n % len(SEQUENCE)],
-            "emphasis": {"disabled": True},
-        }
-        for n, report in known
-    ]
+    series = []
+    for entry, (_, report) in zip(entries, known, strict=True):
+        over = report.steps_over_time
+        since_s = [round((time_s - report.started_s) * since.factor, 3) for time_s in over.time_s]
+        heights = [round(median_s * scale.factor, 3) for median_s in over.median_s]
+        points = [list(point) for point in zip(since_s, heights, strict=True)]
+        series.append(line_series(entry.name, entry.colour, data=points))
+    label = {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"}
     option: Option = {
         "animation": False,
         "grid": GRID,
         "tooltip": tooltip(scale),
-        "xAxis": {
-            "type": "value",
-            "min": 0,
-            "axisLabel": {"formatter": f"{{value}}{since.suffix}", "alignMaxLabel": "right"},
-        },
+        "xAxis": {"type": "value", "min": 0, "axisLabel": label},
         "yAxis": value_axis(scale, 1.15 * peak),
         "series": series,
     }

@@ -50,7 +50,6 @@ class _Shown:
 
     @property
     def small(self) -> Span:
-        """The stretch of time as small charts draw it."""
         return replace(self.span, points=min(self.span.points, SMALL_POINTS))
 
     @property
@@ -143,25 +142,20 @@ def _rest(site: Site, shown: _Shown) -> None:
         head = PAGES.panel_head(f"GPUs of {shown.node.host}", "What does each do now, and where did its time go?")
         parts.box("gpus", head + cards.gpu_table(gpus, states, shown.runs))
         if len(gpus) > 1:
-            options = [ALL_GPUS, *(each.gpu for each in gpus)]
-            parts.choice("GPUs in the charts below", options, "gpu", ALL_GPUS, "gpu_choice", _gpu_name)
+            names = {ALL_GPUS: "All GPUs", **{each.gpu: f"GPU {each.gpu}" for each in gpus}}
+            parts.choice("GPUs in the charts below", [*names], "gpu", ALL_GPUS, "gpu_choice", names.__getitem__)
         parts.draw_panels(site, "gpu", _at_once("gpu"), replace(of_node, gpu=shown.gpu), shown.small, shown.hold_s)
     others = [*(_at_once("run") if shown.run is not None else []), *_at_once("node"), *_at_once("agent")]
     parts.draw_panels(site, "charts", others, shown.scope, shown.small, shown.hold_s)
 
 
-def _gpu_name(gpu: str) -> str:
-    return "All GPUs" if gpu == ALL_GPUS else f"GPU {gpu}"
-
-
-def _remember_more() -> None:
-    parts.remember(more="1" if st.session_state[_MORE] else None)
-
-
 def _more(site: Site, shown: _Shown) -> None:
     """Draw, where the reader asks for them, the other panels of all groups: details, and what only Prometheus can answer."""
-    wanted = st.query_params.get("more") == "1"
-    if not st.toggle("More panels", wanted, key=_MORE, on_change=_remember_more):
+
+    def changed() -> None:
+        parts.remember(more="1" if st.session_state[_MORE] else None)
+
+    if not st.toggle("More panels", st.query_params.get("more") == "1", key=_MORE, on_change=changed):
         return
     there = {"run": shown.run is not None, "gpu": bool(shown.node.gpus), "node": True, "agent": True}
     for group in (name for name, is_there in there.items() if is_there):

@@ -141,20 +141,20 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
     )
 
 
+@dataclass
 class _Run:
-    def __init__(self, setting: Setting, plan: Plan, deadline: float) -> None:
-        self.setting = setting
-        self.plan = plan
-        self.deadline = deadline
-        self.first_batch_s = 0.0
-        self.batch_bytes: int | None = None
-        self.shared_bytes: int | None = None
-        self.last_batch: Any = None
-        self.passes: list[list[float]] = []
-        self.durations_s: list[float] = []
-        self.iterator: Iterator[Any] | None = None
-        self._since: _Counters | None = None
-        self._until: _Counters | None = None
+    setting: Setting
+    plan: Plan
+    deadline: float
+    first_batch_s: float = 0.0
+    batch_bytes: int | None = None
+    shared_bytes: int | None = None
+    last_batch: Any = None
+    passes: list[list[float]] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+    iterator: Iterator[Any] | None = None
+    _since: _Counters | None = None
+    _until: _Counters | None = None
 
     def iterate(self, loader: Any, name: str) -> None:
         """Take batches, pass after pass, until the pace is known or time is up."""
