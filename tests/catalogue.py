@@ -10,7 +10,9 @@ from gpuwatch.metrics import BY_NAME, HistogramSample, Sample
 def check(samples: Iterator[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
     """Pass samples on; raise KeyError or ValueError for a metric or label set that the catalogue lacks."""
     for sample in samples:
-        metric = BY_NAME[sample.metric]
+        metric = BY_NAME.get(sample.metric)
+        if metric is None:
+            raise KeyError(f"{sample.metric}: add it to gpuwatch/metrics.py")
         if len(metric.labels) != len(sample.labels):
             raise ValueError(f"{sample.metric}: {len(sample.labels)} label values for labels {metric.labels}")
         yield sample

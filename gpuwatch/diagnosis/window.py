@@ -64,7 +64,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     disk_read_bytes_per_s: float | None = None
     network_receive_bytes_per_s: float | None = None
     """In the training process's network namespace, the loopback included."""
-    memory_available_bytes: int | None = None
+    memory_available_bytes: int | None = None  # to the training: the node's, within its control group's limit
     shm_size_bytes: int | None = None  # /dev/shm as the training process sees it
     shm_used_bytes: int | None = None
 
@@ -168,7 +168,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
     worker_waits: Mapping[str, float] | None = None
     """Share of samples in which workers were blocked on each of `gpuwatch.host.blocked.WAITS`; they sum to 1."""
-    worker_private_bytes: int | None = None
+    worker_private_bytes: int | None = None  # memory of one loader worker that it shares with no other process
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
     local_world_size: int = 1

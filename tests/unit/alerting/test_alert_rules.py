@@ -258,7 +258,10 @@ def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
     """RunInefficient has the causes without an alert of their own; those of GpuStarved are what it lists as advice."""
     changes = template("alerts.yml")["changes"]
     for alert in changes:
-        assert set(changes[alert]) == {rule.cause for rule in RULES if rule.alert == alert}
+        causes = {rule.cause for rule in RULES if rule.alert == alert}
+        assert set(changes[alert]) == causes, (
+            f"gpuwatch/alerting/alerts.yml, changes: {alert}: one line for each of its causes"
+        )
     named = {rule.alert for rule in RULES if rule.alert}
     single = {"EpochPauses", "ShmForecast", "RunStalled", "RunHung", "Straggler", "GpuHeldIdle", "GpuThrottled"}
     assert named - set(changes) - {"RunKilled"} == single, "the alert's own advice is about its one cause"

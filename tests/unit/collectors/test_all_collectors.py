@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gpuwatch_agent.collectors as package
 from gpuwatch_agent.collectors import build
+from gpuwatch_agent.options import Choice
 from tests.catalogue import check
 
 OF_GPUS = {"gpu"}
@@ -24,6 +25,20 @@ def test_every_collector_of_the_folder_runs(node):
     assert sorted(collector.name for collector in build(node)) == sorted({*declared} - OF_GPUS | {"gpu"}), (
         "add the collector to build() in agent/gpuwatch_agent/collectors/__init__.py"
     )
+
+
+def test_every_collector_has_its_row_in_the_docs(node):
+    """By the words of the table; the agent's own process is no source of its own."""
+    words = {
+        "gpu": "NVIDIA GPUs",
+        "amd": "AMD GPUs",
+        "dcgm": "dcgm-exporter",
+        "shm": "/dev/shm",
+        "infiniband": "InfiniBand",
+    }
+    table = (Path(__file__).parents[3] / "docs/deploy/agent.md").read_text().split("**NVML in tiers")[0].lower()
+    names = {collector.name for collector in build(node, Choice(full=True))} - {"agent_process"}
+    assert [name for name in sorted(names) if words.get(name, name).lower() not in table] == [], "docs/deploy/agent.md"
 
 
 def test_samples_are_as_the_catalogue_has_them(node):

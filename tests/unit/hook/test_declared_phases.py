@@ -6,7 +6,6 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.diagnosis.report import give_verdict
-from gpuwatch.diagnosis.rules.device import phase_bound
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import ProtocolError
 from gpuwatch.hook.watch import Watch
@@ -91,18 +90,6 @@ def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
     assert sentence(rollout=45.0) == "rollout takes 45% of the time"
     assert sentence(a=19.0, b=18.0, c=17.0) == "declared phases take 54% of the time, a the most"
     assert give_verdict(Window(100.0, {"compute": 85.0, "other": 15.0}, {"a": 15.0})).state == "compute"
-
-
-def test_phase_bound_fires_stays_quiet_and_abstains() -> None:
-    states = {"compute": 70.0, "other": 30.0}
-    finding = phase_bound(Window(100.0, states, {"reward_model": 25.0}))
-    assert finding is not None and (finding.ratio, finding.predicted_speedup) == (0.25, None)
-    assert finding.advice.startswith("score whole batches")
-    unknown = phase_bound(Window(100.0, states, {"curriculum": 25.0}))
-    assert unknown is not None and "gpuwatch stacks" in unknown.advice
-    assert phase_bound(Window(100.0, states, {"rollout": 19.0})) is None
-    assert phase_bound(Window(100.0, states)) is None
-    assert phase_bound(Window(0.0)) is None
 
 
 def test_a_sender_whose_phases_exceed_their_state_is_rejected() -> None:

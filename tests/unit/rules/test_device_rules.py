@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.device import host_bound, memory_creep, sync_every_step, throttled, transfer_pcie
+from gpuwatch.diagnosis.rules.device import (
+    host_bound,
+    memory_creep,
+    phase_bound,
+    sync_every_step,
+    throttled,
+    transfer_pcie,
+)
 from gpuwatch.diagnosis.rules.progress import hung
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
 from gpuwatch.wire import Loader
@@ -164,3 +171,15 @@ def test_memory_is_quiet_when_it_falls_again_or_settles_and_abstains_without_a_t
     assert memory_creep(creeping(span_s=300.0)) is None
     assert memory_creep(creeping(growth_bytes=1 << 30)) is None
     assert memory_creep(replace(HEALTHY, gpus=(gpu(),))) is None
+
+
+def test_phase_bound_fires_stays_quiet_and_abstains() -> None:
+    states = {"compute": 70.0, "other": 30.0}
+    finding = phase_bound(Window(100.0, states, {"reward_model": 25.0}))
+    assert finding is not None and (finding.ratio, finding.predicted_speedup) == (0.25, None)
+    assert finding.advice.startswith("score whole batches")
+    unknown = phase_bound(Window(100.0, states, {"curriculum": 25.0}))
+    assert unknown is not None and "gpuwatch stacks" in unknown.advice
+    assert phase_bound(Window(100.0, states, {"rollout": 19.0})) is None
+    assert phase_bound(Window(100.0, states)) is None
+    assert phase_bound(Window(0.0)) is None
