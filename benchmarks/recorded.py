@@ -71,7 +71,7 @@ class Host:
         accounts = self.watch._publisher.accounts
         with accounts.lock:
             accounts.apply(self.clock())
-            self.steps += accounts.take_delta().steps
+            self.steps += accounts.take_delta()[0]
 
     def _set(self, at_ns: int) -> None:
         self.clock.now_ns = max(self.clock.now_ns, at_ns + self._zero_ns)

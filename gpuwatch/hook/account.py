@@ -22,7 +22,7 @@ from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
-from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
+from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
 from gpuwatch.wire import Counters, Loader, Totals, WorkerDeath
 
@@ -44,14 +44,6 @@ def thresholds() -> Thresholds:
     from gpuwatch.diagnosis.thresholds import THRESHOLDS
 
     return site_thresholds or THRESHOLDS
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """What was applied since the last time."""
-
-    steps: list[StepRecord]
-    phases: list[PhaseRecord]
-    first_step: int  # index of the first of `steps`, from 0
 
 
 class Untrained:
@@ -105,7 +97,7 @@ class Accounts:
         self._untrained_steps = self._first_batches = self._first_waits_ns = 0
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_KEPT)
         self._epoch_starts: deque[StepRecord] = deque(maxlen=_EPOCH_STARTS_KEPT)
-        self._unsent: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
+        self._unsent: list[StepRecord] = []
 
     @property
     def watcher(self) -> HostWatcher:
@@ -143,7 +135,7 @@ class Accounts:
         """Book all that the recorder has logged, and the time since as far as it is certain. Call with the lock held."""
         with contextlib.suppress(IndexError):  # one call: a signal handler raises before or after it
             self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
-        steps, phases = self.timeline.fold()
+        steps = self.timeline.fold()
         for step in steps:
             if self._untrained is not None:
                 self._note_untrained(step)
@@ -153,8 +145,7 @@ class Accounts:
                 self._first_waits_ns += step.data_wait_ns
             else:
                 self._recent.append(step)
-        self._unsent[0].extend(steps)
-        self._unsent[1].extend(phases)
+        self._unsent.extend(steps)
         if not self.blind:
             self.timeline.book_certain(now_ns, self.recorder.in_step)
             self.idle = self.timeline.book_quiet(now_ns, self._step_ns) == OTHER
@@ -184,11 +175,10 @@ class Accounts:
         self._recent.clear()
         self._first_batches = self._first_waits_ns = 0
 
-    def take_delta(self) -> Delta:
-        """Return what was applied since the last call. Call with the lock held."""
-        steps, phases = self._unsent
-        self._unsent = ([], [])
-        return Delta(steps, phases, self.timeline.counts.steps - len(steps))
+    def take_delta(self) -> tuple[list[StepRecord], int]:
+        """Return the steps since the last call, and the index of the first, from 0. Call with the lock held."""
+        steps, self._unsent = self._unsent, []
+        return steps, self.timeline.counts.steps - len(steps)
 
     def totals(self, dropped: int, overhead_ns: int) -> Totals:
         """Return the cumulative totals for the wire. Call with the lock held."""

@@ -22,7 +22,7 @@ from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.identity import Membership
 from gpuwatch.hook.ranks import RankExchange
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.hook.transport import MOST_MESSAGES, Encoder, RunFacts, SendBuffer
+from gpuwatch.hook.transport import Encoder, RunFacts, SendBuffer
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -239,7 +239,7 @@ class Publisher:
         if not self.update_membership(ask=not bye):
             return
         with self.accounts.held():
-            delta = self.accounts.take_delta()
+            unsent, first_step = self.accounts.take_delta()
         published, buffer = 0, self.send_buffer
         try:
             if hello:
@@ -253,21 +253,19 @@ class Publisher:
             encoder = self._current_encoder()
             if self._hello_due:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
-            for phase in delta.phases[-MOST_MESSAGES:]:
-                buffer.append(encoder.phase(phase, self._totals()))
             while True:  # without steps too: a heartbeat
-                steps = delta.steps[published : published + _STEPS_PER_MESSAGE]
-                first, doing = delta.first_step + published, self.accounts.activity
+                steps = unsent[published : published + _STEPS_PER_MESSAGE]
+                first, doing = first_step + published, self.accounts.activity
                 message = encoder.steps(steps, first, self._totals(), doing, self._fetch_cpu_ratio())
                 buffer.append(message, len(steps))
                 published += len(steps)
-                if published == len(delta.steps):
+                if published == len(unsent):
                     break
             if bye:
                 buffer.append(encoder.bye("closed", self._totals()))
             buffer.flush()
         finally:
-            self._dropped += len(delta.steps) - published
+            self._dropped += len(unsent) - published
 
     def _send_hello(self, encoder: Encoder, sender: Sender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""

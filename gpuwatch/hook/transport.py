@@ -19,13 +19,11 @@ from gpuwatch import __version__, wire
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook.account import Accounts, device
 from gpuwatch.hook.identity import Identity
-from gpuwatch.ledger.step_records import PhaseRecord, StepRecord
+from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.wire import endpoint
 
 if TYPE_CHECKING:
     from gpuwatch.wire.sockets import Sender
-
-_PHASE_TIME_TO_LIVE_S = 3600.0
 
 
 class RunFacts(msgspec.Struct, frozen=True):
@@ -77,12 +75,6 @@ class Encoder:
         """Return the message of these steps; without any it is a heartbeat."""
         fields = {"activity": activity, "first_step": first_step, "fetch_cpu_ratio": fetch_cpu_ratio}
         return self._encoded(wire.Steps, totals, columns=columns(steps), **fields)
-
-    def phase(self, phase: PhaseRecord, totals: wire.Totals) -> bytes:
-        """Return the message of a phase that began or ended."""
-        seconds = None if phase.end_ns is None else (phase.end_ns - phase.start_ns) / 1e9
-        times = {"start_ns": phase.start_ns, "seconds": seconds, "time_to_live_s": _PHASE_TIME_TO_LIVE_S}
-        return self._encoded(wire.Phase, totals, name=phase.name, **times)
 
     def bye(self, reason: str, totals: wire.Totals) -> bytes:
         """Return the run's last message."""

@@ -51,14 +51,6 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         return {**parts, COMM_WAIT: comm_ns}
 
 
-class PhaseRecord(msgspec.Struct, frozen=True):
-    """A declared phase that began (`end_ns` None) or ended."""
-
-    name: str
-    start_ns: int
-    end_ns: int | None
-
-
 class Carry(msgspec.Struct):
     """The parts of an interrupted step so far."""
 
@@ -86,7 +78,6 @@ class Carry(msgspec.Struct):
 
 class Level(msgspec.Struct):
     name: str | None
-    start_ns: int
     carry: Carry
 
 

@@ -1,4 +1,4 @@
-"""Turn a recorder's log into a ledger, step records and phases: the host timeline. No I/O, no clock."""
+"""Turn a recorder's log into a ledger and step records: the host timeline. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwatch.ledger import states
 from gpuwatch.ledger.device_booking import DeviceBooking
 from gpuwatch.ledger.device_pieces import Piece
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, FAST_STEP, PART, REST, SPAN, STEP, TOKENS, UNVERIFIED
-from gpuwatch.ledger.step_records import Carry, Level, PhaseRecord, StepCounts, StepRecord
+from gpuwatch.ledger.step_records import Carry, Level, StepCounts, StepRecord
 
 STALL_FLOOR_NS = 30_000_000_000
 STALL_MEDIANS = 10
@@ -29,7 +29,7 @@ class Timeline:
         # What is to be booked next. Each entry is taken once, whatever a signal handler raises meanwhile.
         self.entries: list[tuple[Any, ...]] = []
         self._at = 0  # how many of `entries` are booked
-        self._made: tuple[list[StepRecord], list[PhaseRecord]] = ([], [])
+        self._made: list[StepRecord] = []
         self._levels: list[Level] = []
         self._carry = Carry()
         # Entries from the oldest piece on that the device has not finished: they are booked once its times are known.
@@ -38,11 +38,10 @@ class Timeline:
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
-    def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> tuple[list[StepRecord], list[PhaseRecord]]:
-        """Book log entries; return their training steps and phase edges. What follows a piece that the device has not finished is held."""
+    def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> list[StepRecord]:
+        """Book log entries; return their training steps. What follows a piece that the device has not finished is held."""
         self.entries.extend(entries)
-        entries, held = self.entries, self._held
-        steps, phases = self._made
+        entries, held, steps = self.entries, self._held, self._made
         while self._at < len(entries):
             entry = entries[self._at]
             if entry[0] in (STEP, FAST_STEP) and (whole := self._book_whole_steps(entries, self._at, steps)):
@@ -57,11 +56,11 @@ class Timeline:
             if held or _waits(entry):
                 held.append(entry)
             else:
-                self._book(entry, steps, phases)
+                self._book(entry, steps)
         while held and not _waits(held[0]):
-            self._book(held.popleft(), steps, phases)
-        self.entries, self._at, self._made = [], 0, ([], [])
-        return steps, phases
+            self._book(held.popleft(), steps)
+        self.entries, self._at, self._made = [], 0, []
+        return steps
 
     def _book_whole_steps(self, entries: list[tuple[Any, ...]], at: int, steps: list[StepRecord]) -> int:
         """Book the run of steps from `at` on that nothing interrupts, at a tenth of the cost of `_book`; return how many."""
@@ -97,7 +96,7 @@ class Timeline:
             self.last_progress_ns, self._left = watermark, False
         return len(whole)
 
-    def _book(self, entry: tuple[Any, ...], steps: list[StepRecord], phases: list[PhaseRecord]) -> None:
+    def _book(self, entry: tuple[Any, ...], steps: list[StepRecord]) -> None:
         kind = entry[0]
         if kind == TOKENS:
             self._carry.tokens = (self._carry.tokens or 0) + entry[1]
@@ -108,9 +107,9 @@ class Timeline:
         elif kind == REST:
             self._resting = entry[1]
         elif kind == ENTER:
-            self._enter(entry[1], entry[2], phases)
+            self._enter(entry[1], entry[2])
         elif kind == EXIT:
-            self._exit(entry[1], phases)
+            self._exit(entry[1])
         elif kind == SPAN:
             _, begin, end, state = entry
             self._book_between(begin)
@@ -200,25 +199,20 @@ class Timeline:
         if booked_ns and name is not None and states.phase_state(name) == states.OTHER:
             states.add_declared(self.counts.declared_ns, name, booked_ns)
 
-    def _enter(self, at_ns: int, name: str | None, phases: list[PhaseRecord]) -> None:
+    def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(states.COMPUTE)
-        self._levels.append(Level(name, at_ns, self._carry))
+        self._levels.append(Level(name, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns
-        if name is not None:
-            phases.append(PhaseRecord(name, at_ns, None))
 
-    def _exit(self, at_ns: int, phases: list[PhaseRecord]) -> None:
+    def _exit(self, at_ns: int) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(self._phase_state or states.COMPUTE)
         if not self._levels:  # what entered it was lost to a signal handler's exception
             return
-        level = self._levels.pop()
-        self._carry = level.carry
+        self._carry = self._levels.pop().carry
         self.last_progress_ns = at_ns
-        if level.name is not None:
-            phases.append(PhaseRecord(level.name, level.start_ns, at_ns))
 
     def _piece(
         self,

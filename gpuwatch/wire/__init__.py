@@ -214,22 +214,13 @@ class Steps(_Told, frozen=True, tag="steps"):
     """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
 
 
-class Phase(_Told, frozen=True, tag="phase"):
-    """A declared phase began (`seconds` None) or ended."""
-
-    name: Text
-    start_ns: Moment
-    seconds: Number | None
-    time_to_live_s: Number
-
-
 class Bye(_Told, frozen=True, tag="bye"):
     """The run ends here; its totals are complete."""
 
     reason: Text
 
 
-Message: TypeAlias = Hello | Steps | Phase | Bye
+Message: TypeAlias = Hello | Steps | Bye
 
 
 def pack(values: Sequence[int]) -> bytes:

@@ -322,7 +322,7 @@ numbers = st.one_of(
 )
 signed = st.one_of(numbers, st.integers(-(1 << 63), (1 << 63) - 1), st.just(-1))
 messages = st.tuples(
-    st.sampled_from(["steps", "steps", "steps", "hello", "phase", "bye"]),
+    st.sampled_from(["steps", "steps", "steps", "hello", "bye"]),
     st.integers(0, 2),  # the run, of which the last is the honest one's
     st.integers(-2 * S, 4 * S),  # how far its clock goes
     st.dictionaries(
@@ -336,14 +336,9 @@ messages = st.tuples(
 
 def fuzzed(hook: FakeHook, kind: str, changes: dict[str, int], columns_: dict[str, int]) -> wire.Message:
     """Return a hook's message with values replaced where they belong."""
-    message: Any = {"steps": hook.message, "hello": hook.hello, "bye": hook.bye}.get(kind, hook.bye)()
-    if kind == "phase":
-        message = wire.Phase(hook.origin(), hook.run, hook.rank, hook.totals(), "eval", hook.at_ns, None, 60.0)
+    message: Any = {"steps": hook.message, "hello": hook.hello, "bye": hook.bye}[kind]()
     replace = msgspec.structs.replace
-    names = {"start_ns"} if isinstance(message, wire.Phase) else set()
-    message = replace(
-        message, **{n: v for n, v in changes.items() if n in message.__struct_fields__ and n not in names}
-    )
+    message = replace(message, **{n: v for n, v in changes.items() if n in message.__struct_fields__})
     message = replace(
         message,
         origin=replace(message.origin, **{n: v for n, v in changes.items() if n in message.origin.__struct_fields__}),

@@ -136,7 +136,7 @@ def told(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) ->
     Program(watch, clock).run(script)
     with watch._publisher.accounts.lock:
         watch._publisher.accounts.apply(clock())
-        steps = watch._publisher.accounts.take_delta().steps
+        steps = watch._publisher.accounts.take_delta()[0]
     watch.close()
     line = watch._publisher.accounts.timeline
     assert line.ledger.sum_ns == line.ledger.watermark_ns - line.ledger.start_ns

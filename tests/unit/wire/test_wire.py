@@ -61,7 +61,6 @@ MESSAGES: tuple[wire.Message, ...] = (
     hello(loader=None),
     steps(),
     steps(columns={}, fetch_cpu_ratio=0.5),
-    wire.Phase(origin(), "r", 0, totals(), "eval", 5, None, 3600.0),
     wire.Bye(origin(), "r", 0, totals(), "closed"),
 )
 
@@ -94,7 +93,7 @@ BROKEN: tuple[tuple[str, wire.Message], ...] = (
     ("malformed", hello(tags={"team": "x" * 257})),
     ("malformed", hello(origin=origin(sender="x" * 257))),
     ("malformed", steps(activity="x" * 257)),
-    ("malformed", wire.Phase(origin(), "r", 0, totals(), "x" * 257, 5, None, 1.0)),
+    ("malformed", wire.Bye(origin(), "r", 0, totals(), "x" * 257)),
     ("malformed", hello(tags={str(index): "" for index in range(33)})),
     ("malformed", steps(columns={"loss": wire.pack([1])})),
     ("malformed", steps(columns={"start_ns": b"1234567"})),
@@ -109,7 +108,7 @@ BROKEN: tuple[tuple[str, wire.Message], ...] = (
     ("malformed", steps(totals=totals(start_ns=2**63, watermark_ns=2**63 + 60))),
     ("malformed", steps(first_step=2**63)),
     ("malformed", steps(fetch_cpu_ratio=float("nan"))),
-    ("malformed", wire.Phase(origin(), "r", 0, totals(), "eval", 5, float("inf"), 1.0)),
+    ("malformed", steps(fetch_cpu_ratio=float("inf"))),
     ("malformed", hello(rank=-1)),
     ("malformed", hello(pid=2**64 - 1)),
 )
