@@ -16,7 +16,7 @@ from gpuwatch.host import blocked, cgroup, proc
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_MAX_WORKERS = 64
+_SAMPLES_KEPT, _WINDOW_S = 150, 300.0
 _MEMORY_EVERY = 8  # memory is read in one of so many samples
 _MIN_READINGS = 3
 _MIN_COMPUTE_S = 3.0
@@ -31,10 +31,6 @@ class HostSample(msgspec.Struct, frozen=True):
     cpu_pressure_s: float | None
     io_pressure_s: float | None
     received_bytes: int | None
-    shm: tuple[int, int] | None
-    worker_cpu_s: dict[int, float]
-    worker_queue_s: dict[int, float]  # time that each worker was ready to run and had no core
-    worker_waits: tuple[str, ...]  # what each worker was blocked on
     quota: cgroup.Quota | None
     disks: dict[str, proc.Disk] | None
 
@@ -51,50 +47,46 @@ def usable_cores() -> int | None:
 class HostWatcher:
     """The node over the last minutes, as one process sees it."""
 
-    def __init__(
-        self, procfs: Path = Path("/proc"), shm: Path = Path("/dev/shm"), keep: int = 150, sysfs: Path = Path("/sys")
-    ) -> None:
+    def __init__(self, procfs: Path = Path("/proc"), shm: Path = Path("/dev/shm"), sysfs: Path = Path("/sys")) -> None:
         self._procfs, self._sysfs, self._shm = procfs, sysfs, shm
-        self._samples: deque[HostSample] = deque(maxlen=keep)
         self._first: HostSample | None = None
+        self._last: HostSample | None = None
+        self._shm_seen: deque[tuple[int, int]] = deque(maxlen=_SAMPLES_KEPT)
         self._taken = 0
         self._memory_available: int | None = None
-        self.worker_private_bytes: int | None = None  # private memory of one loader worker; None before it was read
+        self.workers = blocked.Workers(_WINDOW_S, _SAMPLES_KEPT)
+        """The loader's workers; when they have gone, as they were last."""
         self._cores = usable_cores()
 
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
         """Take one sample."""
         procfs = self._procfs
         busy_s, cpu_s = _optional(proc.cpu_times_s, procfs) or (None, None)
-        sample = HostSample(
+        self._last = HostSample(
             at_s=at_s,
             busy_s=busy_s,
             cpu_s=cpu_s,
             cpu_pressure_s=_optional(proc.pressure_s, "cpu", procfs),
             io_pressure_s=_optional(proc.pressure_s, "io", procfs),
             received_bytes=_optional(proc.received_bytes, "self", procfs),
-            shm=_optional(proc.shm_bytes, self._shm),
-            worker_cpu_s=proc.by_pid(proc.process_cpu_s, worker_pids, procfs),
-            worker_queue_s=proc.by_pid(proc.run_queue_s, worker_pids, procfs),
-            worker_waits=tuple(wait for pid in worker_pids[:_MAX_WORKERS] if (wait := blocked.blocked_on(pid, procfs))),
             quota=cgroup.quota(procfs, self._sysfs),
             disks=_optional(proc.disks, procfs),
         )
-        if self._taken % _MEMORY_EVERY == 0 or (worker_pids and self.worker_private_bytes is None):
+        self._first = self._first or self._last
+        if (shm := _optional(proc.shm_bytes, self._shm)) is not None:
+            self._shm_seen.append(shm)
+        if worker_pids:
+            self.workers.sample(at_s, worker_pids, procfs)
+        if self._taken % _MEMORY_EVERY == 0:
             available = _optional(proc.memory_available_bytes, procfs)
             self._memory_available = cgroup.within_limit(available, procfs, self._sysfs)
-            if worker_pids and (private := _optional(proc.private_bytes, worker_pids[0], procfs)) is not None:
-                self.worker_private_bytes = private
         self._taken += 1
-        self._samples.append(sample)
-        self._first = self._first or sample
 
     def facts(self) -> HostFacts:
         """Return means since the first sample, which need two samples; of /dev/shm the maximum."""
-        samples = list(self._samples)  # another thread may be sampling
-        if self._first is None or not samples:
+        first, last, shm = self._first, self._last, list(self._shm_seen)  # another thread may be sampling
+        if first is None or last is None:
             return HostFacts(cpu_cores=self._cores)
-        first, last = self._first, samples[-1]
         elapsed = last.at_s - first.at_s
 
         def growth(name: str) -> float | None:
@@ -104,7 +96,6 @@ class HostWatcher:
         received, disks = growth("received_bytes"), None
         if first.disks is not None and last.disks is not None and elapsed > 0:
             disks = [(now, first.disks[name]) for name, now in last.disks.items() if name in first.disks]
-        shm = [sample.shm for sample in samples if sample.shm is not None]
         return HostFacts(
             cpu_cores=self._cores,
             cpu_busy_ratio=_ratio(growth("busy_s"), growth("cpu_s")),
@@ -123,35 +114,6 @@ class HostWatcher:
             shm_size_bytes=shm[-1][0] if shm else None,
             shm_used_bytes=max(used for _, used in shm) if shm else None,
         )
-
-    def worker_cpu_ratios(self) -> tuple[float, ...] | None:
-        """Return each loader worker's CPU use, 1.0 = one core, of the last sample that has workers; None with fewer than two samples."""
-        return self._worker_ratios([(sample.at_s, sample.worker_cpu_s) for sample in list(self._samples)])
-
-    def worker_busy_ratios(self) -> tuple[float, ...] | None:
-        """Return the same plus the time in which a worker was ready to run and had no core; None where that is not measured."""
-        found = []
-        for sample in list(self._samples):
-            queue_s = sample.worker_queue_s
-            busy_s = {pid: cpu_s + queue_s[pid] for pid, cpu_s in sample.worker_cpu_s.items() if pid in queue_s}
-            found.append((sample.at_s, busy_s))
-        return self._worker_ratios(found)
-
-    def _worker_ratios(self, found: Sequence[tuple[float, dict[int, float]]]) -> tuple[float, ...] | None:
-        samples = [(at_s, seconds) for at_s, seconds in found if seconds]
-        if not samples:
-            return None
-        last_s, last = samples[-1]
-        ratios = []
-        for pid, worked_s in last.items():
-            first_s, first = next((at_s, seconds) for at_s, seconds in samples if pid in seconds)
-            if last_s > first_s:
-                ratios.append((worked_s - first[pid]) / (last_s - first_s))
-        return tuple(ratios) if ratios else None
-
-    def worker_waits(self) -> dict[str, float] | None:
-        """Return the share of samples in which workers were blocked on each of `blocked.WAITS`; None with too few samples."""
-        return blocked.shares(wait for sample in list(self._samples) for wait in sample.worker_waits)
 
 
 class StepIdle:

@@ -1,18 +1,20 @@
-"""What a process is blocked on now, from /proc: a CPU, a disk, the network, a lock, a sleep. A cheap stack sample from outside.
+"""What a loader's workers do, from /proc: their CPU use, and what each is blocked on: a CPU, a disk, the network, a lock, a sleep.
 
 Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import struct
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import stat_fields
+from gpuwatch.host import proc
 
 WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
 CPU, DISK, NETWORK, LOCK, SLEEP, QUEUE, OTHER = WAITS
@@ -45,6 +47,9 @@ def _by_number(machine: str) -> dict[int, str]:
 _HERE = _by_number(platform.machine())
 _POLLS = {str(number) for name, number in _NUMBERS.get(platform.machine(), {}).items() if name in ("poll", "ppoll")}
 _MOST_POLLED = 64
+_MOST_SAMPLED = 64  # workers
+_LEAST_SAMPLES = 8
+_MEMORY_EVERY_S = 15.0
 
 
 def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str:
@@ -67,7 +72,7 @@ def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
     """
     place, syscall = procfs / str(pid), ""
     try:
-        state = stat_fields(place)[0]
+        state = proc.stat_fields(place)[0]
     except (NoData, IndexError):
         return None
     if state not in ("R", "D"):
@@ -94,7 +99,50 @@ def _polled(place: Path, fields: list[str]) -> str:
     return QUEUE if targets and all(target.startswith("pipe:") for target in targets) else OTHER
 
 
-def shares(seen: Iterable[str], least: int = 8) -> dict[str, float] | None:
-    """Return the share of each wait among the samples; None with fewer than `least` samples."""
-    samples = list(seen)
-    return {wait: samples.count(wait) / len(samples) for wait in WAITS} if len(samples) >= least else None
+class Workers:
+    """The workers of one loader over their last samples."""
+
+    def __init__(self, window_s: float, keep: int) -> None:
+        """CPU use is that of `window_s`, waits are those of the last `keep` samples."""
+        self._window_s = window_s
+        self.times: dict[int, deque[tuple[float, float, float | None]]] = {}
+        """By pid: (when, CPU time, time ready to run without a core), in seconds."""
+        self._waits: deque[list[str]] = deque(maxlen=keep)
+        self._memory_due_s = -math.inf
+        self.private_bytes: int | None = None
+        """Private memory of one worker; None before it was read."""
+
+    def sample(self, at_s: float, pids: Sequence[int], procfs: Path = proc.PROC) -> dict[int, float]:
+        """Take a sample; return the CPU time of those that can be read. Where none can, the last ones are kept."""
+        cpu_s = proc.by_pid(proc.process_cpu_s, pids, procfs)
+        queue_s = proc.by_pid(proc.run_queue_s, cpu_s, procfs)
+        now = {pid: self.times.get(pid, deque()) for pid in cpu_s}
+        for pid, times in now.items():
+            times.append((at_s, cpu_s[pid], queue_s.get(pid)))
+            while len(times) > 2 and times[1][0] <= at_s - self._window_s:
+                times.popleft()
+        self.times = now or self.times  # another thread may be reading it
+        self._waits.append([wait for pid in pids[:_MOST_SAMPLED] if (wait := blocked_on(pid, procfs)) is not None])
+        if cpu_s and (self.private_bytes is None or at_s >= self._memory_due_s):
+            self._memory_due_s = at_s + _MEMORY_EVERY_S
+            with suppress(NoData):
+                self.private_bytes = proc.private_bytes(next(iter(cpu_s)), procfs)
+        return cpu_s
+
+    def ratios(self, busy: bool = False) -> tuple[float, ...] | None:
+        """Return the CPU use of each worker, 1.0 = one core; `busy`: with the time ready to run without a core. None: not measured."""
+        found = []
+        for (begin_s, cpu_s, queue_s), (end_s, cpu_end_s, queue_end_s) in ((t[0], t[-1]) for t in self.times.values()):
+            used_s = cpu_end_s - cpu_s
+            if busy:
+                if queue_s is None or queue_end_s is None:
+                    return None
+                used_s += queue_end_s - queue_s
+            if end_s > begin_s:
+                found.append(used_s / (end_s - begin_s))
+        return tuple(found) or None
+
+    def waits(self) -> dict[str, float] | None:
+        """Return the share of samples in which workers were blocked on each of WAITS; None with too few samples."""
+        samples = [wait for each in list(self._waits) for wait in each]
+        return {wait: samples.count(wait) / len(samples) for wait in WAITS} if len(samples) >= _LEAST_SAMPLES else None

@@ -78,7 +78,7 @@ class ProcessTable:
     """Reads one node's /proc. A process of another pid namespace cannot be read by its own pid."""
 
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys"), host_shm: Path = Path("/dev/shm")) -> None:
-        self._procfs = procfs
+        self.procfs = procfs
         self._sysfs = sysfs
         self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
         self._host_pids: dict[_Identity, int] = {}
@@ -119,7 +119,7 @@ class ProcessTable:
         """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
         if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
             return True
-        namespace, number = _pid_namespace(self._procfs, str(pid)), _own_number(self._procfs / str(pid))
+        namespace, number = _pid_namespace(self.procfs, str(pid)), _own_number(self.procfs / str(pid))
         if not namespace or not number:
             return True
         if hello.pid_namespace not in (0, namespace) or number != hello.pid:
@@ -134,7 +134,7 @@ class ProcessTable:
     def is_of_user(self, pid: int, uid: int | None) -> bool:
         """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""
         try:
-            owner = (self._procfs / str(pid)).stat().st_uid
+            owner = (self.procfs / str(pid)).stat().st_uid
         except OSError:
             return False
         return owner == uid if uid is not None else owner == os.getuid() != 0
@@ -150,34 +150,34 @@ class ProcessTable:
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
         try:
-            return (self._procfs / str(pid) / "comm").read_text().strip()
+            return (self.procfs / str(pid) / "comm").read_text().strip()
         except OSError:
             return ""
 
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
         """Return what a reader of `gpuwatch.host` gives for a process; None where it is not readable."""
         try:
-            return reader(pid, self._procfs)
+            return reader(pid, self.procfs)
         except (NoData, ValueError):
             return None
 
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
         cores = self.read(proc.allowed_cores, pid)
-        return None if cores is None else cgroup.within_quota(cores, self._procfs, self._sysfs, pid)
+        return None if cores is None else cgroup.within_quota(cores, self.procfs, self._sysfs, pid)
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""
-        return cgroup.quota(self._procfs, self._sysfs, pid)
+        return cgroup.quota(self.procfs, self._sysfs, pid)
 
     def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
         """Return how much of the node's available memory a process can use within its container's or job's limit."""
-        return cgroup.within_limit(on_node, self._procfs, self._sysfs, pid)
+        return cgroup.within_limit(on_node, self.procfs, self._sysfs, pid)
 
     def open_files(self, pid: int) -> int | None:
         """Return how many file descriptors a process has open; None where that is not readable."""
         try:
-            return len(os.listdir(self._procfs / str(pid) / "fd"))  # noqa: PTH208 - names only, thousands of them
+            return len(os.listdir(self.procfs / str(pid) / "fd"))  # noqa: PTH208 - names only, thousands of them
         except OSError:
             return None
 
@@ -218,10 +218,10 @@ class ProcessTable:
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
-        for entry in self._procfs.iterdir():
+        for entry in self.procfs.iterdir():
             if not entry.name.isdigit():
                 continue
-            if _pid_namespace(self._procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
+            if _pid_namespace(self.procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
                 return int(entry.name)
         return None
 

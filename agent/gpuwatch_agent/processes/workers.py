@@ -10,7 +10,6 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -21,11 +20,9 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.runs import LOST, RUNNING, Run
 from gpuwatch_agent.runs.records import WorkerIo
 
-_WINDOW_NS = 15_000_000_000
+_WINDOW_S = 15.0
 _MOST_WORKERS = 256
-_MOST_SAMPLED = 64
 _SAMPLES_KEPT = 16
-_MEMORY_EVERY_NS = 15_000_000_000
 _USAGE_EVERY_NS = 5_000_000_000
 
 
@@ -33,12 +30,9 @@ _USAGE_EVERY_NS = 5_000_000_000
 class _Seen:
     """What was seen lately of a running run's processes."""
 
-    cpu_s: dict[int, deque[tuple[int, float, float | None]]] = field(default_factory=dict)
-    """By worker: (when, CPU time, time ready to run without a core)."""
-    waits: deque[list[str]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
+    workers: blocked.Workers = field(default_factory=lambda: blocked.Workers(_WINDOW_S, _SAMPLES_KEPT))
     quotas: deque[cgroup.Quota] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
     received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    private: tuple[int, int, int | None] | None = None  # (first worker, when, its private memory)
     process: proc.ProcessUsage | None = None
     files: int | None = None
     worker_states: tuple[str, ...] = ()
@@ -62,35 +56,23 @@ class WorkerWatch:
             if (seen := self._seen.get(run.key)) is not None:
                 pids = _worker_pids(run, self._table)
                 run.worker_seen_s = {pid: run.worker_seen_s[pid] for pid in pids if pid in run.worker_seen_s}
-                seen.cpu_s = {pid: seen.cpu_s[pid] for pid in pids if pid in seen.cpu_s}
-                if pids:
-                    self._sample(run, seen, pids, now_ns)
-                else:
-                    seen.private = None
+                if not pids or not self._sample(run, seen, pids, now_ns):
+                    seen.workers.times.clear()
                 if usage_is_due:
                     self._read_usage(run, seen, pids)
 
-    def _sample(self, run: Run, seen: _Seen, pids: Sequence[int], now_ns: int) -> None:
+    def _sample(self, run: Run, seen: _Seen, pids: Sequence[int], now_ns: int) -> bool:
+        """Sample a run's workers; return whether any can be read."""
         table, first = self._table, pids[0]
-        if seen.private is None or seen.private[0] != first or now_ns - seen.private[1] >= _MEMORY_EVERY_NS:
-            seen.private = (first, now_ns, table.read(proc.private_bytes, first))
-        waits = (table.read(blocked.blocked_on, pid) for pid in pids[:_MOST_SAMPLED])
-        seen.waits.append([wait for wait in waits if wait is not None])
         if (quota := table.quota(first)) is not None:
             seen.quotas.append(quota)
         if (received := table.read(proc.received_bytes, first)) is not None:
             seen.received.append((now_ns, received))
-        for pid in pids:
-            cpu_s = table.read(proc.process_cpu_s, pid)
-            if cpu_s is None:
-                seen.cpu_s.pop(pid, None)
-                continue
+        found = seen.workers.sample(now_ns / 1e9, pids, table.procfs)
+        for pid, cpu_s in found.items():
             run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
             run.worker_seen_s[pid] = cpu_s
-            times = seen.cpu_s.setdefault(pid, deque())
-            times.append((now_ns, cpu_s, table.read(proc.run_queue_s, pid)))
-            while len(times) > 2 and times[1][0] <= now_ns - _WINDOW_NS:
-                times.popleft()
+        return bool(found)
 
     def _read_usage(self, run: Run, seen: _Seen, pids: Sequence[int]) -> None:
         """Read what the processes use, and add up what the workers did since they were seen last."""
@@ -123,9 +105,9 @@ class WorkerWatch:
         key = (run.run, str(run.rank))
         yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
 
-    def waits(self, run: Run) -> dict[str, float] | None:
-        """Return the share of the last samples in which a worker was blocked on each of `gpuwatch.host.blocked.WAITS`; None with too few."""
-        return blocked.shares(chain.from_iterable(self._of(run).waits))
+    def of(self, run: Run) -> blocked.Workers:
+        """Return the samples of a run's live workers over the last 15 s."""
+        return self._of(run).workers
 
     def quota(self, run: Run) -> tuple[float | None, float | None]:
         """Return (cores of the workers' CPU quota, share of its last periods in which it was exhausted), each None where not known."""
@@ -139,33 +121,9 @@ class WorkerWatch:
             return None
         return max(0, received[-1][1] - received[0][1]) / ((received[-1][0] - received[0][0]) / 1e9)
 
-    def ratios(self, run: Run) -> tuple[float, ...] | None:
-        """Return the CPU use of each live worker over the last 15 s, 1.0 = one core; None where it is not known."""
-        return tuple(ratio for ratio, _ in self._use(run)) or None
-
-    def busy_ratios(self, run: Run) -> tuple[float, ...] | None:
-        """Return the same with the time in the run queue; None where the kernel does not count it."""
-        ratios = [busy for _, busy in self._use(run)]
-        known = tuple(busy for busy in ratios if busy is not None)
-        return known if known and len(known) == len(ratios) else None
-
-    def _use(self, run: Run) -> Iterator[tuple[float, float | None]]:
-        """Yield (CPU use, the same with the run queue) of each live worker over the last 15 s."""
-        for times in self._of(run).cpu_s.values():
-            (begin_ns, cpu_s, queue_s), (end_ns, cpu_end_s, queue_end_s) = times[0], times[-1]
-            if end_ns > begin_ns:
-                used_s, elapsed_s = cpu_end_s - cpu_s, (end_ns - begin_ns) / 1e9
-                waited_s = None if queue_s is None or queue_end_s is None else queue_end_s - queue_s
-                yield used_s / elapsed_s, None if waited_s is None else (used_s + waited_s) / elapsed_s
-
-    def private_bytes(self, run: Run) -> int | None:
-        """Return the private memory of the run's first worker; None where it is not known."""
-        private = self._of(run).private
-        return None if private is None else private[2]
-
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""
-        return len(self._of(run).cpu_s)
+        return len(self._of(run).workers.times)
 
 
 def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:

@@ -39,9 +39,6 @@ class BlindWatcher(HostWatcher):
     def facts(self) -> HostFacts:
         return HostFacts()
 
-    def worker_cpu_ratios(self) -> tuple[float, ...] | None:
-        return None
-
 
 class QuietPublisher(Publisher):
     """Its thread never starts: tests turn it by hand."""

@@ -44,15 +44,15 @@ def test_means_over_the_run_and_each_workers_use(node: Node, tmp_path: Path) -> 
     watcher.sample(110.0, [11, 12])
     facts = watcher.facts()
     assert (facts.cpu_busy_ratio, facts.cpu_pressure_ratio, facts.io_pressure_ratio) == (0.75, 0.4, 0.4)
-    assert watcher.worker_cpu_ratios() == (1.0, 0.1)
+    assert watcher.workers.ratios() == (1.0, 0.1)
 
 
 def test_one_look_gives_no_rates(node: Node, tmp_path: Path) -> None:
     watcher = HostWatcher(tmp_path, tmp_path)
-    assert watcher.facts().cpu_busy_ratio is None and watcher.worker_cpu_ratios() is None
+    assert watcher.facts().cpu_busy_ratio is None and watcher.workers.ratios() is None
     node.set(5, 5, 5, {11: 3})
     watcher.sample(1.0, [11])
-    assert watcher.facts().cpu_busy_ratio is None and watcher.worker_cpu_ratios() is None
+    assert watcher.facts().cpu_busy_ratio is None and watcher.workers.ratios() is None
 
 
 def test_workers_that_have_gone_or_just_come_are_left_out(node: Node, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_workers_that_have_gone_or_just_come_are_left_out(node: Node, tmp_path: 
     watcher.sample(0.0, [11, 99])
     node.set(0, 2, 0, {11: 5 * TICKS, 12: 0})
     watcher.sample(10.0, [11, 12])
-    assert watcher.worker_cpu_ratios() == (0.5,)
+    assert watcher.workers.ratios() == (0.5,)
 
 
 def test_nothing_readable_is_nothing_measured(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host import blocked as waits
+from gpuwatch.host import proc
 from gpuwatch.host.proc import disks, received_bytes
 
 X86 = waits._by_number("x86_64")
@@ -47,10 +48,19 @@ def test_files_of_a_process(tmp_path: Path) -> None:
     assert waits.blocked_on(12, tmp_path) is None
 
 
-def test_shares_need_looks_enough() -> None:
-    assert waits.shares(["disk"] * 7) is None
-    found = waits.shares(["disk"] * 6 + ["cpu"] * 2)
+def test_shares_of_waits_need_enough_samples(tmp_path: Path) -> None:
+    workers = waits.Workers(window_s=10.0, keep=8)
+    (tmp_path / "7").mkdir()
+    for at, state in enumerate("DDDDDDRR"):
+        assert workers.waits() is None
+        (tmp_path / "7/stat").write_text(f"7 (python) {state} {'0 ' * 10}{at * proc.TICKS_PER_S} 0 0 0\n")
+        assert workers.sample(2.0 * at, [7, 8], tmp_path) == {7: float(at)}
+    found = workers.waits()
     assert found is not None
+    assert (workers.ratios(), workers.ratios(busy=True), workers.private_bytes) == ((0.5,), None, None)
+    (tmp_path / "7/stat").unlink()
+    workers.sample(16.0, [7], tmp_path)
+    assert workers.ratios() == (0.5,)  # as it was last
     assert (found["disk"], found["cpu"], found["lock"], sum(found.values())) == (0.75, 0.25, 0.0, 1.0)
 
 
