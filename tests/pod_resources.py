@@ -7,8 +7,25 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from gpuwatch_agent.gpus.allocations import Devices
+from gpuwatch_agent.gpus.allocations import Allocation
+from gpuwatch_agent.processes.owners import Owner
+
+
+class Devices(NamedTuple):
+    """Devices of one resource that a container has."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+
+    @property
+    def allocation(self) -> Allocation:
+        owner = Owner(namespace=self.namespace, pod=self.pod, container=self.container)
+        return Allocation(self.ids, owner, by_index=True)
 
 
 def _field(number: int, value: bytes) -> bytes:

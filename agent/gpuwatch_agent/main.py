@@ -25,7 +25,7 @@ from gpuwatch.wire.sockets import ZmqReceiver
 from gpuwatch_agent.history import History
 from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
-from gpuwatch_agent.options import Choice, Roots, default_history
+from gpuwatch_agent.options import Roots, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
@@ -40,7 +40,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
     """
     own = config.agent
     roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
-    choice = Choice(own.series == "full", own.dcgm, Path(own.allocations), Path(own.pod_resources))
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(own.http))
         path = Path(own.history) if own.history else default_history()
@@ -48,7 +47,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
         stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in own.listen] or [default_listen()]
         receiver = Receiver(ZmqReceiver(endpoints))
-        sampler = Sampler(receiver, history, roots, boot_id(roots.procfs), choice, config.thresholds, config.prices)
+        sampler = Sampler(receiver, history, roots, boot_id(roots.procfs), own, config.thresholds, config.prices)
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")
             notifier = Notifier(lambda: sampler.snapshot, config.notify, config.alerts, socket.gethostname(), state)

@@ -1,4 +1,4 @@
-"""What the agent reads and serves, and where it keeps its history."""
+"""What the agent reads, and where it keeps its history."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from pathlib import Path
 
 from gpuwatch.config import AgentSettings
 
-_DEFAULTS = AgentSettings()
+DEFAULTS = AgentSettings()
 
 
 @dataclass(frozen=True)
 class Roots:
     """Mount points of the kernel's file systems; different in a container or a test."""
 
-    procfs: Path = Path(_DEFAULTS.procfs)
-    sysfs: Path = Path(_DEFAULTS.sysfs)
-    shm: Path = Path(_DEFAULTS.shm)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What an agent collects."""
-
-    full: bool = False
-    """All series, e.g. those of each core; else the standard set."""
-    dcgm_url: str | None = None
-    allocations: Path = Path(_DEFAULTS.allocations)
-    pod_resources: Path = Path(_DEFAULTS.pod_resources)
-
-
-STANDARD = Choice()
+    procfs: Path = Path(DEFAULTS.procfs)
+    sysfs: Path = Path(DEFAULTS.sysfs)
+    shm: Path = Path(DEFAULTS.shm)
 
 
 def default_history() -> Path:

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from gpuwatch import __version__, wire
 from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.config import AgentSettings
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
@@ -24,7 +25,7 @@ from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
 from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
-from gpuwatch_agent.options import STANDARD, Choice, Roots
+from gpuwatch_agent.options import DEFAULTS, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples
@@ -53,7 +54,7 @@ class Sampler:
         history: History,
         roots: Roots,
         boot_id: str,
-        choice: Choice = STANDARD,
+        settings: AgentSettings = DEFAULTS,
         thresholds: Thresholds = THRESHOLDS,
         prices: Prices | None = None,
     ) -> None:
@@ -62,13 +63,13 @@ class Sampler:
         self._retention_s = RetentionClock()
         self._roots = roots
         self._boot_id = boot_id
-        self._choice = choice
-        collectors = build(roots, choice)
+        self._full = settings.series == "full"
+        collectors = build(roots, settings)
         self._gpu_collector = gpu_source(collectors)
         self._collectors = CollectorRunner(collectors)
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
-        self._allocations = AllocationWatch(choice.allocations, choice.pod_resources)
+        self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))
         self._jobs = Jobs()
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
@@ -142,13 +143,7 @@ class Sampler:
         self._table.begin_tick()
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
-        steps = step_batches(
-            [
-                replace(arrival, message=self._runs.named(arrival.message))
-                for arrival in arrivals
-                if self._apply(arrival)
-            ]
-        )
+        steps = [batch for arrival in arrivals if (batch := self._apply(arrival)) is not None]
         self._runs.forget_ended(now_s)
 
         def book(run: Run) -> None:
@@ -195,17 +190,23 @@ class Sampler:
 
         runs = self._each("serve", serve, now_s)
         samples += [*self._samples(runs, offset_ns, now_s), *node_samples]
-        if not self._choice.full:
+        if not self._full:
             samples = list(exporter.standard(samples))
         self._commit(samples, records, steps, now_s)
         self._publish(samples, now_ns, now_s)
 
-    def _apply(self, arrival: Arrival) -> bool:
+    def _apply(self, arrival: Arrival) -> StepBatch | None:
+        """Apply a message; return the step records in it that are new."""
+        message, origin = arrival.message, arrival.message.origin
         try:
-            return self._runs.apply(arrival.message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
+            has_new = self._runs.apply(message, arrival.monotonic_ns, arrival.time_s, arrival.peer)
         except ProtocolError as error:
             self._receiver.reject(error.reason, error)
-            return False
+            return None
+        if not has_new or not isinstance(message, wire.Steps):
+            return None
+        name, offset_ns = self._runs.name_of(message), origin.time_ns - origin.monotonic_ns
+        return StepBatch(name, message.rank, message.first_step, arrival.time_s, offset_ns, message.columns)
 
     def _runs_by_pid(self, runs: Sequence[Run]) -> dict[int, Run]:
         found = {}
@@ -299,19 +300,3 @@ class Sampler:
             ],
             collectors=self._collectors.outcomes,
         )
-
-
-def step_batches(arrivals: Sequence[Arrival]) -> list[StepBatch]:
-    """Return the step records in these messages."""
-    return [
-        StepBatch(
-            message.run,
-            message.rank,
-            message.first_step,
-            arrival.time_s,
-            message.origin.time_ns - message.origin.monotonic_ns,
-            message.columns,
-        )
-        for arrival in arrivals
-        if isinstance(message := arrival.message, wire.Steps) and message.columns
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -124,22 +125,18 @@ class AlertThresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in _URLS:
-                if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}`\\<>$]+", value):
-                    raise ConfigError(f"{name} = {value!r}: must be a URL that begins with http:// or https://")
-            elif name in _TEXTS:
-                if not isinstance(value, str) or not re.fullmatch(r"[\w|.:-]+", value):
-                    raise ConfigError(f"{name} = {value!r}: a text of letters, digits and |")
+            shown = repr(value)
+            if name in _TEXTS:
+                pattern, needed = _TEXTS[name]
+                is_right = isinstance(value, str) and re.fullmatch(pattern, value) is not None
             elif isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"{name} = {value!r}: must be a number")
-            elif name.endswith("_ratio") and not 0 < value <= 1:
-                raise ConfigError(f"{name} = {value:g}: a share must be above 0 and at most 1")
-            elif name.endswith("_factor") and value <= 1:
-                raise ConfigError(f"{name} = {value:g}: a factor must be above 1")
-            elif name.endswith(("_gpus", "_runs")) and value <= 0:
-                raise ConfigError(f"{name} = {value:g}: must be above 0")
-            elif name.endswith("_s") and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
-                raise ConfigError(f"{name} = {value:g}: a duration in seconds must be positive")
+                is_right, needed = False, "must be a number"
+            else:
+                shown = f"{value:g}"
+                above, most, needed = _BOUNDS[name.rpartition("_")[2]]
+                is_right = above < value <= most or (value == 0 and name in _MAY_BE_ZERO)
+            if not is_right:
+                raise ConfigError(f"{name} = {shown}: {needed}")
         if self.keep_firing_for_s > 3600:
             raise ConfigError(
                 f"keep_firing_for_s = {self.keep_firing_for_s:g}: at most 3600, or a fixed problem is shown for too long"
@@ -159,8 +156,17 @@ SHARED = {
     "throttled_ratio": "throttled_share",
 }
 """Thresholds of alerts that are those of the diagnosis: a site sets them once, in [thresholds]. Its [alerts] can differ."""
-_TEXTS = ("job", "throttle_reasons")
-_URLS = ("runbooks", "dashboards")
+_WORDS = (r"[\w|.:-]+", "a text of letters, digits and |")
+_URL = (r"https?://[^\s\"'{}`\\<>$]+", "must be a URL that begins with http:// or https://")
+_TEXTS = {"job": _WORDS, "throttle_reasons": _WORDS, "runbooks": _URL, "dashboards": _URL}
+_BOUNDS = {
+    "ratio": (0, 1, "a share must be above 0 and at most 1"),
+    "factor": (1, math.inf, "a factor must be above 1"),
+    "gpus": (0, math.inf, "must be above 0"),
+    "runs": (0, math.inf, "must be above 0"),
+    "s": (0, math.inf, "a duration in seconds must be positive"),
+}
+"""By the last part of a name: (above this, at most that, what is needed)."""
 _MAY_BE_ZERO = ("keep_firing_for_s", "killed_for_s", "xid_for_s")
 
 

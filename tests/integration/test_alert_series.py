@@ -20,11 +20,10 @@ from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.metrics import BY_NAME
 from gpuwatch.tools.simulation.page import NodePages
 from gpuwatch.tools.simulation.story import Node
-from gpuwatch_agent.gpus.allocations import Devices
 from gpuwatch_agent.processes.owners import ENVIRONMENT
 from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml
-from tests.pod_resources import kubelet
+from tests.pod_resources import Devices, kubelet
 from tests.servers import wait_for
 
 pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")

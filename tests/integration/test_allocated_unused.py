@@ -13,10 +13,10 @@ import pytest
 
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
-from gpuwatch_agent.gpus.allocations import Devices, list_devices
+from gpuwatch_agent.gpus.allocations import read_kubelet
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
-from tests.pod_resources import Kubelet, kubelet
+from tests.pod_resources import Devices, Kubelet, kubelet
 from tests.servers import prometheus_config, start_prometheus, wait_for
 
 pytest.importorskip("jh2", reason="the kubelet of these tests needs an HTTP/2 server: pip install jh2")
@@ -112,12 +112,12 @@ def test_large_answer_of_the_kubelet_and_one_that_never_comes(tmp_path: Path, po
     pods.devices = [
         Devices("team", f"pod-{number:05d}", "main", "nvidia.com/gpu", (f"GPU-{number}",)) for number in range(5000)
     ]
-    assert list_devices(tmp_path / "kubelet.sock", 30) == pods.devices
+    assert read_kubelet(tmp_path / "kubelet.sock", 30) == [each.allocation for each in pods.devices]
     pods.status = 14
     with pytest.raises(OSError, match=r"no answer to /v1\.PodResourcesLister/List"):
-        list_devices(tmp_path / "kubelet.sock", 30)
+        read_kubelet(tmp_path / "kubelet.sock", 30)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()
         with pytest.raises(TimeoutError):
-            list_devices(tmp_path / "silent.sock", 0.2)
+            read_kubelet(tmp_path / "silent.sock", 0.2)

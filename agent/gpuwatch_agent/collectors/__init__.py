@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gpuwatch import api
+from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.collectors import node
@@ -15,7 +16,7 @@ from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import DriverCollector
 from gpuwatch_agent.collectors.nvml import GpuCollector
-from gpuwatch_agent.options import STANDARD, Choice, Roots
+from gpuwatch_agent.options import DEFAULTS, Roots
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,10 @@ class Collector(Protocol):
     def collect(self) -> Iterable[Sample]: ...
 
 
-def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
+def build(roots: Roots, settings: AgentSettings = DEFAULTS) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
     return [
-        node.CpuCollector(roots, cores=choice.full),
+        node.CpuCollector(roots, cores=settings.series == "full"),
         node.LoadCollector(roots),
         node.PressureCollector(roots),
         node.MemoryCollector(roots),
@@ -45,14 +46,14 @@ def build(roots: Roots, choice: Choice = STANDARD) -> list[Collector]:
         node.NetworkCollector(roots),
         node.InfinibandCollector(roots),
         node.AgentProcessCollector(roots),
-        _gpus(roots, choice),
+        _gpus(roots, settings),
     ]
 
 
-def _gpus(roots: Roots, choice: Choice) -> DriverCollector:
+def _gpus(roots: Roots, settings: AgentSettings) -> DriverCollector:
     """Return the GPU collector: the configured dcgm-exporter; amdsmi where AMD's driver is loaded and NVIDIA's is not; else NVML."""
-    if choice.dcgm_url is not None:
-        return DcgmCollector(choice.dcgm_url)
+    if settings.dcgm is not None:
+        return DcgmCollector(settings.dcgm)
     modules = roots.sysfs / "module"
     return AmdCollector() if (modules / "amdgpu").is_dir() and not (modules / "nvidia").is_dir() else GpuCollector()
 

@@ -90,14 +90,14 @@ def read_folder(folder: Path, warn: Callable[[str], None] = log.warning) -> list
     return found
 
 
-def read_kubelet(path: Path) -> list[Allocation]:
-    """Return which GPUs the kubelet has given to containers. Raises: NoData without its socket; OSError; ValueError."""
-    return [
-        Allocation(each.ids, Owner(namespace=each.namespace, pod=each.pod, container=each.container), by_index=True)
-        for each in list_devices(path, _DEADLINE_S - 1)
-        if each.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"))
-        or any(name.startswith(("GPU-", "MIG-")) for name in each.ids)
-    ]
+def read_kubelet(path: Path, timeout_s: float = _DEADLINE_S - 1) -> list[Allocation]:
+    """Return which GPUs the kubelet has given to containers.
+
+    Raises: NoData where the socket is absent; OSError for one that does not answer, or not as gRPC does; ValueError for an odd answer.
+    """
+    if not path.exists():
+        raise NoData(f"{path} does not exist here")
+    return list(parse_list(_call(path, timeout_s)))
 
 
 def _expand(name: str) -> list[str]:
@@ -221,27 +221,6 @@ _HEADER_FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class Devices:
-    """Devices of one resource that a container has."""
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str  # E.g. "nvidia.com/gpu".
-    ids: tuple[str, ...]
-
-
-def list_devices(path: Path, timeout_s: float) -> list[Devices]:
-    """Return the devices of every container on this node.
-
-    Raises: NoData where the socket is absent; OSError for one that does not answer, or not as gRPC does; ValueError for an odd answer.
-    """
-    if not path.exists():
-        raise NoData(f"{path} does not exist here")
-    return list(parse_list(_call(path, timeout_s)))
-
-
 def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body
 
@@ -301,14 +280,16 @@ def _receive(connection: socket.socket, count: int, end_s: float) -> bytes:
     return bytes(found)
 
 
-def parse_list(message: bytes) -> Iterator[Devices]:
-    """Yield what a ListPodResourcesResponse lists. Raises: ValueError."""
+def parse_list(message: bytes) -> Iterator[Allocation]:
+    """Yield the GPUs of each container in a ListPodResourcesResponse. Raises: ValueError."""
     for pod in _messages(message, 1):
-        name, namespace = _string(pod, 1), _string(pod, 2)
         for container in _messages(pod, 3):
+            owner = Owner(namespace=_string(pod, 2), pod=_string(pod, 1), container=_string(container, 1))
             for devices in _messages(container, 2):
                 ids = tuple(each.decode("utf-8", "replace") for each in _messages(devices, 2))
-                yield Devices(namespace, name, _string(container, 1), _string(devices, 1), ids)
+                is_gpu = _string(devices, 1).startswith(("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"))
+                if is_gpu or any(each.startswith(("GPU-", "MIG-")) for each in ids):
+                    yield Allocation(ids, owner, by_index=True)
 
 
 def _string(message: bytes, number: int) -> str:

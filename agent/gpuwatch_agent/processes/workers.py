@@ -27,7 +27,7 @@ _USAGE_EVERY_NS = 5_000_000_000
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What was seen lately of a running run's processes."""
 
     workers: blocked.Workers = field(default_factory=lambda: blocked.Workers(_WINDOW_S, _SAMPLES_KEPT))
@@ -43,12 +43,12 @@ class WorkerWatch:
 
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._seen: dict[tuple[str, int], Seen] = {}
         self._usage_ns: int | None = None
 
     def update(self, runs: Sequence[Run], now_ns: int) -> None:
         """Read every known worker once, every five seconds what each process uses, and add to the runs' totals."""
-        self._seen = {run.key: self._of(run) for run in runs if run.status == RUNNING}
+        self._seen = {run.key: self.of(run) for run in runs if run.status == RUNNING}
         usage_is_due = self._usage_ns is None or now_ns - self._usage_ns >= _USAGE_EVERY_NS
         if usage_is_due:
             self._usage_ns = now_ns
@@ -61,7 +61,7 @@ class WorkerWatch:
                 if usage_is_due:
                     self._read_usage(run, seen, pids)
 
-    def _sample(self, run: Run, seen: _Seen, pids: Sequence[int], now_ns: int) -> bool:
+    def _sample(self, run: Run, seen: Seen, pids: Sequence[int], now_ns: int) -> bool:
         """Sample a run's workers; return whether any can be read."""
         table, first = self._table, pids[0]
         if (quota := table.quota(first)) is not None:
@@ -74,7 +74,7 @@ class WorkerWatch:
             run.worker_seen_s[pid] = cpu_s
         return bool(found)
 
-    def _read_usage(self, run: Run, seen: _Seen, pids: Sequence[int]) -> None:
+    def _read_usage(self, run: Run, seen: Seen, pids: Sequence[int]) -> None:
         """Read what the processes use, and add up what the workers did since they were seen last."""
         pid = self._table.host_pid(run.hello)
         seen.process = None if pid is None else self._table.read(proc.usage, pid)
@@ -86,12 +86,13 @@ class WorkerWatch:
             run.worker_io = run.worker_io.grown(io, run.worker_io_seen.get(pid, WorkerIo()))
         run.worker_io_seen = now
 
-    def _of(self, run: Run) -> _Seen:
-        return self._seen.get(run.key) or _Seen()
+    def of(self, run: Run) -> Seen:
+        """Return what was seen of a run's processes."""
+        return self._seen.get(run.key) or Seen()
 
     def samples(self, run: Run) -> Iterator[Sample]:
         """Yield the series of one run's processes."""
-        seen, io = self._of(run), run.worker_io
+        seen, io = self.of(run), run.worker_io
         waiting = seen.worker_states.count("D") if seen.worker_states else None
         values = {
             "gpuwatch_run_resident_memory_bytes": seen.process.resident_bytes if seen.process else None,
@@ -105,25 +106,21 @@ class WorkerWatch:
         key = (run.run, str(run.rank))
         yield from (Sample(metric, value, key) for metric, value in values.items() if value is not None)
 
-    def of(self, run: Run) -> blocked.Workers:
-        """Return the samples of a run's live workers over the last 15 s."""
-        return self._of(run).workers
-
     def quota(self, run: Run) -> tuple[float | None, float | None]:
         """Return (cores of the workers' CPU quota, share of its last periods in which it was exhausted), each None where not known."""
-        quotas = self._of(run).quotas
+        quotas = self.of(run).quotas
         return (quotas[-1].cores, cgroup.throttled_ratio(quotas[0], quotas[-1])) if quotas else (None, None)
 
     def receive_rate(self, run: Run) -> float | None:
         """Return the bytes per second received in the workers' network namespace; None where that is not visible."""
-        received = self._of(run).received
+        received = self.of(run).received
         if not received or received[-1][0] <= received[0][0]:
             return None
         return max(0, received[-1][1] - received[0][1]) / ((received[-1][0] - received[0][0]) / 1e9)
 
     def count(self, run: Run) -> int:
         """Return how many of the run's workers could be read."""
-        return len(self._of(run).workers.times)
+        return len(self.of(run).workers.times)
 
 
 def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:

@@ -340,10 +340,9 @@ class RunRegistry:
                 run.uid = peer.uid
         return new_steps
 
-    def named(self, message: wire.Message) -> wire.Message:
-        """Return the message with the name of its run: another one than it gives where that is kept apart."""
-        key = self._apart.get(message.origin.sender)
-        return message if key is None else msgspec.structs.replace(message, run=key[0])
+    def name_of(self, message: wire.Message) -> str:
+        """Return the name of a message's run: another one than it gives where that is kept apart."""
+        return self._apart.get(message.origin.sender, (message.run, 0))[0]
 
     @contextmanager
     def guard(self, run: Run, step: str, now_s: float) -> Iterator[None]:

@@ -75,7 +75,7 @@ def run_window(
     ranks: Sequence[RankFacts] = (),
 ) -> Window:
     """Return the run's last minute. `host` is the node, `gpus` are held by the run alone, `ranks` train on this node."""
-    hello, (then, now) = run.hello, run.recent_counts()
+    hello, seen, (then, now) = run.hello, workers.of(run).workers, run.recent_counts()
     about = {} if hello is None else {name: getattr(hello, name) for name in _OF_HELLO}
     return make_window(
         *run.recent_ns(),
@@ -83,10 +83,10 @@ def run_window(
         then,
         steps=run.steps,
         fetch_cpu_ratio=run.fetch_cpu_ratio,
-        worker_cpu_ratios=workers.of(run).ratios(),
-        worker_busy_ratios=workers.of(run).ratios(busy=True),
-        worker_waits=workers.of(run).waits(),
-        worker_private_bytes=workers.of(run).private_bytes,
+        worker_cpu_ratios=seen.ratios(),
+        worker_busy_ratios=seen.ratios(busy=True),
+        worker_waits=seen.waits(),
+        worker_private_bytes=seen.private_bytes,
         host=_as_seen_by(run, host, workers, table),
         gpus=gpus,
         local_world_size=max(1, len(ranks)),

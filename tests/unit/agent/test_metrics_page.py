@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
 from gpuwatch.ledger.states import GPU_STATES, RUN_STATES
 from gpuwatch.metrics import CATALOGUE, Sample
@@ -22,7 +23,7 @@ from gpuwatch_agent.collectors.drivers import Gpu
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
-from gpuwatch_agent.options import Choice, Roots
+from gpuwatch_agent.options import Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run
@@ -43,7 +44,7 @@ class NoNvml(DcgmCollector):
 def node_collectors() -> list[Collector]:
     """Return the collectors of the fixture node, those that would look at this machine left out."""
     roots = Roots(procfs=FIXTURES / "node" / "proc", sysfs=FIXTURES / "node" / "sys", shm=FIXTURES)
-    standing = [c for c in build(roots, Choice(full=True)) if c.name not in ("shm", "agent_process", "gpu")]
+    standing = [c for c in build(roots, AgentSettings(series="full")) if c.name not in ("shm", "agent_process", "gpu")]
     page = (FIXTURES / "dcgm" / "metrics.txt").read_text()
     gpus = NoNvml("http://node:9400", deadline_s=30, fetch=lambda url, timeout_s: page)
     return [*standing, gpus]

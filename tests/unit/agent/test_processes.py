@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuwatch.host.proc import TICKS_PER_S, process_cpu_s
+from gpuwatch.host.proc import TICKS_PER_S
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run, read_record
@@ -117,7 +117,7 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
     watch.update([run], 2 * S)
     assert run.worker_cpu_s == 16.0
     assert watch.count(run) == 1
-    assert watch.of(run).ratios() == (1.0,)
+    assert watch.of(run).workers.ratios() == (1.0,)
 
 
 def test_workers_that_a_sender_makes_up_cost_little(

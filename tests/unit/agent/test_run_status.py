@@ -297,7 +297,7 @@ def test_two_live_processes_with_one_run_and_rank_are_kept_apart(caplog: pytest.
         ("run-a#2", 0): 0,
     }
     assert [run.counts.steps for run in book.runs.values()] == [10, 10]
-    assert book.named(two.message()).run == "run-a#2" and book.named(one.message()).run == "run-a"
+    assert book.name_of(two.message()) == "run-a#2" and book.name_of(one.message()) == "run-a"
     assert book.kept_apart == 1
     assert len([record for record in caplog.records if "two live processes" in record.message]) == 1
 
