@@ -22,10 +22,11 @@ from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
 from gpuwatch.wire.endpoint import checked, default_listen
 from gpuwatch.wire.sockets import ZmqReceiver
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.history import History
+from gpuwatch_agent.history.file import default_history
 from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
-from gpuwatch_agent.options import Roots, default_history
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler

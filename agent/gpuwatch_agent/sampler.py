@@ -20,12 +20,12 @@ from gpuwatch.errors import ProtocolError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent import exporter
 from gpuwatch_agent.collectors import CollectorRunner, build, gpu_source
+from gpuwatch_agent.collectors.node import DEFAULTS, Roots
 from gpuwatch_agent.evaluator import Evaluator
 from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
 from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
-from gpuwatch_agent.options import DEFAULTS, Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples

@@ -71,7 +71,7 @@ def _default_history() -> Path | None:
     """Return where an agent of this user keeps its history; None where the agent's extra is not installed."""
     try:
         require("uvicorn", "agent")
-        from gpuwatch_agent.options import default_history
+        from gpuwatch_agent.history.file import default_history
     except (MissingExtra, ImportError):
         return None
     return default_history()

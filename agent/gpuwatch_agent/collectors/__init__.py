@@ -15,8 +15,8 @@ from gpuwatch_agent.collectors import node
 from gpuwatch_agent.collectors.amd import AmdCollector
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import DriverCollector
+from gpuwatch_agent.collectors.node import DEFAULTS, Roots
 from gpuwatch_agent.collectors.nvml import GpuCollector
-from gpuwatch_agent.options import DEFAULTS, Roots
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,26 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from gpuwatch.config import AgentSettings
 from gpuwatch.errors import NoData
 from gpuwatch.host import proc
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.options import Roots
+
+DEFAULTS = AgentSettings()
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Mount points of the kernel's file systems; different in a container or a test."""
+
+    procfs: Path = Path(DEFAULTS.procfs)
+    sysfs: Path = Path(DEFAULTS.sysfs)
+    shm: Path = Path(DEFAULTS.shm)
 
 
 class OfNode:

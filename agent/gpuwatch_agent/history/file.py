@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -37,6 +38,15 @@ CREATE TABLE step_minute (
 CREATE INDEX step_minute_by_run ON step_minute (run, rank, time_ms);
 CREATE INDEX step_minute_by_time ON step_minute (time_ms);
 """
+
+
+def default_history() -> Path:
+    """Return the default history file: below XDG_STATE_HOME, for root in /var/lib/gpuwatch."""
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state) / "gpuwatch" / "history.db"
+    if os.getuid() == 0:
+        return Path("/var/lib/gpuwatch/history.db")
+    return Path.home() / ".local" / "state" / "gpuwatch" / "history.db"
 
 
 def lock_history(path: Path) -> IO[str]:

@@ -20,10 +20,10 @@ from gpuwatch.metrics import CATALOGUE, Sample
 from gpuwatch_agent.collectors import Collector, build
 from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import Gpu
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
-from gpuwatch_agent.options import Roots
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import Run

@@ -12,8 +12,8 @@ from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent import receiver as receiver_module
 from gpuwatch_agent import sampler as sampler_module
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.history import History, queries
-from gpuwatch_agent.options import Roots
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 from tests.unit.agent.hooks import BOOT, NOW_S

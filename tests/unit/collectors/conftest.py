@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch_agent.collectors import Collector
-from gpuwatch_agent.options import Roots
+from gpuwatch_agent.collectors.node import Roots
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -11,8 +11,8 @@ import pytest
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch_agent.collectors import build, gpu_source
 from gpuwatch_agent.collectors.amd import AmdCollector, load_amdsmi
+from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.collectors.nvml import GpuCollector
-from gpuwatch_agent.options import Roots
 from tests.catalogue import check
 from tests.unit.collectors.amdsmi_fake import DRIVER_NOT_LOADED, NOT_SUPPORTED, FakeAmdsmi
 
