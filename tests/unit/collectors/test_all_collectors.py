@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import gpuwatch_agent.collectors as package
+from gpuwatch.config import AgentSettings
 from gpuwatch_agent.collectors import build
-from gpuwatch_agent.options import Choice
 from tests.catalogue import check
 
 OF_GPUS = {"gpu"}
@@ -37,7 +37,7 @@ def test_every_collector_has_its_row_in_the_docs(node):
         "infiniband": "InfiniBand",
     }
     table = (Path(__file__).parents[3] / "docs/deploy/agent.md").read_text().split("**NVML in tiers")[0].lower()
-    names = {collector.name for collector in build(node, Choice(full=True))} - {"agent_process"}
+    names = {collector.name for collector in build(node, AgentSettings(series="full"))} - {"agent_process"}
     assert [name for name in sorted(names) if words.get(name, name).lower() not in table] == [], "docs/deploy/agent.md"
 
 
