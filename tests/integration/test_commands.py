@@ -193,7 +193,7 @@ def test_options_of_the_agent_override_the_environment_and_both_override_the_fil
     monkeypatch.setenv("GPUWATCH_HTTP", "127.0.0.1:2")
     run(app, ["agent", "--keep-days", "9", "--listen", "ipc:///c", "--config", str(file)], catch_exceptions=False)
     run(app, ["agent", "--http", "127.0.0.1:3", "--series", "standard", "--config", str(file)], catch_exceptions=False)
-    shown = [(o.http, o.listen, o.keep_days, str(o.roots.procfs), o.choice.full) for o in started]
+    shown = [(o.http, o.listen, o.keep_days, o.procfs, o.series == "full") for o in (each.agent for each in started)]
     assert shown == [
         ("127.0.0.1:9478", (), 7.0, "/proc", False),
         ("0.0.0.0:1", ("ipc:///a", "ipc:///b"), 3.0, "/host/proc", True),

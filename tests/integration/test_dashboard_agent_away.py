@@ -51,6 +51,7 @@ class BreaksOff(MadeUpSteps):
         raise ConnectionResetError
 
 
+@pytest.mark.alone  # it depends on deadlines of the product
 def test_an_agent_that_dies_between_two_questions_is_away_like_any_other(tmp_path: Path) -> None:
     agent = FakeAgent([a_run()])
     agent.steps = {RUN_ID: BreaksOff(250, STEP_S, 0.064, 100)}

@@ -67,7 +67,7 @@ def test_two_runs_with_their_prediction(page: Any) -> None:
     assert "up to 2.60× the throughput; achieved 2.00×, 77% of it, and the cause is gone" in said
     assert cells(page, "after", "step, mean") == ["100 ms", "50 ms", "-50%"]
     assert cells(page, "after", "waiting for data") == ["62%", "18%", "-44.0 points"]
-    assert cells(page, "after", "num_workers") == ["0", "8"]
+    assert cells(page, "after", "loader: num_workers") == ["0", "8"]
     name = page.locator(".st-key-panel-speeds [role=img]").get_attribute("aria-label", timeout=WAIT_MS)
     assert name == "Predicted and achieved, times before: after: predicted 2.6, achieved 2.0"
     assert page.locator(".st-key-panel-steps [role=img]").get_attribute("aria-label", timeout=WAIT_MS) == (

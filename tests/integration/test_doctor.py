@@ -149,6 +149,7 @@ def test_a_driver_that_hangs_is_one_problem_and_takes_three_seconds_at_most(tmp_
     assert found["visible GPUs"]["status"] == "skipped"
 
 
+@pytest.mark.alone  # it depends on deadlines of the product
 def test_prometheus_that_scrapes_an_agent_and_one_that_does_not(tmp_path: Path) -> None:
     with agent(tmp_path) as server:
         targets = {"gpuwatch": server.url}

@@ -36,6 +36,7 @@ def starved(inbox: Inbox) -> list[dict[str, Any]]:
     return [each for each in inbox.accepted if "GpuStarved" in each["title"]]
 
 
+@pytest.mark.alone  # it depends on deadlines of the product
 def test_a_webhook_that_fails_and_hangs_is_told_in_the_end_and_only_once_over_a_restart(tmp_path: Path) -> None:
     answers = iter([504])
     place = tmp_path / "agent"
