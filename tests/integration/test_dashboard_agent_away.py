@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.chromium import DESKTOP, chromium
 from tests.integration.dashboard_browser import WAIT_MS, legend, number
 from tests.integration.dashboard_fake import INPUT_SHARE, RUN_ID, STEP_S, FakeAgent, a_run, streamlit_page

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuwatch import __version__
 from gpuwatch.alerting.render import render
 from gpuwatch.alerting.thresholds import AlertThresholds
