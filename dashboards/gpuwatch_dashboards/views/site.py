@@ -60,11 +60,15 @@ def redrawn(every_s: float) -> Callable[[Callable[[Site], None]], Callable[[Site
     def page_of(body: Callable[[Site], None]) -> Callable[[Site], None]:
         def page(site: Site) -> None:
             def draw() -> None:
-                _top_bar(site)
+                top = st.container(key="top", horizontal=True, vertical_alignment="center")
+                top.html('<div class="gw-brand">gpuwatch</div>', width="content")
                 try:
                     body(site)
                 except SourceError as error:  # at any point: what is drawn already stays above the message
                     st.html(PAGES.away(error))
+                finally:
+                    with top:
+                        _links(site)
 
             st.fragment(draw, run_every=None if site.hidden else every_s)()
 
@@ -73,16 +77,14 @@ def redrawn(every_s: float) -> Callable[[Callable[[Site], None]], Callable[[Site
     return page_of
 
 
-def _top_bar(site: Site) -> None:
-    """Draw the brand and the links to the other pages; they carry what is selected, and the run that was shown last."""
+def _links(site: Site) -> None:
+    """Draw the links to the other pages; they carry what is selected, and the run that is shown."""
     run, _, rank = st.session_state.get(_SHOWN, "").rpartition("/")
     shown = {"run": run, "rank": rank} if run and st.query_params.get("run", run) == run else {}
     params = {**shown, **st.query_params.to_dict()}
-    with st.container(key="top", horizontal=True, vertical_alignment="center"):
-        st.html('<div class="gw-brand">gpuwatch</div>', width="content")
-        for key, page in site.pages.items():
-            kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
-            st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
+    for key, page in site.pages.items():
+        kept = {name: params[name] for name in LINK_PARAMS[key] if name in params}
+        st.page_link(page, label=page.title.removeprefix("gpuwatch "), query_params=kept or None)
 
 
 def box(key: str, html: str) -> None:
