@@ -62,6 +62,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
     assert "input_single_process" in annotations["cause"]
 
 
+@pytest.mark.alone
 def test_the_live_page_shows_the_run_and_its_injected_share_within_3_points(tmp_path: Path) -> None:
     with (
         agent(tmp_path / "agent") as node,

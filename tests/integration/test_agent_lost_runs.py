@@ -62,10 +62,11 @@ def test_killed_stopped_and_ended_unheard(tmp_path: Path) -> None:
 
 def test_agent_that_was_stopped_takes_the_waiting_messages_first(tmp_path: Path) -> None:
     """Its own absence is nobody's silence, and a run that ended meanwhile ended well."""
-    with Agent(tmp_path) as agent, Trainer(agent, run="patient", seconds=8) as trainer:
+    with Agent(tmp_path) as agent, Trainer(agent, run="patient") as trainer:
         agent.wait_run("patient", activity="data_wait")
         assert agent.process is not None
         agent.process.send_signal(signal.SIGSTOP)
+        trainer.finish()
         report = trainer.report()
         time.sleep(3)
         agent.process.send_signal(signal.SIGCONT)

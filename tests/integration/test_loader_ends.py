@@ -52,6 +52,7 @@ def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_p
     assert "why   a loader worker was killed with SIGKILL" in verdict
 
 
+@pytest.mark.alone  # the kernel chooses whom it kills, by what else takes memory
 def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent, memory_limit(1024) as within:
         said = train(agent, "eat", 16, before=within)
