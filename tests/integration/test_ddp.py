@@ -88,7 +88,9 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     assert named == [(1, "critical")]
     assert evidence(found[0], "excess") == pytest.approx(0.06, rel=0.1)
     assert evidence(found[0], "cost") == pytest.approx(0.12, rel=0.1)
-    assert evidence(found[0], "rank 1") == pytest.approx(0.07, rel=0.1)
+    assert evidence(found[0], "rank 1") == pytest.approx(0.09, rel=0.1), (
+        "its time before communication, as DDP waits are measured unaided"
+    )
     assert found[0]["advice"].startswith("on rank 1: make batches in the background")
     late = {key[2]: value for key, value in series.items() if key[0] == "gpuwatch_straggler_excess_ratio"}
     assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.15)

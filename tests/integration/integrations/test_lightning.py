@@ -70,7 +70,7 @@ def test_a_resumed_training_counts_what_it_trains(
     truth: w.Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step))
+    monkeypatch.setattr(Session, "count_from", lambda session, step: counted.append(step()))
     fit_lightning(truth, tmp_path, [], max_epochs=1)
     fresh = w.Truth()
     report, trainer = fit(fresh, tmp_path / "resumed", max_epochs=2, resume=next(tmp_path.glob("*.ckpt")))
