@@ -46,8 +46,14 @@ class MeanStep(NamedTuple):
 
     steps: int
     wait_s: float
-    rest_s: float  # transfer and compute: the step without any wait
+    copy_s: float
+    compute_s: float
     hidden_s: float  # wait that cost nothing, because the device was at work
+
+    @property
+    def rest_s(self) -> float:
+        """Transfer and compute: the step without any wait."""
+        return self.copy_s + self.compute_s
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -219,16 +225,6 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         """The lowest utilisation of the run's GPUs, as the driver reports it; None where it reports none."""
         return min((gpu.utilization_ratio for gpu in self.gpus if gpu.utilization_ratio is not None), default=None)
 
-    def rank_facts(self, rank: int, comm_wait_s: float | None = None) -> RankFacts:
-        """Return this run's steps as those of a rank, first batches left out."""
-        steps, later = self.steps, [not first for first in self.steps.epoch_start]
-        count = sum(later)
-        wait_s, copy_s, compute_s = (
-            sum(compress(column, later)) / max(1, count)
-            for column in (steps.data_wait_s, steps.transfer_s, steps.compute_s)
-        )
-        return RankFacts(rank, count, wait_s, copy_s, compute_s, comm_wait_s)
-
     @cached_property
     def mean_step(self) -> MeanStep:
         """The mean of all steps but first batches, whose wait is the start of the pass."""
@@ -239,7 +235,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
             sum(compress(column, later)) / max(1, count)
             for column in (steps.data_wait_s, steps.transfer_s, steps.compute_s, steps.hidden_wait_s)
         )
-        return MeanStep(count, wait_s, copy_s + compute_s, hidden_s)
+        return MeanStep(count, wait_s, copy_s, compute_s, hidden_s)
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:

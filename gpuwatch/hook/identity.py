@@ -152,7 +152,7 @@ class Membership:
         if self._settled and self._agreed:
             return True
         if not self._settled:
-            world = _world()
+            world = torch_world()
             if world is not None and world[1] > 1:
                 self.identity = self._in_world(*world)
             self._settled = stepped or world is not None
@@ -174,7 +174,7 @@ class Membership:
 
     def _agree(self) -> None:
         self._asked += 1
-        found, world = None, _world()
+        found, world = None, torch_world()
         self._agreed = self._asked >= _ASKED_AT_MOST
         if world is None or not self._spans_nodes:
             self._agreed |= self._settled
@@ -214,7 +214,7 @@ def _suffixed(who: Identity, suffix: str) -> Identity:
     return replace(who, run=who.run[: MAX_NAME - len(suffix)] + suffix)
 
 
-def _world() -> tuple[int, int] | None:
+def torch_world() -> tuple[int, int] | None:
     """Return (rank, world size) of torch.distributed's default group; None while there is none."""
     distributed = sys.modules.get("torch.distributed")
     try:

@@ -131,6 +131,8 @@ class Publisher:
 
     def _window(self, closed: bool) -> tuple[Window, dict[str, int], Done]:
         """Return the run so far, compared with the other ranks that are known; its provisional tail in ns by state; what was done."""
+        from gpuwatch.diagnosis.window import RankFacts
+
         accounts, who = self.accounts, self.membership.identity
         if not closed:
             self._sample_host()
@@ -144,11 +146,14 @@ class Publisher:
             counts = accounts.timeline.counts
             samples, tokens = (count if count >= 0 else None for count in (counts.samples, counts.tokens))
             done = Done(seconds=counts.total_ns / 1e9, steps=counts.steps, samples=samples, tokens=tokens)
-            own = window.rank_facts(who.rank, accounts.comm_wait_s())
-        others = dict(self.ranks.others)
-        ranks = (own, *(other.facts for other in others.values())) if who.world_size > 1 else ()
-        place = {"rank": who.rank, "world_size": who.world_size, "ranks": ranks, "summaries": others}
-        return msgspec.structs.replace(window, **place), tail_ns, done
+            comm_wait_s = accounts.comm_wait_s() if who.world_size > 1 else None
+        if who.world_size > 1:
+            step, others = window.mean_step, dict(self.ranks.others)
+            own = RankFacts(who.rank, step.steps, step.wait_s, step.copy_s, step.compute_s, comm_wait_s)
+            ranks = (own, *(other.facts for other in others.values()))
+            place = {"rank": who.rank, "world_size": who.world_size, "ranks": ranks, "summaries": others}
+            window = msgspec.structs.replace(window, **place)
+        return window, tail_ns, done
 
     def _summary(self) -> RankSummary:
         """Return what rank 0 needs of this rank. Called by the thread that exchanges them."""

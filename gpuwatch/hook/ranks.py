@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpuwatch.hook.identity import Membership
+from gpuwatch.hook.identity import Membership, torch_world
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -46,7 +46,11 @@ class RankExchange:
 
     def start_if_distributed(self) -> None:
         """Start the exchange once torch.distributed has several ranks. Called by the background thread in each tick."""
-        if self._thread is None and 1 < self._membership.identity.world_size <= _MOST_RANKS and _is_initialized():
+        if (
+            self._thread is None
+            and 1 < self._membership.identity.world_size <= _MOST_RANKS
+            and torch_world() is not None
+        ):
             self._thread = threading.Thread(target=self._run, name="gpuwatch-ranks", daemon=True)
             self._thread.start()
 
@@ -54,7 +58,7 @@ class RankExchange:
         try:
             store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store().clone()
             count, searched = 0, False
-            while not self.stopped and _is_initialized():
+            while not self.stopped and torch_world() is not None:
                 if not searched and (models := distributed_models()) is not None:
                     self.models, searched = models, True
                 # Else the process that serves the store may have ended, and torch prints warnings.
@@ -98,8 +102,3 @@ def distributed_models() -> list[Any] | None:
 
 def _key(run: str, rank: int) -> str:
     return f"gpuwatch/{run}/rank{rank}"
-
-
-def _is_initialized() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()

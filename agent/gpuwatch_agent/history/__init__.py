@@ -86,7 +86,8 @@ class RetentionClock:
         self._jumped_s: float | None = None  # when it was first seen too far ahead
 
     def __call__(self) -> float:
-        now_s, lead_s = self._monotonic(), self._wall() - self._monotonic()
+        now_s = self._monotonic()
+        lead_s = self._wall() - now_s
         if lead_s <= self._lead_s + _JUMP_S:
             self._lead_s, self._jumped_s = lead_s, None
         elif self._jumped_s is None:

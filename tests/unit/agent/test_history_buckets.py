@@ -116,4 +116,4 @@ def test_a_stretch_of_time_has_exactly_the_steps_that_began_in_it(history: Histo
     assert found.bucket_steps == 1
     assert found.step == list(range(25, 39))
     assert history.reader.steps("r", 0, 100, BEGIN_S + 50, None) is None
-    assert history.reader.steps("nobody", 0, 100) is None
+    assert history.reader.steps("unknown-run", 0, 100) is None

@@ -24,7 +24,7 @@ def test_every_cause_has_its_row_and_no_other_has() -> None:
 
 def test_numbers_of_the_page_are_those_of_the_table() -> None:
     plain = Thresholds()
-    said = {
+    numbers = {
         "input_single_process": f"≥ {plain.input_share:.0%}",
         "input_cpu_saturated": f"≥ {plain.cores_exhausted:.0%}",
         "input_disk": f"≥ {plain.worker_waiting:.0%}",
@@ -45,7 +45,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
         "held_idle": f"≤ {plain.gpu_idle_utilization:.0%} for {plain.gpu_idle_s / 60:.0f} minutes",
         "gpu_saturated": f"compute ≥ {plain.saturated_share:.0%} and the driver sees the GPU ≥ {plain.gpu_busy:.0%}",
     }
-    assert {cause: text for cause, text in said.items() if text not in row(cause)} == {}
+    assert {cause: text for cause, text in numbers.items() if text not in row(cause)} == {}
 
 
 def test_the_roots_of_the_page_are_those_of_the_diagnosis() -> None:
