@@ -62,7 +62,7 @@ docs: $(STAMP) ## build the documentation into site/; a broken link or a page ou
 check: lint docs test ## all that CI runs: lint, documentation and tests
 
 golden: $(STAMP) ## write all generated files: Grafana dashboards, Prometheus rules, pages of the docs, golden files
-	$(BIN)/python -m gpuwatch_dashboards.grafana --write
+	$(BIN)/python scripts/grafana_dashboards.py
 	$(BIN)/gpuwatch rules > deploy/prometheus/rules/gpuwatch.yml
 	$(BIN)/python scripts/metrics_page.py > docs/reference/metrics.md
 	$(BIN)/python scripts/thresholds_page.py > docs/reference/thresholds.md

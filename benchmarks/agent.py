@@ -113,11 +113,15 @@ def group(series: str) -> str:
     name, _, labels = series.partition("{")
     if "GPU-" in labels and "UUID=" in labels:
         ledger = name in ("gpuwatch_gpu_seconds_total", "gpuwatch_gpu_ledger_watermark_timestamp_seconds")
-        return "8 GPUs: ledger (15 states, watermark)" if ledger else "8 GPUs: readings, info, owner"
+        return "8 GPUs: ledger (states, watermark)" if ledger else "8 GPUs: readings, info, owner"
     if "run=" in labels and "rank=" in labels:
         if name in ("gpuwatch_run_seconds_total", "gpuwatch_ledger_watermark_timestamp_seconds"):
-            return "8 ranks: ledger (12 states, watermark)"
-        return "8 ranks: step histogram" if "step_seconds" in name else "8 ranks: steps, phases, workers, process, info"
+            return "8 ranks: ledger (states, watermark)"
+        return (
+            "8 ranks: step histogram"
+            if name.startswith("gpuwatch_step_seconds")
+            else "8 ranks: steps, phases, workers, process, info"
+        )
     return "the run: findings" if "run=" in labels else "the node and the agent itself"
 
 

@@ -7,12 +7,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.agent_ingest import NoSocket
+from benchmarks.agent_ingest import NoSocket, step_batches
 from benchmarks.agent_load import Rank
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, StepBatch, Tick
 from gpuwatch_agent.receiver import Receiver
-from gpuwatch_agent.sampler import step_batches
 
 _SECONDS = 600
 _SERIES = 640

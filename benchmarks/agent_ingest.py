@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.agent_load import Rank
-from gpuwatch_agent.history import History, Tick
-from gpuwatch_agent.receiver import Receiver
+from gpuwatch import wire
+from gpuwatch_agent.history import History, StepBatch, Tick
+from gpuwatch_agent.receiver import Arrival, Receiver
 from gpuwatch_agent.runs import RunRegistry
-from gpuwatch_agent.sampler import step_batches
 
 BATCHES = (1, 64, 200, 1024)
 _STEPS = 400_000
@@ -22,6 +22,22 @@ class NoSocket:
     """A receiver's end that nothing comes from."""
 
     endpoints = ()
+
+
+def step_batches(arrivals: Iterable[Arrival]) -> list[StepBatch]:
+    """Return the step records of messages, as the sampler keeps them."""
+    return [
+        StepBatch(
+            arrival.message.run,
+            arrival.message.rank,
+            arrival.message.first_step,
+            arrival.time_s,
+            arrival.message.origin.time_ns - arrival.message.origin.monotonic_ns,
+            arrival.message.columns,
+        )
+        for arrival in arrivals
+        if isinstance(arrival.message, wire.Steps)
+    ]
 
 
 def cpu(function: Callable[[], None]) -> float:

@@ -5,7 +5,6 @@ python -m benchmarks.agent_load ENDPOINT RANKS STEPS_PER_S WORKERS SECONDS: prin
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -38,12 +37,12 @@ class Rank:
     ticks: int
     workers: tuple[int, ...]
     boot_id: str
+    run: str = "bench"
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(time.monotonic_ns())
         self.steps = 0
         self.phases_ns = dict.fromkeys(("data_wait", "transfer", "compute"), 0)
-        self.seq = itertools.count(1)
 
     def frames(self, count: int, hello: bool) -> Iterator[bytes]:
         """Yield the messages of half a second in which `count` steps were done."""
@@ -76,21 +75,19 @@ class Rank:
             phases_ns=dict(self.phases_ns),
             steps=self.steps,
             samples=32 * self.steps,
-            step_histogram=[0, 0, 0, self.steps, 0, 0, 0, 0],
             records_dropped=0,
             overhead_ns=0,
         )
         packed = {name: wire.pack(column) for name, column in columns.items()} if count else {}
-        return wire.encode(wire.Steps(self._origin(now_ns), "bench", self.rank, totals, "step", first, packed))
+        return wire.encode(wire.Steps(self._origin(now_ns), self.run, self.rank, totals, "step", first, packed))
 
     def _hello(self, now_ns: int) -> wire.Hello:
         return wire.Hello(
             origin=self._origin(now_ns),
-            run="bench",
-            name="bench",
-            job="4711",
+            run=self.run,
+            name=self.run,
+            job=self.run,
             rank=self.rank,
-            local_rank=self.rank,
             world_size=8,
             pid=self.pid,
             process_start_ticks=self.ticks,
@@ -104,8 +101,8 @@ class Rank:
         )
 
     def _origin(self, now_ns: int) -> wire.Origin:
-        sender = f"bench-{self.rank}"
-        return wire.Origin(wire.PROTOCOL_VERSION, sender, next(self.seq), self.boot_id, now_ns, time.time_ns())
+        sender = f"{self.run}-{self.rank}"
+        return wire.Origin(wire.PROTOCOL_VERSION, sender, self.boot_id, now_ns, time.time_ns())
 
 
 @contextmanager

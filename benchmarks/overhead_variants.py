@@ -18,9 +18,9 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
+from fakes import FakeDevice
 
 from gpuwatch import Watch
-from gpuwatch.testing import FakeDevice
 
 Times = list[tuple[int, int]]
 Loop = Callable[[int], Times]

@@ -28,10 +28,10 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from fakes import FakeDevice, measure_by
 from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
-from gpuwatch.testing import FakeDevice, measure_by
 
 ROOT = Path(__file__).resolve().parents[1]
 REALTIME = "GPUWATCH_BENCHMARK_REALTIME"

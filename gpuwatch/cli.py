@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 a failure while running, 2 wrong use or configuration (the message names the remedy).
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

@@ -42,6 +42,12 @@ class AgentSettings(msgspec.Struct, frozen=True):
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """The kubelet's list of devices."""
     full_hours: Annotated[float, Meta(ge=0.1)] = 24.0
+    web_config: str | None = None
+    """TLS and passwords, in the format of the Prometheus exporters."""
+    api_token_file: str | None = None
+    """The API's token; made by the agent where there is no such file."""
+    token_file: str | None = None
+    """The token of hooks that connect over TCP; likewise."""
 
 
 class NotifySettings(msgspec.Struct, frozen=True):
@@ -97,16 +103,21 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, where: str) -> Config:
     """Return the configuration in a TOML text; `where` names it in errors. Raises: ConfigError; MissingExtra."""
     tables = _toml(text, where)
+    if all(isinstance(table, dict) for table in tables.values()):
+        chosen = tables.get("thresholds", {})
+        shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
+        tables = {**tables, "alerts": {**shared, **tables.get("alerts", {})}}
+    return Config(**sections(tables, SECTIONS, where))
+
+
+def sections(tables: Mapping[str, Any], known: Mapping[str, type[Any]], where: str) -> dict[str, Any]:
+    """Return each section of a file by name, as an object of its class. Raises: ConfigError naming the file, the section and the key."""
     for name, table in tables.items():
-        if name not in SECTIONS:
-            raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, SECTIONS)}")
+        if name not in known:
+            raise ConfigError(f"{where}: [{name}] is not a section{_suggest(name, known)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{where}: {name} = … stands outside a section; write it below [{name}]")
-    chosen = tables.get("thresholds", {})
-    shared = {alert: chosen[name] for alert, name in SHARED.items() if name in chosen}
-    if shared:
-        tables["alerts"] = {**shared, **tables.get("alerts", {})}
-    return Config(**{name: _section(SECTIONS[name], table, f"{where}: [{name}]") for name, table in tables.items()})
+    return {name: _section(known[name], table, f"{where}: [{name}]") for name, table in tables.items()}
 
 
 def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
@@ -118,10 +129,13 @@ def _section(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         expected, _, path = str(error).partition(" - at `$.")
+        expected = expected.lower()
         key = re.split(r"\W", path)[0]
-        if choices := re.findall(r"'(\w+)'", known[key]):
+        _, is_choice, names = str(known[key]).partition("Literal[")
+        if is_choice:
+            choices = re.findall(r"'(\w+)'", names)
             expected = f"give {' or '.join(choices)}"
-        raise ConfigError(f"{where} {key} = {table[key]!r}: {expected.lower()}") from error
+        raise ConfigError(f"{where} {key} = {table[key]!r}: {expected}") from error
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
 

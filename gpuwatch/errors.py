@@ -10,8 +10,6 @@ GpuwatchError
 `pass_on` raises again what is none of gpuwatch's errors: what a signal handler of the user's raised while it interrupted gpuwatch.
 """
 
-from __future__ import annotations
-
 import inspect
 import threading
 from types import FrameType
@@ -31,8 +29,7 @@ class ProtocolError(GpuwatchError):
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
-        """One word for the `reason` label of `gpuwatch_messages_rejected_total`."""
+        self.reason = reason  # one word for the `reason` label of `gpuwatch_messages_rejected_total`
 
 
 class ConfigError(GpuwatchError):
@@ -44,14 +41,10 @@ class SourceError(ConfigError):
 
     def __init__(self, what: str, where: str, remedy: str, status: int | None = None) -> None:
         super().__init__(f"{what}: {remedy}")
-        self.what = what
-        """One sentence that names the URL, e.g. "the agent at http://127.0.0.1:9478 does not answer"."""
-        self.where = where
-        """The URL."""
-        self.remedy = remedy
-        """What to do now."""
-        self.status = status
-        """The HTTP status of a refusal; None when there was no answer."""
+        self.what = what  # one sentence that names the URL, e.g. "the agent at http://127.0.0.1:9478 does not answer"
+        self.where = where  # the URL
+        self.remedy = remedy  # what to do now
+        self.status = status  # the HTTP status of a refusal; None when there was no answer
 
 
 class MissingExtra(GpuwatchError):

@@ -1,7 +1,5 @@
 """Numbers as text for people, records as JSON."""
 
-from __future__ import annotations
-
 import msgspec
 
 

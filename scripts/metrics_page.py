@@ -11,7 +11,11 @@ Served by the agent at `/metrics` (port 9478), written from `gpuwatch/metrics.py
 is a counter, `_info` is 1 with facts as labels. What was not measured is absent, never 0.
 
 Join with dcgm-exporter by `gpu` and `UUID`, with node_exporter by `instance`. `run` is a unique id; its name for people, its job and
-its user are in `gpuwatch_run_info`. Series of a run go 15 minutes after it ended.
+its user are in `gpuwatch_run_info`.
+
+Series that stay at 0 are not served. A counter that is served from its first count on is 0 for two scrapes first, so that `increase` sees
+the rise; a ledger's other states and its watermark wait with it, so that shares add up at every sample. A run's series go when two scrapes
+have taken them after its end, its `gpuwatch_run_up` two minutes after it (five where it was lost); its totals stay in the agent's API.
 
 | metric | kind | unit | labels | |
 |---|---|---|---|---|
@@ -20,7 +24,9 @@ its user are in `gpuwatch_run_info`. Series of a run go 15 minutes after it ende
 WHEN = {
     "always": "",
     "counted": " *From its first count on; with `--series full` from 0.*",
+    "seen": " *From its first count on; with `--series full` from 0.*",
     "full": " *With `--series full`.*",
+    "history": " *With `--series full`; in the API always.*",
 }
 
 

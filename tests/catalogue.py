@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwatch.metrics import BY_NAME, HistogramSample, Sample
+from gpuwatch.metrics import BY_NAME, Sample
 
 
-def check(samples: Iterator[Sample | HistogramSample]) -> Iterator[Sample | HistogramSample]:
+def check(samples: Iterator[Sample]) -> Iterator[Sample]:
     """Pass samples on; raise KeyError or ValueError for a metric or label set that the catalogue lacks."""
     for sample in samples:
         metric = BY_NAME.get(sample.metric)

@@ -20,6 +20,9 @@ EVERYTHING: Mapping[str, Any] = {
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
         "gpu": {"runtimeClassName": ""},
         "socket": {"hostPath": "/run/other", "gid": None},
+        "tcp": {"enabled": True, "port": 19479, "tokenSecret": "hook-token"},
+        "apiTokenSecret": "api-token",
+        "web": {"configSecret": "web-config", "scheme": "HTTPS"},
         "history": {"hostPath": ""},
         "port": 19478,
         "nodeSelector": {"accelerator": "h200"},
@@ -33,6 +36,7 @@ EVERYTHING: Mapping[str, Any] = {
         "operator": "always",
         "monitor": "ServiceMonitor",
         "labels": {"release": "kube-prometheus-stack"},
+        "endpoint": {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}},
         "rules": {"runbooks": "https://example.com/runbooks/"},
     },
     "networkPolicy": {

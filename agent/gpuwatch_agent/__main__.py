@@ -3,8 +3,6 @@
 The option parsing (typer, every command) would otherwise stay in memory for the agent's life: a dozen MB of its budget of 70.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

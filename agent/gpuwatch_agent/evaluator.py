@@ -1,9 +1,9 @@
 """Evaluates every run and GPU of the node: diagnoses its window, tracks its findings over time, makes its verdict and its API view."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
@@ -71,9 +71,8 @@ class FindingTracker:
         # A fallback stays for some seconds after the cause is known.
         by_key = {(e.finding.cause, e.finding.gpu): e for e in found if not is_explained(e.finding, causes)}
         ordered = []
-        for finding in in_order(
-            [entry.finding for entry in by_key.values()]
-        ):  # a root that is not active yet does not count
+        # A root that is not active yet does not count.
+        for finding in in_order([entry.finding for entry in by_key.values()]):
             entry = by_key[finding.cause, finding.gpu]
             entry.finding = finding
             ordered.append(entry)
@@ -126,13 +125,14 @@ class Evaluator:
         before = self.views.pop(run.key, None)
         if due or before is None:
             window = run_window(run, host, gpus, self._workers, self._table, now_ns, self._ranks.get(run.run, ()))
+            recent = recent_view(run, window)
+            window = replace(window, mfu_ratio=None if recent is None else recent.mfu_ratio)
             if run.status == RUNNING:
                 self.findings.update(*run.key, diagnose(window, self._thresholds), now_ns, now_s)
             found = [entry.finding for entry in self.findings.active(*run.key)]
             verdict = give_verdict(window, found, self._thresholds) if window.states_s else None
             if run.status != RUNNING:
                 self.findings.end_with(*run.key, why_it_ended(window, self._thresholds), now_ns, now_s)
-            recent = recent_view(run, window)
             findings = tuple(map(finding_view, self.findings.active(*run.key)))
         else:
             recent, verdict, findings = before.recent, before.verdict, before.findings

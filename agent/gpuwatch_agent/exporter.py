@@ -5,26 +5,22 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import exposition
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gpuwatch import api, wire
+from gpuwatch import api
 from gpuwatch.diagnosis.rules.progress import straggler
-from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES
-from gpuwatch.metrics import BY_NAME, HistogramSample, Sample, labels_of
+from gpuwatch.ledger.states import GPU_STATES, HELD_IDLE, RUN_STATES, by_kind
+from gpuwatch.metrics import BY_NAME, GPU, RUN, Sample, labels_of
 from gpuwatch_agent.evaluator import FindingTracker
 from gpuwatch_agent.gpus import GpuAccount
 from gpuwatch_agent.gpus.readings import gpu_owner
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
-from gpuwatch_agent.runs import RUNNING, Run
-
-AnySample = Sample | HistogramSample
-
+from gpuwatch_agent.runs import LOST, RUNNING, Run
 
 _COUNTERS = {
     "gpuwatch_steps_total": ("steps", None),
@@ -41,7 +37,7 @@ _COUNTERS = {
 """By metric: its counter, and the counter that must be above 0 for it to be served."""
 
 
-def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[AnySample]:
+def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator[Sample]:
     """Yield all series of one run. `wall_offset_ns`: Unix time minus the agent's monotonic clock."""
     if run.ledger is None:
         return
@@ -52,8 +48,6 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         yield Sample("gpuwatch_step_phase_seconds_total", counts.phases_ns.get(phase, 0) / 1e9, (*key, phase))
     for name, ns in counts.declared_ns.items():
         yield Sample("gpuwatch_phase_seconds_total", ns / 1e9, (*key, name))
-    total_s = sum(counts.phases_ns.values()) / 1e9
-    yield HistogramSample("gpuwatch_step_seconds", wire.STEP_BUCKETS_S, tuple(counts.step_histogram), total_s, key)
     for metric, (counter, needed) in _COUNTERS.items():
         if needed is None or getattr(counts, needed):
             yield Sample(metric, getattr(counts, counter) / (1e9 if counter.endswith("_ns") else 1), key)
@@ -62,7 +56,6 @@ def run_samples(run: Run, workers: WorkerWatch, wall_offset_ns: int) -> Iterator
         "gpuwatch_ledger_watermark_timestamp_seconds": (run.ledger.watermark_ns + wall_offset_ns) / 1e9,
         "gpuwatch_samples_total": counts.samples if counts.samples >= 0 else None,
         "gpuwatch_tokens_total": counts.tokens if counts.tokens >= 0 else None,
-        "gpuwatch_last_step_timestamp_seconds": run.last_step_s,
         "gpuwatch_run_up": float(run.status == RUNNING and run.activity != "silent"),
         "gpuwatch_step_records_lost_total": run.lost,
         "gpuwatch_loader_worker_cpu_seconds_total": run.worker_cpu_s if has_workers else None,
@@ -82,8 +75,9 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
     recent = view.recent
     if recent is None or view.status != RUNNING:
         return
-    if recent.mfu_ratio is not None:
-        yield Sample("gpuwatch_run_mfu_ratio", recent.mfu_ratio, (view.run, str(view.rank)))
+    for name in ("mfu", "mfu_estimated"):
+        if (ratio := getattr(recent, f"{name}_ratio")) is not None:
+            yield Sample(f"gpuwatch_run_{name}_ratio", ratio, (view.run, str(view.rank)))
     for percentile, value in (("p50", recent.step_s_p50), ("p95", recent.step_s_p95)):
         if value is not None:
             yield Sample("gpuwatch_step_percentile_seconds", value, (view.run, str(view.rank), percentile))
@@ -92,8 +86,10 @@ def recent_samples(view: api.Run) -> Iterator[Sample]:
 def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
     """Yield the ledgers of the jobs."""
     for job in jobs:
-        for state in sorted({*job.states, "compute", "down", "redone", "restart"}):
-            yield Sample("gpuwatch_job_seconds_total", job.states.get(state, 0.0), (job.job, state))
+        for state in sorted({*job.states, *job.lost, "compute", "down", "redone", "restart"} - {"lost"}):
+            counted_s = job.states.get(state, 0.0) + job.lost.get(state, 0.0)  # a counter never goes back
+            yield Sample("gpuwatch_job_seconds_total", counted_s, (job.job, state))
+        yield Sample("gpuwatch_job_lost_seconds", job.states.get("lost", 0.0), (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
         yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
@@ -113,6 +109,13 @@ def gpu_samples(account: GpuAccount, table: ProcessTable, wall_offset_ns: int) -
     key = (account.gpu, account.uuid)
     for state in GPU_STATES:
         yield Sample("gpuwatch_gpu_seconds_total", account.ledger.totals_ns[state] / 1e9, (*key, state))
+    energy = account.ledger.energy
+    for kind, joules in by_kind(energy.joules).items() if energy.counter is not None else ():
+        yield Sample("gpuwatch_gpu_energy_joules_total", joules, (*key, kind))
+    for state, joules in energy.joules.items():
+        yield Sample("gpuwatch_gpu_state_energy_joules_total", joules, (*key, state))
+    for shared_by, seconds in account.shared_s.items():
+        yield Sample("gpuwatch_gpu_shared_seconds_total", seconds, (*key, *shared_by))
     watermark_s = (account.ledger.watermark_ns + wall_offset_ns) / 1e9
     yield Sample("gpuwatch_gpu_ledger_watermark_timestamp_seconds", watermark_s, key)
     run = account.run
@@ -142,26 +145,127 @@ def finding_samples(book: FindingTracker, runs: list[Run]) -> Iterator[Sample]:
 
 
 _STANDARD_REASONS = {"power", "thermal", "hardware"}
-_FULL = frozenset(name for name, metric in BY_NAME.items() if metric.when == "full")
-_COUNTED = frozenset(name for name, metric in BY_NAME.items() if metric.when == "counted")
+_WHEN = {name: metric.when for name, metric in BY_NAME.items()}
+_LEDGERS = {
+    "gpuwatch_ledger_watermark_timestamp_seconds": "gpuwatch_run_seconds_total",
+    "gpuwatch_gpu_ledger_watermark_timestamp_seconds": "gpuwatch_gpu_seconds_total",
+}
+"""By watermark: the counter that it belongs to."""
+_FROM_ZERO = ("compute", "input_wait")  # states of a run that are there from 0 on: rules compare its ranks by them
+_TAKES = 2  # scrapes that must have taken a value that may be the last, or a first 0: those of a pair of Prometheus
+_SCRAPED_TICKS, _LOST_S, _ENDED_S = 120, 300.0, 120.0
+_QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, until it is again
 
 
-def standard(samples: Iterable[AnySample]) -> Iterator[AnySample]:
-    """Yield the standard set: without what `--series full` adds, and without error counters at 0."""
+def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield what the history keeps: without what `--series full` adds, and without error counters at 0."""
     for sample in samples:
         name = sample.metric
-        if name in _FULL or (name in _COUNTED and isinstance(sample, Sample) and not sample.value):
+        if _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value):
             continue
         if name == "gpuwatch_gpu_throttled" and sample.labels[2] not in _STANDARD_REASONS:
             continue
         yield sample
 
 
+_Series = tuple[str, tuple[str, ...]]
+
+
+class _Group(NamedTuple):
+    """The states of a ledger with its watermark, or the series of a counter with the same run or GPU."""
+
+    served: dict[_Series, float]
+    waits: int  # so many scrapes must still take `served` as it is
+    last: dict[_Series, float]
+    grown: dict[_Series, int]  # the tick at which each value was new
+
+
+class Served:
+    """Which runs and samples are on /metrics.
+
+    Series that stay at 0 are not. `increase` needs a 0 before a counter's first rise: where a series is new, its whole group stays as it was
+    at the last tick, with the new one at 0, until two scrapes have taken that. So each sample's states add up to its watermark.
+    """
+
+    def __init__(self, full: bool) -> None:
+        self._full = full
+        self._page = Page(())
+        self._tick, self._taken, self._idle = 0, 0, _SCRAPED_TICKS
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._ended: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def runs(self, runs: Iterable[Run], now_s: float) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+        """Begin a tick: return the keys of the runs that are served, and of those that ended so long ago that only this is.
+
+        An ended run's last values are served until two scrapes have taken them.
+        """
+        self._tick, self._taken = self._tick + 1, self._page.taken
+        self._idle = 0 if self._taken else self._idle + 1
+        former, self._ended = self._ended, {}
+        # The last page did not have the last values of these.
+        waiting = {key[1:] for key, group in self._groups.items() if group.waits}
+        whole, ending = set(), set()
+        for run in runs:
+            if self._full or run.status == RUNNING or run.ended_s is None:
+                whole.add(run.key)
+                continue
+            since_s, taken = former.get(run.key, (now_s if run.status == LOST else run.ended_s, -self._taken))
+            taken = 0 if (run.run, str(run.rank)) in waiting else taken + self._taken
+            self._ended[run.key] = since_s, taken
+            age_s = now_s - since_s
+            if age_s < _ENDED_S and taken < _TAKES:
+                whole.add(run.key)
+            elif age_s < (_LOST_S if run.status == LOST else _ENDED_S):
+                ending.add(run.key)
+        return whole, ending
+
+    def page(self, samples: Iterable[Sample]) -> Page:
+        """Return the page of this tick."""
+        if self._full:
+            return Page(list(samples))
+        shown: list[Sample] = []
+        found: dict[tuple[str, ...], dict[_Series, float]] = {}
+        for sample in samples:
+            name, labels = sample.metric, sample.labels
+            if _WHEN[name] in ("full", "history"):
+                continue
+            if _WHEN[name] == "always" and name not in _LEDGERS:
+                shown.append(sample)
+            elif name != "gpuwatch_gpu_throttled" or labels[2] in _STANDARD_REASONS:
+                whose = labels[:2] if BY_NAME[name].labels[:2] in (RUN, GPU) else ()
+                found.setdefault((_LEDGERS.get(name, name), *whose), {})[name, labels] = sample.value
+        self._groups = {key: self._group(self._groups.get(key), values) for key, values in found.items()}
+        shown += (
+            Sample(name, value, labels) for g in self._groups.values() for (name, labels), value in g.served.items()
+        )
+        self._page = Page(shown)
+        return self._page
+
+    def _group(self, before: _Group | None, values: dict[_Series, float]) -> _Group:
+        last, served, grown = ({}, {}, {}) if before is None else (before.last, before.served, before.grown)
+        grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
+
+        def is_shown(series: _Series, value: float) -> bool:
+            if series[0] == "gpuwatch_gpu_seconds_total":
+                return bool(value) and self._tick - grown[series] < _QUIET_TICKS
+            always = series[0] == "gpuwatch_run_seconds_total" and series[1][2] in _FROM_ZERO
+            return bool(value) or series in served or always
+
+        now = {series: value for series, value in values.items() if is_shown(series, value)}
+        waits = 0
+        if before is not None and self._idle < _SCRAPED_TICKS:
+            waits = _TAKES if now.keys() - served.keys() else max(0, before.waits - self._taken)
+        if waits:
+            now = {series: served.get(series, last.get(series, 0.0)) for series in now}
+        return _Group(now, waits, values, grown)
+
+
 class Page:
     """One moment's /metrics, rendered at the first request and then served as bytes."""
 
-    def __init__(self, samples: Sequence[AnySample]) -> None:
+    def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples = samples
+        self.taken = 0  # how often it was asked for
         self._bodies: dict[tuple[bool, bool], bytes] = {}
 
     def body(self, open_metrics: bool, compressed: bool) -> bytes:
@@ -180,36 +284,24 @@ class Page:
 
     def values(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric by its labels' values, in the catalogue's order; empty when it was not measured."""
-        return {s.labels: s.value for s in self._samples if s.metric == metric and isinstance(s, Sample)}
+        return {s.labels: s.value for s in self._samples if s.metric == metric}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples as prometheus-client's families, in the catalogue's order."""
-        by_metric: dict[str, list[AnySample]] = {}
+        by_metric: dict[str, list[Sample]] = {}
         for sample in self._samples:
             by_metric.setdefault(sample.metric, []).append(sample)
         for name, metric in BY_NAME.items():
             if name in by_metric:
                 family = Metric(name.removesuffix("_total").removesuffix("_info"), metric.help, metric.kind)
                 for sample in by_metric[name]:
-                    _add(family, sample)
+                    family.add_sample(name, labels_of(sample), sample.value)
                 yield family
 
 
 def content_type(open_metrics: bool) -> str:
     """Return the Content-Type of a page."""
     return openmetrics.CONTENT_TYPE_LATEST if open_metrics else exposition.CONTENT_TYPE_LATEST
-
-
-def _add(family: Metric, sample: AnySample) -> None:
-    name, labels = sample.metric, labels_of(sample)
-    if isinstance(sample, Sample):
-        family.add_sample(name, labels, sample.value)
-        return
-    bounds = [*map(repr, map(float, sample.bounds)), "+Inf"]
-    for bound, count in zip(bounds, accumulate(sample.counts), strict=True):
-        family.add_sample(f"{name}_bucket", {**labels, "le": bound}, float(count))
-    family.add_sample(f"{name}_count", labels, float(sum(sample.counts)))
-    family.add_sample(f"{name}_sum", labels, sample.sum)
 
 
 @dataclass(frozen=True)

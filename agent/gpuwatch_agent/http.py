@@ -1,15 +1,15 @@
 """The agent's HTTP server: /metrics, health and the JSON API of docs/reference/api.md, from snapshots and the history; and the runbooks."""
 
-from __future__ import annotations
-
 import asyncio
+import contextlib
 import logging
 import re
+import socket
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -71,6 +71,7 @@ def make_app(
         headers = {"Content-Type": content_type(open_metrics), "Vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["Content-Encoding"] = "gzip"
+        now.page.taken += 1
         return Response(now.page.body(open_metrics, compressed), headers=headers)
 
     async def document(request: Request) -> Response:
@@ -101,7 +102,10 @@ def make_app(
     async def runs(request: Request) -> Response:
         now, query = snapshot(), dict(request.query_params)
         found = now.runs if now else []
-        return _json(await run_in_threadpool(queries.runs, history.reader, found, query, prices))
+        if not query:
+            return _json(api.Runs(found))
+        async with slots:
+            return _json(await run_in_threadpool(queries.runs, history.reader, found, query, prices))
 
     def status(now: Snapshot) -> api.Status:
         return api.Status(
@@ -168,6 +172,22 @@ _IDLE_S = 10.0
 _LONGEST_S = 60.0
 
 
+class Listener(socket.socket):
+    """A listening socket. asyncio knows no connection before its TLS handshake: of too many that have not finished it the oldest is closed."""
+
+    waiting: ClassVar[dict[int, socket.socket]] = {}
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        self.waiting.pop(connection.fileno(), None)
+        self.waiting[connection.fileno()] = connection
+        if len(self.waiting) > BoundedProtocol.most:
+            oldest = self.waiting.pop(next(iter(self.waiting)))
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        return connection, address
+
+
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with bounds: a connection has 10 s for a request's head, a minute for an answer; of too many the oldest idle is closed."""
 
@@ -175,6 +195,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        Listener.waiting.pop(transport.get_extra_info("socket").fileno(), None)
         self.since_s = time.monotonic()
         self.loop.call_later(_IDLE_S, self.check)
         if len(self.connections) > self.most:

@@ -1,7 +1,5 @@
 """The agent: start, serve, stop."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
@@ -20,12 +18,13 @@ from gpuwatch.config import Config
 from gpuwatch.errors import ConfigError
 from gpuwatch.host.proc import boot_id
 from gpuwatch.tools.stacks.spy import find_py_spy
-from gpuwatch.wire.endpoint import checked, default_listen
+from gpuwatch.wire.endpoint import checked, default_listen, is_tcp
 from gpuwatch.wire.sockets import ZmqReceiver
+from gpuwatch_agent.access import Access, kept_token
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.history import History
 from gpuwatch_agent.history.file import default_history
-from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, OncePerMinute, make_app
+from gpuwatch_agent.http import WEDGED_S, BoundedProtocol, Listener, OncePerMinute, make_app
 from gpuwatch_agent.notify import Notifier
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.receiver import Receiver
@@ -43,12 +42,15 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
     roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(own.http))
+        access = Access(own, server_socket)
         path = Path(own.history) if own.history else default_history()
         history = History(path, own.keep_days * 86400, int(own.keep_gib * 2**30), own.full_hours * 3600)
-        stack.callback(history.close)
         endpoints = [checked(endpoint, "--listen") for endpoint in own.listen] or [default_listen()]
-        receiver = Receiver(ZmqReceiver(endpoints))
+        over_tcp = any(map(is_tcp, endpoints))
+        token = kept_token("GPUWATCH_TOKEN", own.token_file) if over_tcp else None
+        receiver = Receiver(ZmqReceiver(endpoints, token))
         sampler = Sampler(receiver, history, roots, boot_id(roots.procfs), own, config.thresholds, config.prices)
+        stack.callback(sampler.writer.close)
         if config.notify.urls:
             state = path.with_name(path.name + ".notify.json")
             notifier = Notifier(lambda: sampler.snapshot, config.notify, config.alerts, socket.gethostname(), state)
@@ -69,29 +71,33 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
             return {"Sampler": time.monotonic() - sampler.ticked_s, "Receiver": time.monotonic() - receiver.polled_s}
 
         async def alive() -> None:
+            access.refresh()
             if max(idle_s().values()) <= WEDGED_S:
                 notify_systemd("WATCHDOG=1")
 
         app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), tuple(endpoints), config.prices, idle_s)
         _bound_connections()
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=BoundedProtocol,
-                backlog=32,  # asyncio accepts so many before the first of them is counted
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=2,
-                callback_notify=alive,
-                timeout_notify=5,
-            )
+        settings = uvicorn.Config(
+            access.guard(app),
+            http=BoundedProtocol,
+            loop="asyncio",
+            backlog=32,  # asyncio accepts so many before the first of them is counted
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            callback_notify=alive,
+            timeout_notify=5,
         )
+        settings.load()
+        settings.ssl = access.context
+        server = uvicorn.Server(settings)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(OncePerMinute())
         host, port = server_socket.getsockname()[:2]
-        logger.info("agent: http://%s:%s/metrics, hooks at %s", host, port, ", ".join(endpoints))
-        ready(f"http://{host}:{port}")
+        url = f"http{'s' if access.context else ''}://{host}:{port}"
+        logger.info("agent: %s/metrics, hooks at %s", url, ", ".join(endpoints))
+        ready(url)
         notify_systemd("READY=1")
         _end_on_signals(server)
         with contextlib.suppress(KeyboardInterrupt):
@@ -141,7 +147,7 @@ def bind_http(address: str) -> socket.socket:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--http {address}: give HOST:PORT, e.g. 127.0.0.1:9478")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server_socket = socket.socket(family, socket.SOCK_STREAM)
+    server_socket = Listener(family, socket.SOCK_STREAM)
     server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         server_socket.bind((host.strip("[]"), int(port)))

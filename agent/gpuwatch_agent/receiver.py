@@ -1,10 +1,8 @@
 """Receives hooks' messages in a thread: checks them, and keeps them until the sampler drains them.
 
-Every process has a quota of messages and of bytes; what is beyond it is dropped before it is decoded. While the sampler has not drained
-enough, nothing is read: messages then wait at their senders, in a queue of each sender's own.
+Every process, and every user, has a quota of messages and of bytes; what is beyond it is dropped before it is decoded. While the sampler
+has not drained enough, nothing is read: messages then wait at their senders, in a queue of each sender's own.
 """
-
-from __future__ import annotations
 
 import logging
 import threading
@@ -12,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
@@ -23,9 +22,21 @@ _KEPT = 20_000
 _KEPT_BYTES = 16 << 20
 _POLL_MS = 200
 _PAUSE_S = 0.02
-_MESSAGES_PER_S, _MESSAGES = 500, 2000
-_BYTES_PER_S, _BYTES = 4 << 20, 16 << 20
-"""A process's quota and its reserve: a hook sends four messages a second, and 120 with 4 MiB at once after an agent's absence."""
+_HELLO_WEIGHT = 8  # so much more memory than on the wire a Hello may take: its many small numbers and texts
+
+
+class _Rates(NamedTuple):
+    """A quota, and its reserve."""
+
+    messages_per_s: int
+    messages: int
+    bytes_per_s: int
+    bytes: int
+
+
+_OF_PROCESS = _Rates(500, 2000, 4 << 20, 16 << 20)
+"""A hook sends four messages a second, and 120 with 4 MiB at once after an agent's absence."""
+_OF_USER = _Rates(4000, 20_000, 16 << 20, 64 << 20)  # all processes of a user together: 160 hooks after an absence
 _MOST_PEERS = 4096
 UNKNOWN = Peer()
 
@@ -40,24 +51,23 @@ class Arrival:
     peer: Peer = UNKNOWN
 
 
-@dataclass(slots=True)
 class _Quota:
-    """What a process may still send now."""
+    """What a process, or a user, may still send now."""
 
-    at_s: float
-    messages: float = _MESSAGES
-    bytes: float = _BYTES
+    def __init__(self, rates: _Rates, now_s: float) -> None:
+        self._rates, self._at_s = rates, now_s
+        self._messages, self._bytes = float(rates.messages), float(rates.bytes)
 
     def take(self, size: int, now_s: float) -> bool:
         """Return whether one more message of this size is within the quota, and count it."""
-        passed_s, self.at_s = now_s - self.at_s, now_s
-        self.messages = min(_MESSAGES, self.messages + passed_s * _MESSAGES_PER_S) - 1
-        self.bytes = min(_BYTES, self.bytes + passed_s * _BYTES_PER_S) - size
-        if self.messages >= 0 and self.bytes >= 0:
-            return True
-        self.messages += 1
-        self.bytes += size
-        return False
+        rates, passed_s, self._at_s = self._rates, now_s - self._at_s, now_s
+        self._messages = min(rates.messages, self._messages + passed_s * rates.messages_per_s)
+        self._bytes = min(rates.bytes, self._bytes + passed_s * rates.bytes_per_s)
+        if self._messages < 1 or self._bytes < size:
+            return False
+        self._messages -= 1
+        self._bytes -= size
+        return True
 
 
 class Receiver:
@@ -68,14 +78,14 @@ class Receiver:
         self._clock = clock
         self._arrived: deque[Arrival] = deque()
         self._bytes_kept = 0
-        self._quotas: dict[Peer, _Quota] = {}
+        self._quotas: dict[Peer | int, _Quota] = {}  # of processes, and by uid of users
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
         self._lock = threading.Lock()
         self.received = 0
         self.rejected: Counter[str] = Counter()
-        self.polled_s = clock()
-        """When the thread last asked for messages, on the monotonic clock."""
+        self._refused_s = float("-inf")
+        self.polled_s = clock()  # when the thread last asked for messages, on the monotonic clock
 
     def start(self) -> None:
         self._thread.start()
@@ -94,10 +104,12 @@ class Receiver:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.polled_s = self._clock()
-            if len(self._arrived) >= _KEPT // 2 or self._bytes_kept >= _KEPT_BYTES:
-                self._stop.wait(_PAUSE_S)
-                continue
+            is_full = len(self._arrived) >= _KEPT // 2 or self._bytes_kept >= _KEPT_BYTES
             try:
+                self._count_refused(self._socket.refused())
+                if is_full:
+                    self._stop.wait(_PAUSE_S)
+                    continue
                 for frame, peer in self._socket.receive(_POLL_MS):
                     self.take(frame, peer)
             except Exception as error:  # without this thread every run would be silent
@@ -118,21 +130,32 @@ class Receiver:
             self.reject("malformed", error)
             return
         self.received += 1
-        self._bytes_kept += len(frame)
+        self._bytes_kept += len(frame) * (_HELLO_WEIGHT if isinstance(message, wire.Hello) else 1)
         self._arrived.append(Arrival(message, time.monotonic_ns(), time.time(), peer))
+
+    def _count_refused(self, connections: int) -> None:
+        """Count connections that were refused, and log that once a minute."""
+        if connections:
+            with self._lock:
+                self.rejected["wrong_token"] += connections
+            if self._clock() - self._refused_s >= 60.0:
+                self._refused_s, total = self._clock(), self.rejected["wrong_token"]
+                logger.warning("a connection over TCP was refused: its token is another one (%s so far)", total)
 
     def _check_quota(self, size: int, peer: Peer) -> None:
         now_s = self._clock()
-        quota = self._quotas.get(peer)
-        if quota is None:
-            if len(self._quotas) >= _MOST_PEERS:
-                self._quotas.clear()
-            quota = self._quotas[peer] = _Quota(now_s)
-        if not quota.take(size, now_s):
-            raise ProtocolError(
-                f"uid {peer.uid} pid {peer.pid} sends more than {_MESSAGES_PER_S} messages or {_BYTES_PER_S >> 20} MiB a second",
-                "rate",
-            )
+        for sender, rates in ((peer, _OF_PROCESS), (peer.uid, _OF_USER)):
+            if sender is None:
+                continue
+            if sender not in self._quotas:
+                if len(self._quotas) >= _MOST_PEERS:  # those of users stay
+                    self._quotas = {each: left for each, left in self._quotas.items() if isinstance(each, int)}
+                self._quotas[sender] = _Quota(rates, now_s)
+            if not self._quotas[sender].take(size, now_s):
+                who = f"uid {peer.uid}" if sender is not peer else f"uid {peer.uid} pid {peer.pid}"
+                who = peer.address if peer.is_remote else who
+                most = f"{rates.messages_per_s} messages or {rates.bytes_per_s >> 20} MiB a second"
+                raise ProtocolError(f"{who} sends more than {most}", "rate")
 
     def reject(self, reason: str, error: Exception) -> None:
         """Count a message that is not accepted, by reason. Any thread may call it."""

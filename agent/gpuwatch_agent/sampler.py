@@ -1,7 +1,5 @@
 """The agent's main loop: once a second, apply what arrived, sample the node, book, diagnose, commit, publish."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import threading
@@ -26,6 +24,7 @@ from gpuwatch_agent.gpus import GpuLedgers
 from gpuwatch_agent.gpus.allocations import AllocationWatch
 from gpuwatch_agent.gpus.readings import gpu_readings, gpu_view, note_gpus, without_hook
 from gpuwatch_agent.history import FindingRow, History, RetentionClock, StepBatch, Tick
+from gpuwatch_agent.history.writer import HistoryWriter
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.stacks import StackWatch
 from gpuwatch_agent.processes.workers import OomWatch, WorkerWatch, group_samples
@@ -39,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _TRIM_EVERY = 60
+_CLOCK_SET_NS = 1_000_000_000
 _REJECTED = ("malformed", "version", "too_large", "impossible", "too_many_runs")
 """Reasons of rejected messages that exist from the start, at 0."""
-_FINDINGS_EVERY = 5
-"""Ticks between two updates of an active finding in the history."""
+_FINDINGS_EVERY = 5  # ticks between two updates of an active finding in the history
 
 
 class Sampler:
@@ -59,34 +58,33 @@ class Sampler:
         prices: Prices | None = None,
     ) -> None:
         self._receiver = receiver
-        self._history = history
+        self._history, self.writer = history, HistoryWriter(history)
         self._retention_s = RetentionClock()
         self._roots = roots
         self._boot_id = boot_id
         self._full = settings.series == "full"
+        self._served = exporter.Served(self._full)
         collectors = build(roots, settings)
         self._gpu_collector = gpu_source(collectors)
         self._collectors = CollectorRunner(collectors)
         self._table = ProcessTable(roots.procfs, roots.sysfs, roots.shm)
         self._runs = RunRegistry(boot_id, self._table.alive, self._table.is_peer)
         self._allocations = AllocationWatch(Path(settings.allocations), Path(settings.pod_resources))
-        self._jobs = Jobs()
+        self._jobs = Jobs(thresholds)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
         self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
         self._node = RecentSamples()
         self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds, prices or Prices())
-        self._ticks_done = 0
-        self.ticked_s = time.monotonic()
-        """When the last tick ended, on the monotonic clock."""
+        self._ticks_done = self._offset_ns = 0
+        self.ticked_s = time.monotonic()  # when the last tick ended, on the monotonic clock
         self._kept_findings: Collection[tuple[tuple[str, int, str, str], bool]] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.snapshot: exporter.Snapshot | None = None
         self.extra_samples: Callable[[], Iterable[Sample]] = tuple
         """Further series of the agent itself (the notifier's counters)."""
-        self.stacks: StackWatch | None = None
-        """Captures stacks when a finding begins; None: not enabled."""
+        self.stacks: StackWatch | None = None  # captures stacks when a finding begins; None: not enabled
 
     def start(self) -> None:
         """Load the state that a former agent kept, and start."""
@@ -113,10 +111,7 @@ class Sampler:
                 self._tick()
                 self.ticked_s = time.monotonic()
             with self._part("history"):
-                now_s = self._retention_s()
-                self._history.downsample(now_s)
-                if self._ticks_done % _TRIM_EVERY == 0:
-                    self._history.trim(now_s)
+                self.writer.tidy(self._retention_s(), self._ticks_done % _TRIM_EVERY == 0)
             if last:
                 return
             self._ticks_done += 1
@@ -139,16 +134,16 @@ class Sampler:
         return list(self._runs.runs.values())
 
     def _tick(self) -> None:
-        self._runs.excuse_pause(time.monotonic_ns())
         self._table.begin_tick()
         arrivals = self._receiver.drain()
         now_ns, now_s = time.monotonic_ns(), time.time()
+        self._runs.excuse_pause(now_ns)
         steps = [batch for arrival in arrivals if (batch := self._apply(arrival)) is not None]
         self._runs.forget_ended(now_s)
 
         def book(run: Run) -> None:
             run.pass_time(now_ns, now_s, self._table.alive(run.hello))
-            run.remember(now_ns)
+            run.remember(now_ns, len(self._runs.runs))
 
         runs = self._each("book", book, now_s)
         with self._part("jobs"):
@@ -179,21 +174,29 @@ class Sampler:
                 runs = list(self._runs.runs.values())
                 self.stacks.tick(runs, self._evaluator.findings, self._table, now_ns, now_s)
         records: dict[tuple[str, int], bytes] = {}
-        samples: list[exporter.AnySample] = []
+        samples: list[Sample] = []
         offset_ns = int(now_s * 1e9) - now_ns
+        whole, ending = self._served.runs(self._runs.runs.values(), now_s)
+        if abs(offset_ns - self._offset_ns) < _CLOCK_SET_NS:  # two clocks, read one after the other
+            offset_ns = self._offset_ns
+        self._offset_ns = offset_ns
 
         def serve(run: Run) -> None:
-            found = list(self._run_samples(run, offset_ns))
-            if run.changed and (record := run.record()) is not None:  # fails here, not in the transaction of all
-                records[run.key] = record
+            found = list(self._run_samples(run, offset_ns)) if run.key in whole else []
+            if run.changed:  # fails here, not in the transaction of all
+                record = run.record()
+                self._runs.weigh(run, record)
+                if record is not None:
+                    records[run.key] = record
             samples.extend(found)
 
         runs = self._each("serve", serve, now_s)
-        samples += [*self._samples(runs, offset_ns, now_s), *node_samples]
-        if not self._full:
-            samples = list(exporter.standard(samples))
-        self._commit(samples, records, steps, now_s)
-        self._publish(samples, now_ns, now_s)
+        served, over = ([run for run in runs if run.key in some] for some in (whole, ending))
+        samples += [*self._samples(served, over, offset_ns, now_s), *node_samples]
+        with self._part("history"):
+            kept = [*samples, *self._history_samples()]
+            self._commit(kept if self._full else list(exporter.standard(kept)), records, steps, now_s)
+        self._publish([*samples, *self._history_samples()], now_ns, now_s)
 
     def _apply(self, arrival: Arrival) -> StepBatch | None:
         """Apply a message; return the step records in it that are new."""
@@ -218,21 +221,21 @@ class Sampler:
                 run.user = run.owner.user
         return found
 
-    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[exporter.AnySample]:
+    def _run_samples(self, run: Run, offset_ns: int) -> Iterator[Sample]:
         yield from exporter.run_samples(run, self._workers, offset_ns)
         yield from self._workers.samples(run)
         yield from exporter.shm_samples(run, self._table)
         if (view := self._evaluator.views.get(run.key)) is not None:
             yield from exporter.recent_samples(view)
 
-    def _samples(self, runs: Sequence[Run], offset_ns: int, now_s: float) -> list[exporter.AnySample]:
-        samples: list[exporter.AnySample] = []
-        names = {run.run for run in runs}
+    def _samples(self, runs: Sequence[Run], over: Sequence[Run], offset_ns: int, now_s: float) -> list[Sample]:
+        samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
+        names = {run.run for run in (*runs, *over)}
         samples += exporter.job_samples(job for job in self._jobs.views() if job.runs[-1] in names)
         samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
         for account in self._gpus.accounts.values():
             samples += exporter.gpu_samples(account, self._table, offset_ns)
-        samples += exporter.finding_samples(self._evaluator.findings, list(runs))
+        samples += exporter.finding_samples(self._evaluator.findings, [*runs, *over])
         rejected = {**dict.fromkeys(_REJECTED, 0), **self._receiver.rejected}
         samples += [
             Sample("gpuwatch_build_info", 1, (__version__,)),
@@ -240,18 +243,22 @@ class Sampler:
             *(Sample("gpuwatch_messages_rejected_total", n, (why,)) for why, n in sorted(rejected.items())),
             *(Sample("gpuwatch_run_failures_total", n, (step,)) for step, n in sorted(self._runs.failures.items())),
             Sample("gpuwatch_runs_kept_apart_total", self._runs.kept_apart),
-            Sample("gpuwatch_history_bytes", self._history.size_bytes),
-            Sample("gpuwatch_history_failures_total", self._history.failures),
-            Sample("gpuwatch_history_bad_rows_total", self._history.bad_rows),
-            Sample("gpuwatch_history_damaged_total", self._history.damaged),
             *self.extra_samples(),
             Sample("gpuwatch_sample_timestamp_seconds", now_s),
         ]
         return samples
 
+    def _history_samples(self) -> Iterator[Sample]:
+        """Yield the history's own series: those on a page tell whether what it has is written."""
+        yield Sample("gpuwatch_history_bytes", self._history.size_bytes)
+        yield Sample("gpuwatch_history_failures_total", self._history.failures + self.writer.skipped)
+        yield Sample("gpuwatch_history_bad_rows_total", self._history.bad_rows)
+        yield Sample("gpuwatch_history_damaged_total", self._history.damaged)
+        yield Sample("gpuwatch_history_waiting_seconds", len(self.writer.waiting))
+
     def _commit(
         self,
-        samples: Sequence[exporter.AnySample],
+        samples: Sequence[Sample],
         records: Mapping[tuple[str, int], bytes],
         steps: Sequence[StepBatch],
         now_s: float,
@@ -264,7 +271,7 @@ class Sampler:
         again = self._ticks_done % _FINDINGS_EVERY == 0
         tick = Tick(
             time_s=now_s,
-            samples=[sample for sample in samples if isinstance(sample, Sample)],
+            samples=samples,
             runs=records,
             gpus=[account.record(self._boot_id) for account in self._gpus.accounts.values()],
             steps=steps,
@@ -274,12 +281,12 @@ class Sampler:
                 if again or (key, has_stacks) not in self._kept_findings
             ],
         )
-        if self._history.commit(tick):
+        if self.writer.commit(tick):
             self._kept_findings = active.keys()
             for key in records:
                 self._runs.runs[key].changed = False
 
-    def _publish(self, samples: Sequence[exporter.AnySample], now_ns: int, now_s: float) -> None:
+    def _publish(self, samples: Sequence[Sample], now_ns: int, now_s: float) -> None:
         views = sorted(self._evaluator.views.values(), key=lambda view: -view.last_message_s)
         found = [
             msgspec.structs.replace(finding, run=view.run, rank=view.rank, name=view.name)
@@ -290,7 +297,7 @@ class Sampler:
         self.snapshot = exporter.Snapshot(
             time_s=now_s,
             monotonic_s=now_ns / 1e9,
-            page=exporter.Page(samples),
+            page=self._served.page(samples),
             runs=views,
             jobs=self._jobs.views(),
             findings=found,

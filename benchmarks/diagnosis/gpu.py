@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.fakes import FakeDevice, measure_by
 from gpuwatch import Watch
-from gpuwatch.testing import FakeDevice, measure_by
 from tests.nvml.fake import FakeGpu, FakeNvml
 
 FOLDER = "GPUWATCH_BENCHMARK_FOLDER"

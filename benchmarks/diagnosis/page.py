@@ -23,7 +23,7 @@ moment, not only at the end).
   that are synced, ranks over gloo. The device's step is a sleep where there is no GPU.
 - Node *alone*: of the node's CPUs the agent sees 16 cores on which only the program runs. They are computed from the program's CPU time and its
   time in the run queue (`--procfs`), because a machine with two busy cores cannot show idle ones.
-- GPU *fake*: a device that is only time (`gpuwatch.testing.FakeDevice`) and a fake NVML whose utilisation and power follow from what that
+- GPU *fake*: a device that is only time (`benchmarks.fakes.FakeDevice`) and a fake NVML whose utilisation and power follow from what that
   device did. The GPU causes have not been run on a GPU.
 - Some programs set thresholds of time in the agent's configuration file, so that evidence that needs ten minutes takes 15 seconds.
 - It needs a machine with an idle core. On two cores at a load of 50 to 90, `slow_worker` and `memory_creep` were missed once each before they were found, and

@@ -1,7 +1,5 @@
 """The Streamlit app: `streamlit run` starts this file (see launch.py). Settings come by environment variables."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ PAGES = {"live": live.page, "run": run.page, "compare": compare.page, "fleet": f
 @st.cache_resource
 def shared(agent_url: str, prometheus_url: str | None) -> tuple[Source, PrometheusSource | None, Once]:
     """Return what all viewers share: the source with its open connections, Prometheus if there is one, and the cache."""
-    prometheus = PrometheusSource(prometheus_url) if prometheus_url else None
+    prometheus = PrometheusSource(prometheus_url, agent_url=agent_url) if prometheus_url else None
     return SharedSource(prometheus or AgentSource(agent_url)), prometheus, Once()
 
 

@@ -1,7 +1,5 @@
 """How the Streamlit app is started."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -23,10 +23,8 @@ Floats = NDArray[np.float64]
 class Node(Status, frozen=True):
     """The node that a run is on, with its agent's status. `gpus` is None where they are not known, empty without any."""
 
-    findings: tuple[Finding, ...] = ()
-    """Findings about GPUs that no run explains."""
-    instance: str | None = None
-    """Prometheus's name of its agent; None with an agent as source."""
+    findings: tuple[Finding, ...] = ()  # findings about GPUs that no run explains
+    instance: str | None = None  # Prometheus's name of its agent; None with an agent as source
 
 
 @dataclass(frozen=True)
@@ -36,16 +34,14 @@ class Scope:
     run: str | None = None
     rank: str | None = None
     instance: str | None = None
-    gpu: str | None = None
-    """Index of one GPU; None: all of them."""
+    gpu: str | None = None  # index of one GPU; None: all of them
 
 
 @dataclass(frozen=True)
 class Span:
     start_s: float
     end_s: float
-    points: int = 300
-    """At most so many points a series."""
+    points: int = 300  # at most so many points a series
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,7 @@ class Query:
     where: tuple[Match, ...] = ()
     over: Query | None = None
     """The divisor; its `by` is a subset of this one's. A share is a query over itself with fewer labels."""
-    greatest: bool = False
-    """Take the maximum of several series instead of their sum."""
+    greatest: bool = False  # take the maximum of several series instead of their sum
 
     @property
     def is_rate(self) -> bool:

@@ -1,7 +1,5 @@
 """Which run a page shows, and which stretch of time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -14,12 +12,9 @@ WINDOWS_S: dict[str, float | None] = {"5 min": 300.0, "15 min": 900.0, "1 h": 36
 """What the reader may choose; None: the whole run."""
 DEFAULT_WINDOW = "15 min"
 MAX_POINTS = 300
-SAMPLES_LATE_S = 1.5
-"""A sample is in the agent's history so long after it was taken, at most."""
-CLEARLY = 0.05
-"""A rank is marked as the worst when it loses so much more of its time than the run's median rank."""
-LEAST_SPACING_S = 2.0
-"""Closer than this a line shows the rhythm of messages and not that of training."""
+SAMPLES_LATE_S = 1.5  # a sample is in the agent's history so long after it was taken, at most
+CLEARLY = 0.05  # a rank is marked as the worst when it loses so much more of its time than the run's median rank
+LEAST_SPACING_S = 2.0  # closer than this a line shows the rhythm of messages and not that of training
 
 
 def stretch_of(params: Mapping[str, str]) -> tuple[float, float] | None:

@@ -1,7 +1,5 @@
 """Every number that the Prometheus rules compare with, and what a GPU-hour costs. Pure; checked when made."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -48,6 +46,15 @@ class AlertThresholds:
     inefficient_for_s: float = 900
     killed_for_s: float = 0
     """0: a killed process is certain at once."""
+    job_wasted_ratio: float = 0.2
+    """Share of a job's time that interruptions take: no attempt alive, restarts, steps that are done again or lost."""
+    job_min_s: float = 3600
+    """Time of a job, all attempts together, from which that share means anything."""
+    job_wasted_for_s: float = 300
+    restart_window_s: float = 1800
+    restart_runs: float = 3
+    """How many attempts of a job must begin within the window to be a loop."""
+    restart_for_s: float = 60
     phase_eval_s: float = 3600
     """How long an evaluation may last while the rank's GPUs are idle. A busy GPU restarts the time."""
     phase_checkpoint_s: float = 1800

@@ -5,8 +5,6 @@ durations seconds, ratios 0–1; None: not measured, or not known to the server.
 so that a reader and an agent may be a version apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -49,6 +47,8 @@ class Recent(Throughput, frozen=True):
     step_s_p95: float | None = None
     data_wait_s_p50: float | None = None
     steps_per_s: float | None = None
+    mfu_estimated_ratio: float | None = None
+    """MFU with nothing declared, by the tensor cores' activity."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -98,6 +98,12 @@ class Run(msgspec.Struct, frozen=True):
     """Seconds by state over the whole run."""
     phases: Mapping[str, float] = {}
     """The part of the state `other` in declared phases, in seconds by name; those after the first eight names are "rest"."""
+    energy_joules: Mapping[str, float] = {}
+    """Energy by state of the GPUs that the rank alone held; empty: not measured."""
+    attempts: int = 1
+    """Of its job, this one included."""
+    goodput_ratio: float | None = None
+    """Of its job, as in `Job`."""
     gpus: tuple[str, ...] = ()
     """Models of the rank's GPUs, now or last."""
     cost: Cost | None = None
@@ -134,6 +140,8 @@ class Gpu(msgspec.Struct, frozen=True):
     """The run that holds it, "shared" for several."""
     owner: str | None = None
     """Its processes as text."""
+    energy_joules: Mapping[str, float] = {}
+    """By state, since the agent first read the driver's counter; empty: there is none."""
 
 
 class Collector(msgspec.Struct, frozen=True):
@@ -284,15 +292,24 @@ class Job(msgspec.Struct, frozen=True):
     last_message_s: float
     attempts: int
     interruptions: int
-    """Attempts that did not end by themselves."""
+    """Attempts that were killed, ended by an exception, or did steps that the next one did not resume from."""
     states: Mapping[str, float]
     """Seconds by state, which sum to the time from the first attempt's begin to the last message: a run's states, and `down` (no attempt),
-    `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done)."""
+    `restart` (a later attempt up to its first step), `redone` (steps that an earlier attempt had done), `lost` (steps that the last attempt
+    has not come to again, nor resumed from)."""
     goodput_ratio: float | None
     """Share of that time that computed new steps."""
     steps: int
     redone_steps: int | None
     """None: no global step number was given."""
+    lost_steps: int | None
+    """None as above."""
+    restart: Mapping[str, float]
+    """Parts of the state `restart`, in seconds: imports, rendezvous, checkpoint_load, startup, compile."""
+    lost: Mapping[str, float]
+    """The state `lost` by the states that its time had been counted in."""
+    findings: tuple[finding.Finding, ...]
+    """About the job as a whole, such as how often it should save."""
     runs: tuple[str, ...]
     """Its runs, that of the last attempt in the end."""
 
@@ -309,6 +326,8 @@ class GpuSeconds(msgspec.Struct, frozen=True):
     states: Mapping[str, float]
     seconds: float
     """The sum of `states`: shares divide by it."""
+    energy_joules: Mapping[str, float] = {}
+    """By state; empty: not measured."""
 
 
 class RunSeconds(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """GETs of JSON, and the client of the agent's API, with errors that say what, where and what to do."""
 
-from __future__ import annotations
-
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -10,7 +10,8 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 
 from gpuwatch import api
-from gpuwatch.errors import SourceError
+from gpuwatch.errors import ConfigError, SourceError
+from gpuwatch.wire.endpoint import token
 
 TIMEOUT_S = 3.0
 """A page is redrawn every 2 s: a slower agent is as good as down."""
@@ -36,10 +37,14 @@ Get = Callable[[str, float], Reply]
 
 
 class Http:
-    """GETs from one server over pooled connections, from any thread. No proxy is used: agents are inside the site."""
+    """GETs from one server over pooled connections, from any thread. No proxy is used: agents are inside the site.
 
-    def __init__(self, url: str) -> None:
+    The URL may have a user and a password. A private CA is named by SSL_CERT_FILE, a certificate of the client by GPUWATCH_CLIENT_CERT.
+    """
+
+    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None) -> None:
         self._url = url.rstrip("/")
+        self._token = token
         self._pool: Any = None
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> Reply:
@@ -55,8 +60,14 @@ class Http:
                     raise exceptions.LocationValueError(self._url)
                 user = unquote(parts.auth) if parts.auth else None
                 headers = urllib3.make_headers(accept_encoding="gzip", basic_auth=user)
-                self._pool = urllib3.PoolManager(maxsize=32, headers=headers)
-            reply = self._pool.request("GET", self._url + path, timeout=timeout, retries=False, redirect=False)
+                own = os.environ.get("GPUWATCH_CLIENT_CERT") or None
+                self._pool = urllib3.PoolManager(maxsize=32, headers=headers, cert_file=own)
+            bearer = None if "authorization" in self._pool.headers else self._token()
+            headers = self._pool.headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {})
+            given: Any = {"timeout": timeout, "headers": headers, "retries": False, "redirect": False}
+            reply = self._pool.request("GET", self._url + path, **given)
+        except ConfigError as error:
+            raise OSError(str(error)) from error
         except exceptions.LocationValueError as error:
             raise OSError(f"{self._url}: the URL has to begin with http:// or https:// and a host") from error
         except exceptions.HTTPError as error:
@@ -75,10 +86,20 @@ class Http:
     __del__ = close
 
 
-def fetch(url: str, timeout_s: float = TIMEOUT_S / 3) -> Reply:
+def api_token() -> str | None:
+    """Return the token of the agents' API, by GPUWATCH_API_TOKEN or GPUWATCH_API_TOKEN_FILE. Raises: ConfigError."""
+    return token("GPUWATCH_API_TOKEN")
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    return re.sub(r"(?<=://)[^/@]*@", "", url)
+
+
+def fetch(url: str, timeout_s: float = TIMEOUT_S / 3, token: Callable[[], str | None] = lambda: None) -> Reply:
     """Return the reply of one URL. Raises: OSError when there is none."""
     base, mark, query = url.partition("?")
-    server = Http(base)
+    server = Http(base, token)
     try:
         return server.get(mark + query, timeout_s)
     finally:
@@ -93,11 +114,13 @@ def why(error: OSError) -> str:
 class JsonServer:
     """A server of JSON. `name` is its name in messages, `remedy` what to do when it is down; tests give `get`."""
 
+    token: Callable[[], str | None] = staticmethod(lambda: None)
+
     def __init__(self, url: str, name: str, remedy: str, get: Get | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = without_password(url.rstrip("/"))
         self.where = f"{name} at {self.url}"
         self._remedy = remedy
-        self._http = Http(self.url)
+        self._http = Http(url, self.token)
         self._get = get or self._http.get
 
     def ask(
@@ -113,7 +136,7 @@ class JsonServer:
             raise SourceError(f"{self.where} does not answer{reason}", self.url, self._remedy) from error
         if reply.status != 200:
             what = f"{self.where} answered {path} with status {reply.status}"
-            raise SourceError(what, self.url, _reason(reply), reply.status)
+            raise SourceError(what, self.url, reason_of(reply), reply.status)
         try:
             return msgspec.json.decode(reply.body, type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -127,7 +150,8 @@ class JsonServer:
         self._http.close()
 
 
-def _reason(reply: Reply) -> str:
+def reason_of(reply: Reply) -> str:
+    """Return why a server refuses, in its own words."""
     if reply.location is not None:
         return f"it redirects to {reply.location}: use that address"
     try:  # the agent and Prometheus report errors in the same form
@@ -141,6 +165,8 @@ AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"
 
 class Client(JsonServer):
     """A node's agent. Every method raises SourceError when it does not answer, or not as expected."""
+
+    token = staticmethod(api_token)
 
     def __init__(self, url: str, remedy: str = AGENT_REMEDY, get: Get | None = None) -> None:
         super().__init__(url, "the agent", remedy, get)

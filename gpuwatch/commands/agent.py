@@ -33,10 +33,14 @@ _PODS = "The kubelet's socket that lists which pod has which GPUs."
 _FULL = "Hours that steps and samples are kept at full resolution, before they are downsampled to one per minute."
 _STACKS = "Sample stacks when a finding begins (needs py-spy; docs/guides/stacks.md)."
 _NOTIFY = "Apprise URL to notify without Alertmanager (slack://…, json://…); repeatable."
+_WEB = "TLS and passwords, in the format of the Prometheus exporters (docs/deploy/security.md)."
+_API_TOKEN = "The API's token (Authorization: Bearer), made if there is no such file; needed off loopback."
+_TOKEN = "The token that hooks need over TCP, made if there is no such file."
 _PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
 def agent(
+    context: Context,
     config: Annotated[
         Path | None, Option(help=_CONFIG, envvar="GPUWATCH_CONFIG", is_eager=True, callback=_defaults_from)
     ] = None,
@@ -55,6 +59,9 @@ def agent(
     full_hours: Annotated[float, Option(help=_FULL, min=0.1)] = 24.0,
     stacks: Annotated[bool, Option("--stacks", help=_STACKS)] = False,
     notify: Annotated[list[str] | None, Option(help=_NOTIFY)] = None,
+    web_config: Annotated[Path | None, Option("--web.config.file", help=_WEB)] = None,
+    api_token_file: Annotated[Path | None, Option(help=_API_TOKEN, envvar="GPUWATCH_API_TOKEN_FILE")] = None,
+    token_file: Annotated[Path | None, Option(help=_TOKEN, envvar="GPUWATCH_TOKEN_FILE")] = None,
 ) -> None:
     """Receive messages of the hooks, sample the node once a second, serve Prometheus metrics and the JSON API.
 
@@ -68,21 +75,8 @@ def agent(
     from gpuwatch_agent.__main__ import go_on_as_agent
 
     settings = read_config(config) if config is not None else Config()
-    started = AgentSettings(
-        http,
-        tuple(listen or ()),
-        str(history) if history is not None else None,
-        keep_days,
-        keep_gib,
-        str(procfs),
-        str(sysfs),
-        str(shm),
-        "full" if series is Series.full else "standard",
-        dcgm,
-        str(allocations),
-        str(pod_resources),
-        full_hours,
-    )
+    given = {name: value for name, value in context.params.items() if value is not None}
+    started = msgspec.convert(msgspec.to_builtins(given, enc_hook=str), AgentSettings)  # the options with these names
     notices = replace(settings.notify, urls=tuple(notify)) if notify else settings.notify
     captures = replace(settings.stacks, automatic=True) if stacks else settings.stacks
     go_on_as_agent(replace(settings, agent=started, notify=notices, stacks=captures))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,10 +15,12 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
+from gpuwatch.commands.report import job_text
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
 from gpuwatch.tools.demo_training import BOTTLENECKS, small_shm_command
 
+_ATTEMPTS = 3  # of the training that crashes
 _BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
 
 
@@ -38,7 +41,8 @@ def demo(
         require("torch", "all")
     except MissingExtra:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
-    options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
+    attempts = _ATTEMPTS if bottleneck == "crash" else 1
+    options = ["--bottleneck", bottleneck, "--seconds", str(seconds / attempts)]
     command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
     if bottleneck == "shm":
         command = small_shm_command(command)
@@ -49,10 +53,19 @@ def demo(
             typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\n")
             typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
             environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
-            with running(command, environment) as training:
-                _print_verdicts(training, agent_url)
-            if training.returncode != 0:
-                raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
+            if attempts > 1:
+                command += ["--checkpoint", f"{directory}/checkpoint.pt"]
+                environment["GPUWATCH_JOB"] = f"demo-{bottleneck}"
+            begun = time.monotonic()
+            for left in reversed(range(attempts)):
+                with running([*command, "--killed"] if left else command, environment) as training:
+                    _print_verdicts(training, agent_url, begun)
+                if training.returncode != (-signal.SIGKILL if left else 0):
+                    raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
+                if left:
+                    typer.echo(f"  {time.monotonic() - begun:4.0f} s  killed; it is started again, from its checkpoint")
+            if attempts > 1:
+                typer.echo(f"\n{_job(agent_url)}")
             others = ", ".join(each for each in BOTTLENECKS if each != bottleneck)
             typer.echo(f"\nNext:\n  gpuwatch demo --bottleneck NAME            {others}")
             typer.echo("  for batch in gpuwatch.watch(loader):      the one line in a training loop of yours\n")
@@ -61,8 +74,17 @@ def demo(
                 raise typer.Exit(wait_for_end(children))
 
 
-def _print_verdicts(training: Child, agent_url: str) -> None:
-    begun = time.monotonic()
+def _job(agent_url: str) -> str:
+    """Return the ledger of the only job, once it has ended or some seconds later."""
+    for _ in range(20):
+        (job,) = Client(agent_url).jobs()
+        if job.status == "ended":
+            break
+        time.sleep(0.5)
+    return job_text(job)
+
+
+def _print_verdicts(training: Child, agent_url: str, begun: float) -> None:
     while True:
         with suppress(subprocess.TimeoutExpired):
             training.wait(5.0)

@@ -1,7 +1,5 @@
 """Options and files that several commands have."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from gpuwatch.errors import ConfigError
 AGENT, HTTP = "http://127.0.0.1:9478", "127.0.0.1:9478"
 Agent = Annotated[str, Option(help="The agent's URL.", envvar="GPUWATCH_AGENT")]
 Http = Annotated[str, Option(help="HOST:PORT to serve /metrics and the API on.", envvar="GPUWATCH_HTTP")]
-_LISTEN = "Where hooks connect: ipc:///path/hook.sock or tcp://127.0.0.1:9479; repeatable."
+_LISTEN = "Where hooks connect: ipc:///path/hook.sock or tcp://ADDRESS:9479, with a token; repeatable."
 Listen = Annotated[list[str] | None, Option(help=_LISTEN, show_default="this user's socket")]
 _HISTORY = "~/.local/state/gpuwatch/history.db; for root below /var/lib"
 History = Annotated[

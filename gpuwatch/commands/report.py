@@ -141,12 +141,19 @@ def job_text(job: api.Job) -> str:
     states = sorted(job.states.items(), key=lambda item: -item[1])
     goodput = f"{percent(job.goodput_ratio)}: computed new steps" if job.goodput_ratio is not None else "not known"
     redone = "an unknown number" if job.redone_steps is None else str(job.redone_steps)
+    lost = f", {job.lost_steps} lost" if job.lost_steps else ""
     lines = [
         f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
         f"  goodput {goodput}",
         "  where   " + "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in states),
-        f"  steps   {job.steps}, of which {redone} redone",
+        f"  steps   {job.steps}, of which {redone} redone{lost}",
     ]
+    if job.restart:
+        parts = sorted(job.restart.items(), key=lambda item: -item[1])
+        lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
+    for found in job.findings:
+        lines.append(f"  why     {found.title}: {'; '.join(each.text for each in found.evidence)}")
+        lines.append(f"  do      {found.advice}; predicted throughput {found.gain}")
     if job.redone_steps is None:
         lines.append(
             "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"

@@ -29,7 +29,7 @@ def top(
     from gpuwatch_dashboards.top import Reader
     from gpuwatch_dashboards.top.pages import is_interactive, print_once
 
-    reader = Reader(PrometheusSource(prometheus) if prometheus else AgentSource(agent))
+    reader = Reader(PrometheusSource(prometheus, agent_url=agent) if prometheus else AgentSource(agent))
     if once or not is_interactive():
         try:
             print_once(reader)

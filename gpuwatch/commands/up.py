@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import typer
 from gpuwatch.api.client import fetch
 from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
 from gpuwatch.errors import ConfigError, GpuwatchError, require
-from gpuwatch.wire.endpoint import refused
+from gpuwatch.wire.endpoint import is_loopback, refused
 
 _STOP_WAIT_S = 8.0
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +54,8 @@ def agent_and_page(
     from gpuwatch_dashboards.launch import streamlit_command
 
     free_port_or_error("--port", "127.0.0.1", port)
+    if not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
+        os.environ.setdefault("GPUWATCH_API_TOKEN", secrets.token_hex(32))
     agent_url, page_url = f"http://{http}", f"http://127.0.0.1:{port}"
     agent_command = [sys.executable, "-m", "gpuwatch", "agent", "--http", http]
     agent_command += [part for endpoint in listen for part in ("--listen", endpoint)]

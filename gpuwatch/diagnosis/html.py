@@ -11,8 +11,7 @@ from gpuwatch.tools.reports.display import STATES
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
 
-_SHOWN = 0.001
-"""Shares below it have no place in the bar, as in the text."""
+_SHOWN = 0.001  # shares below it have no place in the bar, as in the text
 
 
 def fragment(report: Report) -> str:

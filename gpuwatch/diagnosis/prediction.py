@@ -2,10 +2,9 @@
 
 Times in seconds a step, sizes in bytes. A batch costs one worker `fetch_s`; W workers deliver one every `fetch_s / W`. The step cannot
 be shorter than that, nor than its own transfer and compute: `ceil(fetch_s / (transfer + compute))` workers feed it. What stays of the
-wait is the handover: the training thread takes a ready batch out of a worker's queue.
+wait is the handover: the training thread takes a ready batch out of a worker's queue. Nor can it be shorter than the CPU time of a batch and of the
+step itself on the cores that there are. A gain that is not certain is not predicted, and no number of workers advised.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
@@ -15,8 +14,17 @@ from gpuwatch.formatting import duration, size
 from gpuwatch.ledger.states import INPUT_WAIT
 from gpuwatch.wire import Loader
 
-HANDOVER_S = (0.0003, 0.003)
+HANDOVER_S = (0.0003, 0.004)
 """Duration of a handover where it cannot be measured: without workers, or while none of them ever has a batch ready."""
+HANDOVER_BYTES_PER_S = (10e9, 1e9)
+"""Rate at which a batch is then taken over, and its pages are first touched; the lower one also that at which a worker writes it into
+shared memory. Measured: 33 MB cost the training thread 4 ms, and its step 21 ms more than without workers; 10 kB 1 ms."""
+CROWDED = 1.35
+"""Threads of a step on the CPU wait for each other: where workers take their cores, it becomes longer by at most this factor than its CPU time shows."""
+FAIR = 0.25
+"""The share of its cores that a training gets at least, whatever else runs: its own share now and what is idle, if that is more."""
+SPREAD = 0.9  # what workers deliver is known to a tenth: two runs of the same loader differ by that much
+WORTH = 1.1  # the lowest gain to expect from which workers are advised
 CONTENTION = 1.10
 """Workers slow down the host that launches for a device, and with it the rest of the step, by at most this factor: 6.5–8% on recorded GPUs."""
 MOST_A_CORE = 4
@@ -24,7 +32,6 @@ MOST_A_CORE = 4
 SHM_USABLE = 0.8  # the share of /dev/shm that queues may fill
 PREFETCH = 2  # batches that each worker prefetches where the loader does not set it: torch's default
 _NEARLY_A_CORE = 0.25  # A core that is busy for no more than this share is a core for a worker
-_LEAST_OF_A_CORE = 0.1
 _MIB = 1 << 20
 
 
@@ -63,19 +70,6 @@ class Plan:
         return text
 
 
-def fetch_seconds(workers: int, wait_s: float, rest_s: float, hidden_s: float = 0.0) -> float:
-    """Return what a batch costs one worker.
-
-    Without workers that is the training thread's own wait. W workers that are the limit deliver a batch a step, each one in W steps.
-    """
-    return wait_s + hidden_s if workers == 0 else workers * (wait_s + rest_s)
-
-
-def workers_needed(fetch_s: float, rest_s: float) -> int:
-    """Return how many workers deliver a batch as often as the step takes one."""
-    return max(1, ceil(fetch_s / rest_s)) if rest_s > 0 else 1
-
-
 def free_cores(window: Window) -> int | None:
     """Return the cores for the loader workers of one rank; at least 1, None when not known.
 
@@ -95,9 +89,10 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     """
     have = window.workers or 0
     now_s = wait_s + rest_s
-    fetch_s = fetch_seconds(have, wait_s, rest_s, hidden_s)
+    # What a batch costs one worker: W workers that are the limit deliver a batch a step, each one in W steps.
+    fetch_s = have * now_s or wait_s + hidden_s + (window.loader.batch_bytes or 0) / HANDOVER_BYTES_PER_S[1]
     handover_s = _handover(window, have)
-    needed = workers_needed(fetch_s, max(rest_s, handover_s[1]))  # no workers hand batches over faster than that
+    needed = max(1, ceil(fetch_s / max(rest_s, handover_s[1])))  # no workers hand batches over faster than that
     caps = {"/dev/shm": _shm_cap(window, have), "memory": _memory_cap(window, have)}
     if on_cpu:
         caps["cores"] = free_cores(window)
@@ -106,11 +101,21 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     known = {name: cap for name, cap in caps.items() if cap is not None}
     limit = min(known, key=lambda name: known[name], default=None)
     workers = needed if limit is None else max(1, min(needed, known[limit]))
-    best_s = min(max(rest_s + handover_s[0], fetch_s / workers), now_s)
-    at_once = _available_cores(window) if on_cpu else None
-    at_work = float(workers) if at_once is None else max(_LEAST_OF_A_CORE, min(float(workers), at_once))
+    paced_s = fetch_s / workers if have else max(fetch_s / workers, paced(window, workers, rest_s))
+    best_s = max(rest_s + handover_s[0], SPREAD * paced_s)
     slowed_s = rest_s * (CONTENTION if window.timeline == "device" else 1.0)
-    worst_s = min(max(slowed_s + handover_s[1], fetch_s / at_work), now_s)
+    worst_s = max(slowed_s + handover_s[1], paced_s)
+    if window.host.cpu_cores is not None:
+        cores, available = window.host.cpu_cores / window.local_world_size, _available_cores(window)
+        # Seconds on a core a step: those of its batch, and those of the step itself by as many threads as it has at work.
+        ratio = float(on_cpu) if window.fetch_cpu_ratio is None else min(1.0, window.fetch_cpu_ratio)
+        on_core_s = sum(window.worker_cpu_ratios or ()) * now_s if have else fetch_s * ratio
+        own = None if window.timeline == "device" else window.process_cores
+        threads = 1.0 if own is None else max(0.0, own - (0.0 if have else ratio * wait_s / max(rest_s, 1e-9)))
+        room = min(cores, max(FAIR * cores, (cores if available is None else available) + threads * rest_s / now_s))
+        best_s = max(best_s, (min(threads, 1.0) * rest_s + on_core_s) / cores)
+        crowded = CROWDED if threads > 1 and threads + workers * on_core_s / fetch_s > room else 1.0
+        worst_s = max(worst_s, crowded * (threads * rest_s + on_core_s + handover_s[0]) / room)
     each, own = _queue_bytes_a_worker(window), window.worker_private_bytes
     return Plan(
         workers=workers,
@@ -124,13 +129,25 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
     )
 
 
+def paced(window: Window, workers: int, rest_s: float) -> float:
+    """Return the mean step with the training thread's own fetches made by workers: in order, so that all wait for a slow one once their queues are full."""
+    ahead = workers * prefetch_of(window.loader)
+    free_s, taken_s = [0.0] * workers, [0.0] * ahead
+    for number, fetch_s in enumerate(window.steps.data_wait_s):
+        free_s[number % workers] = max(free_s[number % workers], taken_s[number]) + fetch_s
+        taken_s.append(max(taken_s[-1] + rest_s, free_s[number % workers]))
+    settled_s = taken_s[min(2 * ahead, len(taken_s) - len(window.steps) // 2) :]  # their start is left out
+    return (settled_s[-1] - settled_s[0]) / max(1, len(settled_s) - 1) if settled_s else 0.0
+
+
 def _handover(window: Window, workers: int) -> tuple[float, float]:
     """Return the shortest and longest time that taking a ready batch may cost a step.
 
     Where batches are sometimes ready, the shortest waits are that time. What the device's queue hides costs nothing.
     """
     waits = sorted(w for w, first in zip(window.steps.data_wait_s, window.steps.epoch_start, strict=False) if not first)
-    low, high = HANDOVER_S
+    size_bytes = window.loader.batch_bytes or 0
+    low, high = (least + size_bytes / rate for least, rate in zip(HANDOVER_S, HANDOVER_BYTES_PER_S, strict=True))
     if workers and waits and waits[len(waits) // 10] <= high:
         low = high = waits[len(waits) // 10]
     return (0.0 if window.steps.hidden_wait_s else low), high

@@ -1,16 +1,14 @@
 """What training achieves a second, and what GPU time costs. Pure arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
 
-PRICE_VARIABLE = "GPUWATCH_GPU_HOUR"
-"""Price of a GPU-hour, for a training process's own verdict: "4.2" or "4.2 EUR"."""
+PRICE_VARIABLE = "GPUWATCH_GPU_HOUR"  # price of a GPU-hour, for a training process's own verdict: "4.2" or "4.2 EUR"
 
 _LEAST = 0.0001
 
@@ -79,9 +77,36 @@ class Done(msgspec.Struct, frozen=True):
 
     seconds: float
     steps: int
-    samples: float | None = None
-    """None: not counted; `tokens` likewise."""
+    samples: float | None = None  # None: not counted; `tokens` likewise
     tokens: float | None = None
+
+
+class Peak(NamedTuple):
+    """The dense peak of a GPU's tensor cores in 16-bit formats, which a data sheet gives at the clock that is the first over the second."""
+
+    flops_per_s: float
+    flops_per_clock: int  # of all multiprocessors
+
+
+DENSE_PEAKS = {
+    "NVIDIA B200": Peak(2250e12, 148 * 8192),
+    "NVIDIA H200 NVL": Peak(835.5e12, 132 * 4096),
+    "NVIDIA H200": Peak(989.5e12, 132 * 4096),
+    "NVIDIA GH200": Peak(989.5e12, 132 * 4096),
+    "NVIDIA H100 NVL": Peak(835.5e12, 132 * 4096),
+    "NVIDIA H100 PCIe": Peak(756.5e12, 114 * 4096),
+    "NVIDIA H100": Peak(989.5e12, 132 * 4096),
+    "NVIDIA A100": Peak(312e12, 108 * 2048),
+    "NVIDIA L40S": Peak(362e12, 142 * 1024),
+    "NVIDIA L4": Peak(121e12, 58 * 1024),
+}
+"""By the begin of the model's name, the first one that fits. Sources: NVIDIA's data sheets, and white papers of Ampere, Ada, Hopper and Blackwell."""
+
+
+def dense_peak(model: str) -> Peak | None:
+    """Return the peak of a model as the driver names it ("NVIDIA A100-SXM4-80GB"); None for one that is not in the table."""
+    words = model.replace("-", " ") + " "
+    return next((peak for name, peak in DENSE_PEAKS.items() if words.startswith(name + " ")), None)
 
 
 class Throughput(msgspec.Struct, frozen=True):

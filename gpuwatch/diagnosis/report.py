@@ -255,8 +255,9 @@ def _no_loss(window: Window, found: Mapping[str, Finding], thresholds: Threshold
 def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     spent_s, untrained_s = sum(window.first_step_s.values()), sum(window.untrained_s.values())
-    first = f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
-    return first + (f" (excluding {duration(untrained_s)} of passes without an optimizer step)" if untrained_s else "")
+    if untrained_s:
+        return f" (excluding {duration(untrained_s)} of passes without an optimizer step)"
+    return f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
 
 
 def _of_declared(declared: Mapping[str, float], least: float) -> list[tuple[float, str, str]]:

@@ -1,7 +1,5 @@
 """Every number that a diagnosis or a panel compares with, once. Shares and ratios 0–1, times in seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from gpuwatch.errors import ConfigError
@@ -41,6 +39,8 @@ class Thresholds:
     """Share of samples in which workers were blocked on one thing, from which that is what holds them up."""
     worker_uneven: float = 0.50
     """CPU use of the other workers relative to the busiest one, below which that one alone is slow."""
+    worker_ahead: float = 0.50
+    """Share of the waits at which other workers have later batches ready, from which a single one is late."""
     disk_busy: float = 0.80
     """Share of time in which a disk has I/O in progress, from which it is fully used."""
     network_bytes_per_s: float = 100e3
@@ -73,6 +73,10 @@ class Thresholds:
     """Share of steps in which the device ran each kernel as soon as it was launched, from which the host sets the pace."""
     phase_share: float = 0.20
     """Share of time in evaluation, checkpoints or another declared phase from which a change is worthwhile."""
+    checkpoint_gain: float = 0.05
+    """Gain in throughput from which another interval between checkpoints is worthwhile."""
+    checkpoint_interruptions: float = 2
+    """Interruptions of a job from which a mean time between them means anything."""
     shm_used: float = 0.80
     """Used share of /dev/shm, now or with full worker queues, from which it is a warning: findings, panels, `gpuwatch doctor`."""
     shm_used_critical: float = 0.90
@@ -91,6 +95,8 @@ class Thresholds:
     """Share of compute from which nothing is left to gain outside of it."""
     gpu_busy: float = 0.90
     """Utilisation from which a GPU counts as busy."""
+    mfu_gap: float = 0.15
+    """Difference between the declared MFU and that of the tensor cores' activity from which one of them is wrong."""
     throttled_share: float = 0.50
     """Share of time with throttled clocks from which a GPU counts as throttled."""
     power_fallen: float = 0.60

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuwatch.host.frames import Place
 from gpuwatch.ledger.states import OTHER, shares
-from gpuwatch.wire import Loader, WorkerDeath
+from gpuwatch.wire import Flops, Loader, WorkerDeath
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import RankSummary
@@ -101,6 +101,8 @@ class GpuFacts(msgspec.Struct, frozen=True):
     power_watts: float | None = None
     power_usual_watts: float | None = None
     memory_trend: MemoryTrend | None = None
+    mfu_ratio: float | None = None  # by the tensor cores' activity and their clock while the run made steps
+    peak_flops: float | None = None  # dense, in 16-bit formats
 
 
 class RankFacts(msgspec.Struct, frozen=True):
@@ -128,6 +130,25 @@ class MemoryKills(msgspec.Struct, frozen=True):
     used_bytes: int | None = None  # highest use of that group seen in that time, page cache included
     peak_bytes: int | None = None  # highest use ever, by the kernel's count
     resident_bytes: int | None = None  # highest resident memory of the training process itself seen in that time
+
+
+class JobFacts(msgspec.Struct, frozen=True):
+    """What a job's attempts have shown of interruptions and checkpoints, in all its time."""
+
+    interruptions: int
+    alive_s: float  # time in which an attempt was alive
+    trained_s: float  # the part of it after each attempt's begin, without checkpoints
+    saves: int
+    save_s: float
+    restart_s: float  # with the time in which no attempt was alive
+    repeated_s: float  # steps that were redone or are lost
+    attempts: int = 1
+    goodput_ratio: float | None = None
+
+    @property
+    def interval_s(self) -> float:
+        """Return the mean time between two saves: an interruption comes in the middle of one, on average."""
+        return self.trained_s / (self.saves + self.interruptions / 2)
 
 
 class Window(msgspec.Struct, frozen=True, dict=True):
@@ -159,6 +180,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     """Share of a fetch in which the training thread was on a CPU or in the run queue."""
     ready_batches: float | None = None  # mean number of batches ready when one was requested; None without workers
     empty_fetch_ratio: float | None = None  # share of the fetches at which none was ready
+    out_of_order_ratio: float | None = None
+    """Share of those fetches at which other workers had batches ready that come later; None where not measured."""
     loader: Loader = Loader()
     bounded_by_optimizer: bool = False
     """Steps last from one optimizer step to the next, as no watched loader feeds them: a wait lasts until the next forward pass."""
@@ -169,6 +192,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     step_place: Place | None = None  # the same for the rest of the step
     step_idle_ratio: float | None = None
     """Share of compute, at least, in which no thread of the training process had work for a core."""
+    process_cores: float | None = None
+    """CPU time of the training process's threads, in the run queue included, as a multiple of compute; fetches that it makes itself are in it."""
     worker_cpu_ratios: tuple[float, ...] | None = None  # CPU use of each loader worker, 1.0 = one core busy
     worker_busy_ratios: tuple[float, ...] | None = None
     """Share of time in which each loader worker was on a CPU or in the run queue: on a full node, more than its CPU use."""
@@ -177,6 +202,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     worker_private_bytes: int | None = None  # memory of one loader worker that it shares with no other process
     host: HostFacts = HostFacts()
     gpus: tuple[GpuFacts, ...] = ()
+    flops: Flops | None = None  # as declared
+    mfu_ratio: float | None = None  # by what is declared
     local_world_size: int = 1
     rank: int = 0
     world_size: int = 1
@@ -187,6 +214,7 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers killed by a signal, in the whole run
     oom: MemoryKills | None = None
     """Only of a lost run, and only if the kernel has killed a process for lack of memory since its last message."""
+    job: JobFacts | None = None  # None: the run belongs to no job, or that has one attempt
     activity: str | None = None
     stalled_s: float | None = None  # time since the last step, if the run is stalled now
 
@@ -225,6 +253,11 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         """The lowest utilisation of the run's GPUs, as the driver reports it; None where it reports none."""
         return min((gpu.utilization_ratio for gpu in self.gpus if gpu.utilization_ratio is not None), default=None)
 
+    @property
+    def mfu_estimate(self) -> float | None:
+        """The MFU of a rank's one GPU by its tensor cores' activity; None where that is not measured."""
+        return self.gpus[0].mfu_ratio if len(self.gpus) == 1 else None
+
     @cached_property
     def mean_step(self) -> MeanStep:
         """The mean of all steps but first batches, whose wait is the start of the pass."""
@@ -239,13 +272,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _shares(self) -> Mapping[str, float]:
-        first, before = self.first_step_s, self.untrained_s
-        return shares(
-            {
-                state: max(0.0, spent - first.get(state, 0.0) - before.get(state, 0.0))
-                for state, spent in self.states_s.items()
-            }
-        )
+        before = self.untrained_s or self.first_step_s  # which is one of their steps
+        return shares({state: max(0.0, spent - before.get(state, 0.0)) for state, spent in self.states_s.items()})
 
 
 def make_window(duration_ns: int, states_ns: Mapping[str, int], now: Any, then: Any = None, **facts: Any) -> Window:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpuwatch.hook.jax_timeline import asynchronous_framework
+from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
 from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TRANSFERRING
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _STEPS_KEPT = 2048
 _EPOCH_STARTS_KEPT = 256
+_LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _STEPS_SHOWN = 20_000  # rows of a window at most
 
 site_thresholds: Thresholds | None = None  # of the file that GPUWATCH_CONFIG names; None: the defaults
@@ -81,16 +82,12 @@ class Accounts:
         self.worker_deaths: tuple[WorkerDeath, ...] = ()  # loader workers that a signal has killed, 256 at most
         self.first_step: int | None = None  # global number of this process's step 0; None: not known
         self.failures = 0
-        self.idle = (
-            False  # a training loop has ended or was left, and for as long as would be a stall nothing has trained
-        )
+        self.idle = False  # a loop has ended or was left, and nothing has trained for as long as would be a stall
         self.blind = False  # the hook has stopped recording: time after the watermark is unknown
         self.own_gpu: OwnGpu | None = None
         self.step_idle: StepIdle | None = None
         self.frames: OwnFrames | None = None
-        self.bounded_by_optimizer = (
-            False  # steps last from one optimizer step to the next: no watched loader feeds them
-        )
+        self.bounded_by_optimizer = False  # steps last from one optimizer step to the next: no loader feeds them
         self.trained_since_ns: int | None = None  # when the pass began in which an optimizer made its first step
         self._untrained: Untrained | None = Untrained()  # None once all passes to come belong to the training
         self.untrained_s: dict[str, float] = {}  # seconds by state of the passes before the training
@@ -135,7 +132,7 @@ class Accounts:
         """Book all that the recorder has logged, and the time since as far as it is certain. Call with the lock held."""
         with contextlib.suppress(IndexError):  # one call: a signal handler raises before or after it
             self.timeline.entries.extend(iter(self.recorder.log.popleft, ()))
-        steps = self.timeline.fold()
+        steps = self.timeline.apply()
         for step in steps:
             if self._untrained is not None:
                 self._note_untrained(step)
@@ -165,7 +162,7 @@ class Accounts:
         """Add a step to those of passes that train nothing; leave these out of the evidence once a later pass trains."""
         since = self.trained_since_ns
         assert self._untrained is not None
-        if since is None or step.start_ns < since:
+        if since is None or step.start_ns + step.total_ns <= since:
             self._untrained.add(step)
             return
         spent_ns, self._untrained = self._untrained.before(since), None
@@ -241,6 +238,7 @@ class Accounts:
             states[state] = states.get(state, 0) + ns
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
+        fetches = self.recorder.fetches
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -249,13 +247,15 @@ class Accounts:
             device=device(),
             steps=_columns(self._steps_in_proportion()),
             first_step_s={} if first is None else {state: ns / 1e9 for state, ns in first.states_ns().items()},
-            fetch_cpu_ratio=self.recorder.fetches.cpu_ratio,
+            fetch_cpu_ratio=fetches.cpu_ratio,
+            out_of_order_ratio=fetches.out_of_order / fetches.empty if fetches.empty >= _LEAST_EMPTY else None,
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
             fetch_place=None if self.frames is None else self.frames.most_frequent(DATA_WAIT),
             step_place=None if self.frames is None else self.frames.most_frequent(IN_STEP),
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
+            process_cores=None if self.step_idle is None else self.step_idle.cores,
             worker_cpu_ratios=self.watcher.workers.ratios(),
             worker_busy_ratios=self.watcher.workers.ratios(busy=True),
             worker_waits=self.watcher.workers.waits(),

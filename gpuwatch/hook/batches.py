@@ -3,8 +3,6 @@
 A batch may be any container; tensors are anything with `shape`, `nbytes` and `to`.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping

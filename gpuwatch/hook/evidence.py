@@ -1,7 +1,5 @@
 """What the training process can measure of its node: CPU, pressure, /dev/shm, its loader workers, its GPU; every two seconds, in about 0.1 ms."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -133,11 +131,14 @@ class StepIdle:
             self._compute_s += compute_s - last[0]
 
     @property
+    def cores(self) -> float | None:
+        """Its threads' time on a CPU and in the run queue, fetches included, as a multiple of compute; None before some compute."""
+        return self._busy_s / self._compute_s if self._compute_s > 0 else None
+
+    @property
     def ratio(self) -> float | None:
         """The share of compute, 0–1; None before it was measured for a while."""
-        if self._compute_s < _MIN_COMPUTE_S:
-            return None
-        return min(1.0, max(0.0, 1 - self._busy_s / self._compute_s))
+        return None if self.cores is None or self._compute_s < _MIN_COMPUTE_S else min(1.0, max(0.0, 1 - self.cores))
 
 
 class OwnGpu:

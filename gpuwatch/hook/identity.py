@@ -1,19 +1,17 @@
 """Who a training process is: run, rank, job, process; from the environment, /proc and, once it is initialised, torch.distributed."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuwatch.errors import NoData, pass_on
-from gpuwatch.host.proc import start_ticks as read_start_ticks
+from gpuwatch.host import proc
 
 T = TypeVar("T")
 MAX_NAME = 128
@@ -24,7 +22,6 @@ _RUN_KEY = "gpuwatch/run"
 
 _JOB = ("GPUWATCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
@@ -35,7 +32,6 @@ class Identity(msgspec.Struct, frozen=True):
     run: str  # unique, shared by all ranks of a run
     job: str  # what all attempts of a training share: GPUWATCH_JOB, the scheduler's or torchrun's id; empty without one
     rank: int
-    local_rank: int
     world_size: int
     local_world_size: int
     pid: int
@@ -63,13 +59,12 @@ def identify(
         run=run[:MAX_NAME],
         job=job[:MAX_NAME],
         rank=_integer(environ, _RANK, 0),
-        local_rank=_integer(environ, _LOCAL_RANK, 0),
         world_size=max(1, _integer(environ, _WORLD_SIZE, 1)),
         local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),
         pid=os.getpid(),
         process_start_ticks=start_ticks,
         pid_namespace=_known(lambda: (procfs / "self/ns/pid").stat().st_ino, 0),
-        boot_id=_known(lambda: (procfs / "sys/kernel/random/boot_id").read_text().strip(), ""),
+        boot_id=proc.boot_id(procfs),
         host=host[:MAX_NAME],
     )
 
@@ -111,7 +106,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
-    return _known(lambda: read_start_ticks(process, procfs), 0)
+    return _known(lambda: proc.start_ticks(process, procfs), 0)
 
 
 def _known(read: Callable[[], T], otherwise: T) -> T:
@@ -192,10 +187,7 @@ class Membership:
         who = identify(self._environ, self._procfs, launcher=_parent())
         here = world_size if self._environ.get("MASTER_ADDR", "") in _LOOPBACK else who.local_world_size
         self._run = who.run
-        local_rank = rank if here == world_size and "LOCAL_RANK" not in self._environ else who.local_rank
-        return _suffixed(
-            replace(who, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=here), self._suffix
-        )
+        return _suffixed(replace(who, rank=rank, world_size=world_size, local_world_size=here), self._suffix)
 
 
 def _agreed_run(rank: int, own: str) -> str | None:
@@ -231,3 +223,42 @@ def _parent() -> int | None:
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     return None if parent is None else parent.pid
+
+
+class _TorchSteps:
+    """Whether an optimizer of torch has made a step in this process."""
+
+    seen = False
+
+    def note(self, *_: Any) -> None:
+        self.seen = True
+
+
+torch_steps = _TorchSteps()
+
+
+def asynchronous_framework() -> str | None:
+    """Return what computes asynchronously in this process: "jax:cpu", "jax:cuda", "jax:tpu", "tensorflow" (not on the CPU); None where torch trains."""
+    if torch_steps.seen:
+        return None
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None:
+        initialized = getattr(bridge, "backends_are_initialized", None)
+        if initialized is None:
+            return "jax"
+        if initialized():
+            return f"jax:{_jax_platform(sys.modules['jax'])}"
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    if context is None or not getattr(context, "_initialized", True):
+        return None
+    devices = getattr(context, "_logical_devices", None)
+    if devices and all(device.device_type == "CPU" for device in devices):
+        return None
+    return "tensorflow"
+
+
+def _jax_platform(jax: Any) -> str:
+    platform = str(jax.default_backend())
+    if platform != "gpu":
+        return platform
+    return "rocm" if "rocm" in str(jax.devices()[0].client.platform_version).lower() else "cuda"

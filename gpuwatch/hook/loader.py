@@ -22,11 +22,34 @@ T = TypeVar("T")
 _TURNS = (*(False,) * (SAMPLE_QUICK_EVERY - 1), True)  # one in so many steps is left to the loop, which may sample it
 
 
-class WatchedLoader(Generic[T]):
-    """Any iterable of batches, measured while it is iterated. Everything else is the loader's own."""
+class LoaderAround:
+    """A loader that is iterated otherwise; everything else is its own. What is kept here is named `_gpuwatch_…`."""
+
+    _gpuwatch_loader: Any
+
+    def __init__(self, loader: Any, **more: Any) -> None:
+        vars(self).update({f"_gpuwatch_{name}": value for name, value in (("loader", loader), *more.items())})
+
+    def __len__(self) -> int:
+        return len(self._gpuwatch_loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Special methods are not passed through: copy and pickle would copy the bare loader.
+        if name.startswith(("_gpuwatch_", "__")):
+            raise AttributeError(name)
+        return getattr(self._gpuwatch_loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_gpuwatch_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._gpuwatch_loader, name, value)
+
+
+class WatchedLoader(LoaderAround, Generic[T]):
+    """Any iterable of batches, measured while it is iterated."""
 
     _gpuwatch_session: Session
-    _gpuwatch_loader: Iterable[T]
     _gpuwatch_options: tuple[Any, Count | None, Count | None]
     _gpuwatch_pass: Iterator[T] | None
 
@@ -38,12 +61,8 @@ class WatchedLoader(Generic[T]):
         samples: Count | None = None,
         tokens: Count | None = None,
     ) -> None:
-        vars(self).update(
-            _gpuwatch_session=session,
-            _gpuwatch_loader=loader,
-            _gpuwatch_options=(to, samples, tokens),
-            _gpuwatch_pass=None,
-        )
+        super().__init__(loader, session=session, options=(to, samples, tokens))
+        self._gpuwatch_pass = None
 
     def __iter__(self) -> Iterator[T]:
         loop = Loop(self._gpuwatch_session, self._gpuwatch_loader, *self._gpuwatch_options)
@@ -58,23 +77,8 @@ class WatchedLoader(Generic[T]):
             self._gpuwatch_pass = iter(self)
         return next(self._gpuwatch_pass)
 
-    def __len__(self) -> int:
-        return len(self._gpuwatch_loader)  # type: ignore[arg-type]
-
     def __bool__(self) -> bool:
         return bool(self._gpuwatch_loader)
-
-    def __getattr__(self, name: str) -> Any:
-        # Special methods are not passed through: copy and pickle would copy the bare loader.
-        if name.startswith(("_gpuwatch_", "__")):
-            raise AttributeError(name)
-        return getattr(self._gpuwatch_loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_gpuwatch_"):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._gpuwatch_loader, name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self._gpuwatch_loader, name)
@@ -83,7 +87,7 @@ class WatchedLoader(Generic[T]):
         return dir(self._gpuwatch_loader)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._gpuwatch_loader[index]  # type: ignore[index]
+        return self._gpuwatch_loader[index]
 
     def __copy__(self) -> WatchedLoader[T]:
         return self._gpuwatch_around(copy.copy(self._gpuwatch_loader))
@@ -144,40 +148,22 @@ def as_it_is(loader: T) -> T:
     return loader
 
 
-class LoaderAround:
-    """A loader that is iterated otherwise; everything else is its own."""
-
-    def __init__(self, loader: Any, **more: Any) -> None:
-        vars(self).update(_loader=loader, **more)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
-
-
 class PreparedLoader(LoaderAround):
     """A loader that Accelerate prepared, its copies to the device timed. `session` returns that of the innermost open Watch."""
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches(iter(self._loader))
+        return self._batches(iter(self._gpuwatch_loader))
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         def iterate(original: Any, loader: Any) -> Any:
             """Make the iterator of the DataLoader inside, and note its workers."""
-            iterator, session = original(loader), self._session()
+            iterator, session = original(loader), self._gpuwatch_session()
             if session is not None:
                 session.note_loader(loader, iterator)
             return iterator
 
         patches = Patches()
-        time_accelerate_copies(patches, self._session)
+        time_accelerate_copies(patches, self._gpuwatch_session)
         patches.wrap(import_module("torch.utils.data").DataLoader, "__iter__", iterate)
         try:
             yield from batches
@@ -206,9 +192,9 @@ def watch_prepared_loaders(session: Callable[[], Session | None]) -> Patches:
         if not isinstance(given, WatchedLoader):
             return original(self, given, *args, **kwargs)
         bare = given._gpuwatch_loader
-        bare = bare._loader if isinstance(bare, PreparedLoader) else bare
+        bare = bare._gpuwatch_loader if isinstance(bare, PreparedLoader) else bare
         prepared = original(self, bare, *args, **kwargs)
-        return given if prepared is bare else given._gpuwatch_around(PreparedLoader(prepared, _session=session))
+        return given if prepared is bare else given._gpuwatch_around(PreparedLoader(prepared, session=session))
 
     patches = Patches()
     patches.wrap(accelerator, "_prepare_one", prepare)

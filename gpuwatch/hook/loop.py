@@ -4,8 +4,6 @@
 something else began or ended. A thread that is not the training thread is not measured.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from random import random

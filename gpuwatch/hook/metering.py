@@ -44,10 +44,7 @@ class Meter:
         self._evidence: deque[int] = deque(maxlen=_KEPT)
         self._launches: deque[int] = deque(maxlen=_KEPT)
         self.device_ns = 0  # time in device events outside of fetches: last launches, and reading what has finished
-        self.last_harvest = (
-            0,
-            0,
-        )  # when the device's times were last read for many steps at once, and how long it took
+        self.last_harvest = (0, 0)  # when the device's times were last read for many steps, and how long it took
         self.stretch = 1  # fetches are sampled so many times less often than by default
         self.device_one_in = 1  # the device's timeline measures one in so many runs of steps
         self.cost_ns = 0  # the training thread's time in the hook so far
@@ -115,13 +112,12 @@ class FetchEvidence:
     """
 
     def __init__(self) -> None:
-        self.busy_ns = self.wall_ns = (
-            0  # the training thread's time on a CPU or in the queue for one, and its wall time,
-        )
-        self.sampled = 0  # in the fetches that were sampled
+        # The training thread's time on a CPU or in the queue for one, and its wall time, in the fetches that were sampled.
+        self.busy_ns = self.wall_ns = self.sampled = 0
         self.from_workers = 0  # fetches from workers, all of them
         self.ready = 0  # sum of the batches that were ready at these
         self.empty = 0  # those at which none was ready
+        self.out_of_order = 0  # those of them at which half of all requested ones were ready: other workers' later ones
         self.thread_time: ThreadTime | None = None  # the training thread's
 
     def begin_in_this_thread(self) -> None:
@@ -154,13 +150,16 @@ class FetchEvidence:
                 pass_on(error)
                 return fetch()
             self.from_workers += 1
+            stored = early_batches(iterator)
+            ahead = 2 * (count + stored) >= len(iterator._task_info) > 0
             if count <= 0:
                 self.empty += 1
+                self.out_of_order += ahead
                 return fetch()
-            stored = early_batches(iterator)
             batch = fetch()
             if early_batches(iterator) > stored:  # batches that are not the next one do not help
                 self.empty += 1
+                self.out_of_order += ahead
             else:
                 self.ready += count
             return batch

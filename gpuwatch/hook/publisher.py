@@ -70,6 +70,7 @@ class Publisher:
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._working: int | None = None  # the background thread, while it is at work
         self._postponed: Callable[[], None] | None = None
+        self.raised = False  # an exception ends the training
         self.live: Sequence[LiveLog] = ()  # what takes values for experiment trackers and notebooks
         self._logged: set[str] = set()
         self.ranks = RankExchange(membership, self._summary, lambda: recorder.in_step, self.failed)
@@ -267,7 +268,7 @@ class Publisher:
                 if published == len(unsent):
                     break
             if bye:
-                buffer.append(encoder.bye("closed", self._totals()))
+                buffer.append(encoder.bye(self.raised, self._totals()))
             buffer.flush()
         finally:
             self._dropped += len(unsent) - published
@@ -290,7 +291,7 @@ class Publisher:
             before.identity = now
             return before
         if before is not None:
-            self.send_buffer.append(before.bye("moved", self._totals()))
+            self.send_buffer.append(before.bye(False, self._totals()))
             self.send_buffer.flush()
             self._hello_due = True
         self._encoder = Encoder(now, self._facts)

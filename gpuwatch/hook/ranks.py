@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _OFTEN, _OFTEN_S, _LATER_S = 10, 1.0, 5.0
 """So many first exchanges, one each second, and the interval of later ones. A summary takes a few ms to make."""
-_RANKS_PER_S = 64
-"""Rank 0 reads so many summaries a second at most."""
+_RANKS_PER_S = 64  # rank 0 reads so many summaries a second at most
 _MOST_RANKS = 4096
 
 

@@ -42,7 +42,7 @@ class Recorder:
     def __init__(
         self,
         clock: Callable[[], int] = time.monotonic_ns,
-        failed: Callable[[str, BaseException], None] | None = None,
+        failed: Callable[[str, BaseException], None] = lambda doing, error: None,
     ) -> None:
         """`failed` is called with what has failed, and why."""
         self.clock = clock
@@ -57,9 +57,7 @@ class Recorder:
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
         self.mark_ns = 0  # when `activity` last changed: an open wait or copy is counted from here
         self.parts: list[str] = []  # the activities that each open `data()` or `transfer()` interrupted
-        self.steady: object | None = (
-            None  # the owner of the open step while that is an ordinary one: see `leave_steady`
-        )
+        self.steady: object | None = None  # owner of the open step while that is an ordinary one: see `leave_steady`
         # When the open step's batch was ready, 0 while it is waited for. Kept instead of `data_ns` while steps are steady.
         self.batch_ready_ns = 0
         self.step_owner: object | None = None  # the loop whose next batch ends the open step, or the context that does
@@ -335,11 +333,7 @@ class Recorder:
         """End the innermost part; the one around it goes on, so that no time is in two of them."""
         if not self.parts:
             return
-        if self.activity is DATA_WAIT:
-            self.data_ns += at_ns - self.mark_ns
-        elif self.activity is TRANSFERRING:
-            self.transfer_ns += at_ns - self.mark_ns
-        self.mark_ns = at_ns
+        self._credit(at_ns)
         ended, self.activity = self.activity, self.parts.pop()
         if not self.in_step:
             return
@@ -493,8 +487,7 @@ class Recorder:
             if error is not None:  # go on by the host's clock
                 self.device_failed = True
                 self.release_device(None)
-                if self.failed is not None:
-                    self.failed("measuring by events on the device", error)
+                self.failed("measuring by events on the device", error)
 
     def adopt_device(self, timeline: DeviceTimeline) -> None:
         """Measure by this timeline from the next batch on."""

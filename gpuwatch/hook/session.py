@@ -14,9 +14,10 @@ from functools import partial
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from gpuwatch.hook.batches import loader_settings, size_bytes
-from gpuwatch.hook.identity import Membership
-from gpuwatch.hook.jax_timeline import asynchronous_framework
+from gpuwatch.hook.identity import Membership, asynchronous_framework
 from gpuwatch.hook.loader_health import LoaderHealth
 from gpuwatch.hook.metering import FIRST_VISITS, SAMPLE_EVERY
 from gpuwatch.hook.publisher import Publisher
@@ -176,8 +177,13 @@ class Session:
             torch = sys.modules.get("torch")
             if torch is not None and torch.is_grad_enabled():
                 self.trained_with_gradients = True
+            accounts = self.publisher.accounts
             if (size := size_bytes(batch)) is not None:
-                self.publisher.accounts.batch_bytes = size
+                accounts.batch_bytes = size
+            if accounts.loader is not None and accounts.loader.num_workers and not accounts.loader.worker_pids:
+                # Made by a generator, just now.
+                made = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+                accounts.loader = replace(accounts.loader, worker_pids=tuple(each.pid for each in made if each.daemon))
             self._health.first_batch(batch)
         except Exception as error:
             self.failed("reading a batch", error)
@@ -252,6 +258,8 @@ class Session:
     def close(self) -> None:
         """End the run now: what closing takes is not the training's."""
         self.closed = True
+        failure = sys.exc_info()[0] or getattr(sys, "last_type", None)  # the second at the end of a process that raised
+        self.publisher.raised = failure not in (None, SystemExit, StopIteration, GeneratorExit)
         try:
             owner = self.recorder.close()
             now = self.recorder.clock()

@@ -1,9 +1,8 @@
-"""How a run's messages reach an agent: encoded, numbered, buffered while no agent takes them."""
+"""How a run's messages reach an agent: encoded, buffered while no agent takes them."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import platform
 import sys
 import time
@@ -36,13 +35,12 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class Encoder:
-    """Encodes one run's messages. Their sequence numbers let the agent count what got lost."""
+    """Encodes one run's messages."""
 
     def __init__(self, identity: Identity, facts: RunFacts) -> None:
         self.identity = identity
         self._facts = facts
         self._id = uuid.uuid4().hex
-        self._seq = itertools.count(1)
 
     def hello(self, accounts: Accounts) -> bytes:
         """Return the message that identifies the run. Call with the accounts' lock held."""
@@ -76,9 +74,9 @@ class Encoder:
         fields = {"activity": activity, "first_step": first_step, "fetch_cpu_ratio": fetch_cpu_ratio}
         return self._encoded(wire.Steps, totals, columns=columns(steps), **fields)
 
-    def bye(self, reason: str, totals: wire.Totals) -> bytes:
+    def bye(self, failed: bool, totals: wire.Totals) -> bytes:
         """Return the run's last message."""
-        return self._encoded(wire.Bye, totals, reason=reason)
+        return self._encoded(wire.Bye, totals, failed=failed)
 
     def _encoded(self, kind: Any, totals: wire.Totals, **fields: Any) -> bytes:
         who = self.identity
@@ -88,7 +86,6 @@ class Encoder:
         return wire.Origin(
             version=wire.PROTOCOL_VERSION,
             sender=self._id,
-            seq=next(self._seq),
             boot_id=self.identity.boot_id,
             monotonic_ns=time.monotonic_ns(),
             time_ns=time.time_ns(),
@@ -129,26 +126,32 @@ class SendBuffer:
         self.frames: deque[tuple[bytes, int]] = deque()  # each with the number of steps in it, oldest first
         self.bytes = 0
         self.steps_dropped = 0
-        self.connect: Callable[[str], Sender] = _zmq_sender
+        self.connect: Callable[[str, str | None], Sender] = _zmq_sender
         self._where = where
-        self._connected_to: str | None = None
+        self._connected_to: tuple[str, str | None] | None = None
         self._refused = 0
 
     def find_agent(self) -> None:
-        """Connect once an agent's socket exists. Raises: ConfigError if the endpoint is not valid, or this user may not write to the socket."""
+        """Connect once an agent's socket exists. Raises: ConfigError if the endpoint or its token is not valid, or this user is refused."""
         if self.sender is not None and self._refused < _FIND_AGAIN_AFTER:
+            if self._refused and self.sender.is_accepted() is False:
+                raise ConfigError("the agent refuses this token; GPUWATCH_TOKEN is not the one of its --token-file")
             return
         where = endpoint.checked(self._where, "endpoint") if self._where else endpoint.find()
-        if where is not None and where == self._connected_to:
+        over_tcp = where is not None and endpoint.is_tcp(where)
+        token = endpoint.token("GPUWATCH_TOKEN") if over_tcp else None
+        if over_tcp and token is None:
+            raise ConfigError(f"{where}: TCP needs the agent's token; set GPUWATCH_TOKEN, or GPUWATCH_TOKEN_FILE")
+        if where is not None and (where, token) == self._connected_to:
             return
-        if (where is None or where.startswith("ipc://")) and (refused := endpoint.refused(where)):
+        if not over_tcp and (refused := endpoint.refused(where)):
             raise ConfigError(refused)
         if where is not None:
             old, self.sender, self._connected_to = self.sender, None, None
             if old is not None:
                 old.close()
-            self.sender = self.connect(where)
-            self._connected_to = where
+            self.sender = self.connect(where, token)
+            self._connected_to = where, token
             self._refused = 0
 
     def append(self, frame: bytes, steps: int = 0) -> None:
@@ -182,7 +185,7 @@ class SendBuffer:
         self.bytes = 0
 
 
-def _zmq_sender(where: str) -> Sender:
+def _zmq_sender(where: str, token: str | None) -> Sender:
     from gpuwatch.wire.sockets import ZmqSender
 
-    return ZmqSender(where)
+    return ZmqSender(where, token)

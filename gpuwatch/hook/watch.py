@@ -99,6 +99,7 @@ class Watch:
             self._read_config()
             self.session.log_to("auto" if log is None and is_set("GPUWATCH_LOG") else log)
             open_watches.append(self)
+            self.session.guard(self.session.torch_hooks.phases.install)
             if step is not None:
                 self.session.count_from(lambda: step)
             atexit.register(self._at_exit)

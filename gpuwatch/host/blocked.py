@@ -3,8 +3,6 @@
 Reading /proc/PID/syscall needs the right to trace the process: a parent has it for its children, root for all.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 import struct
@@ -72,7 +70,7 @@ def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
     """
     place, syscall = procfs / str(pid), ""
     try:
-        state = proc.stat_fields(place)[0]
+        state = proc.stat_fields(pid, procfs)[0]
     except (NoData, IndexError):
         return None
     if state not in ("R", "D"):
@@ -109,8 +107,7 @@ class Workers:
         """By pid: (when, CPU time, time ready to run without a core), in seconds."""
         self._waits: deque[list[str]] = deque(maxlen=keep)
         self._memory_due_s = -math.inf
-        self.private_bytes: int | None = None
-        """Private memory of one worker; None before it was read."""
+        self.private_bytes: int | None = None  # private memory of one worker; None before it was read
 
     def sample(self, at_s: float, pids: Sequence[int], procfs: Path = proc.PROC) -> dict[int, float]:
         """Take a sample; return the CPU time of those that can be read. Where none can, the last ones are kept."""

@@ -3,8 +3,6 @@
 Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from math import ceil

@@ -1,7 +1,5 @@
 """Which function of the user's own a thread is in. Used on py-spy's samples of other processes, and by the hook on its own process."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter
@@ -13,6 +11,7 @@ from typing import NamedTuple
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"/lib(?:64)?/python\d+\.\d+/|/python\d+\.zip/|^<frozen ")
 OWN = f"{Path(__file__).parents[1].as_posix()}/"
+_REPLACED = f"{OWN}hook/torch/"  # called in place of torch's functions, by whoever calls these
 _FRAMEWORKS = re.compile(
     r"/(?:site|dist)-packages/"
     r"(?:torch|torchdata|lightning|pytorch_lightning|lightning_fabric|transformers|accelerate|ignite|gpuwatch)/"
@@ -79,7 +78,7 @@ _is_users = cache(is_users)
 def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(OWN):
+        if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):
             return None  # what is above is the loop that asked for a batch
         if _is_users(code.co_filename):
             return code.co_filename, getattr(code, "co_qualname", code.co_name), frame.f_lineno

@@ -3,8 +3,6 @@
 `parse_…` take a file's text, and raise ValueError or IndexError for one that is not as its documentation says.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -46,25 +44,24 @@ class CpuTimes(NamedTuple):
     """All cores together since boot, in seconds."""
 
     seconds: dict[str, float]  # by mode; absent if the kernel does not count it
-    busy_seconds: dict[str, float]  # of each online core by its number: all but idle and iowait
+    cores: int  # online
 
 
 def parse_cpu_times(text: str, ticks_per_s: int = TICKS_PER_S) -> CpuTimes:
     """Return the CPU times in /proc/stat. Source: proc_stat(5); only online cores have a `cpuN` line. Raises: NoData without a `cpu` line."""
     seconds: dict[str, float] = {}
-    busy: dict[str, float] = {}
+    cores = 0
     for line in text.splitlines():
         if not line.startswith("cpu"):
             break  # the cpu lines come first, and the one that follows is by far the longest
         label, *ticks = line.split()
-        times = [int(value) for value in ticks[: len(CPU_MODES)]]
         if label == "cpu":
-            seconds = {mode: value / ticks_per_s for mode, value in zip(CPU_MODES, times, strict=False)}
+            seconds = {mode: int(value) / ticks_per_s for mode, value in zip(CPU_MODES, ticks, strict=False)}
         else:
-            busy[label.removeprefix("cpu")] = (sum(times) - sum(times[3:5])) / ticks_per_s
+            cores += 1
     if not seconds:
         raise NoData("stat has no line of all CPUs")
-    return CpuTimes(seconds, busy)
+    return CpuTimes(seconds, cores)
 
 
 def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
@@ -174,24 +171,24 @@ def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
 # One process ----------------------------------------------------------------------------------------------------------
 
 
-def stat_fields(process: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state (field 3) on: the command's name before them may hold anything."""
-    return _read(process / "stat", lambda text: text.rpartition(")")[2].split())
+def _stat(pid: int | str, procfs: Path, parse: Callable[[list[str]], T]) -> T:
+    """Return /proc/PID/stat, parsed from the state (field 3) on: the command's name before it may hold anything."""
+    return _read(procfs / str(pid) / "stat", lambda text: parse(text.rpartition(")")[2].split()))
+
+
+def stat_fields(pid: int | str, procfs: Path = PROC) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state (field 3) on."""
+    return _stat(pid, procfs, list)
 
 
 def process_cpu_s(pid: int, procfs: Path = PROC) -> float:
     """Return user and system CPU time of a process, in seconds. Source: /proc/PID/stat, fields 14 and 15."""
-
-    def seconds(text: str) -> float:
-        fields = text.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-    return _read(procfs / str(pid) / "stat", seconds)
+    return _stat(pid, procfs, lambda fields: (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
 
 
 def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
     """Return when a process started, in clock ticks since boot. Source: /proc/PID/stat, field 22."""
-    return _read(procfs / str(pid) / "stat", lambda text: int(text.rpartition(")")[2].split()[19]))
+    return _stat(pid, procfs, lambda fields: int(fields[19]))
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
@@ -271,7 +268,7 @@ class ProcessUsage(msgspec.Struct, frozen=True):
 def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
     """Return what a process uses; None if it is gone."""
     try:
-        fields = stat_fields(procfs / str(pid))
+        fields = stat_fields(pid, procfs)
         state, threads, resident = fields[0], int(fields[17]), int(fields[21]) * PAGE_BYTES
     except (NoData, ValueError, IndexError):
         return None

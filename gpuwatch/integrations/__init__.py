@@ -3,8 +3,6 @@
 Nothing here is imported by `import gpuwatch`.
 """
 
-from __future__ import annotations
-
 from gpuwatch.errors import MissingExtra
 
 

@@ -4,8 +4,6 @@
 `gpuwatch.watch` around a prepared loader counts them as `input_wait`, because the copy happens inside the fetch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -25,4 +23,4 @@ def watch(loader: Iterable[T], *, samples: Callable[[Any], int] | None = None) -
     """Return a prepared loader, watched as by `gpuwatch.watch`, its copies to the device as `transfer`."""
     if is_set("GPUWATCH_DISABLE"):
         return loader
-    return watch_loader(PreparedLoader(loader, _session=open_session), samples=samples)
+    return watch_loader(PreparedLoader(loader, session=open_session), samples=samples)

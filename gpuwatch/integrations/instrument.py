@@ -3,8 +3,6 @@
 `gpuwatch/startup/sitecustomize.py` calls each function with a module that has just been imported. The patches stay for the process's life.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
@@ -12,9 +10,11 @@ from types import ModuleType
 from typing import Any
 
 from gpuwatch.hook.loader import LoaderAround, time_accelerate_copies
+from gpuwatch.hook.torch.install import PHASES
 from gpuwatch.hook.torch.patches import Patches, say_once
 from gpuwatch.hook.watch import open_session, records_here, watch
 from gpuwatch.integrations.training import is_watched_already
+from gpuwatch.ledger.states import CHECKPOINT
 
 # Modules whose iteration over a loader is a part of one that is watched already.
 _ITERATE_FOR_OTHERS = {
@@ -32,6 +32,21 @@ def watch_loaders(module: ModuleType) -> None:
             _watch_iteration(found)
     if module.__name__ == "accelerate.data_loader":
         time_accelerate_copies(Patches(), open_session)
+
+
+def watch_set_up(module: ModuleType) -> None:
+    """Open the Watch when the process loads a checkpoint or waits for other ranks: from then on these are phases."""
+
+    def begin(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if open_session() is None and _trains_here():
+            _open_watch_for_the_process()
+            if open_session() is not None:
+                return getattr(module, name)(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    for name, phase in PHASES[module.__name__][1].items():
+        if phase != CHECKPOINT:
+            Patches().wrap(module, name, functools.partial(begin, name))
 
 
 def watch_optimizers(module: ModuleType) -> None:
@@ -104,7 +119,7 @@ def _watch_iteration(loader_class: Any) -> None:
         if caller in _ITERATE_FOR_OTHERS or is_watched_already() or not _trains_here():
             return original(self)
         try:
-            watched = watch(_Original(self, _iterate=original))
+            watched = watch(_Original(self, iterate=original))
         except Exception as error:
             say_once(f"{loader_class.__name__} is not watched: {error!r}")
             return original(self)
@@ -117,7 +132,7 @@ class _Original(LoaderAround):
     """A loader that is iterated by its class's original `__iter__`."""
 
     def __iter__(self) -> Any:
-        return self._iterate(self._loader)
+        return self._gpuwatch_iterate(self._gpuwatch_loader)
 
 
 def _trains_here() -> bool:

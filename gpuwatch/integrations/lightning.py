@@ -4,8 +4,6 @@ A step is one batch. Validation, the sanity check included, is `eval`; `trainer.
 `checkpoint`; the strategy's `batch_to_device` is `transfer`.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -84,6 +82,7 @@ def _follow(training: Training, trainer: Any) -> None:
     """Measure what the trainer does inside: its fetches where they happen, its copies, validations and checkpoints."""
     training.patches.wrap(trainer.strategy, "batch_to_device", training.copy)
     training.wrap_phase(trainer, "save_checkpoint", "checkpoint")
+    training.wrap_phase(trainer.strategy, "load_checkpoint", "checkpoint_load")
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
     training.wrap_phase(getattr(loop, "val_loop", None), "run", "eval")
     _follow_fetcher(training, trainer)

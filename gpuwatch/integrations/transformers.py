@@ -100,6 +100,8 @@ def _follow(training: Training, trainer: Any) -> None:
         ("predict", "eval"),
         ("_save_checkpoint", "checkpoint"),
         ("save_model", "checkpoint"),
+        ("_load_from_checkpoint", "checkpoint_load"),
+        ("_load_optimizer_and_scheduler", "checkpoint_load"),
     ):
         training.wrap_phase(trainer, method, phase)
     if find_spec("accelerate") is not None:  # an old transformers does without it

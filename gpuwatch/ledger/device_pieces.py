@@ -1,7 +1,5 @@
 """What is measured of one piece of a step: its events while the device works on it, then its times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

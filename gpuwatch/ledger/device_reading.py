@@ -4,8 +4,6 @@ An event on an empty stream is reached when it is recorded: there the device's c
 enough. Of quick pieces on a starved device not each needs that: how far the device is behind the host at their end is sampled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any

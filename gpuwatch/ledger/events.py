@@ -1,7 +1,5 @@
 """Kinds of entries in the training thread's log, and its activities. The recorder writes them, the timeline reads them."""
 
-from __future__ import annotations
-
 STEP, PART, SPAN, ENTER, EXIT, TOKENS, COMM, REST, UNVERIFIED, FAST_STEP = range(10)
 """Kinds of log entries; the first field of each tuple. Times in ns.
 

@@ -18,6 +18,14 @@ BUSY_UNATTRIBUTED, HELD_IDLE = "busy_unattributed", "held_idle"
 WITHOUT_PROCESS = UNALLOCATED, FREE, ALLOCATED_UNUSED = ("unallocated", "free", "allocated_unused")
 # a run's, without a hook, and without a process
 GPU_STATES = (*RUN_STATES, BUSY_UNATTRIBUTED, HELD_IDLE, *WITHOUT_PROCESS)
+ENERGY_KINDS = {
+    "working": (COMPUTE, EVAL, BUSY_UNATTRIBUTED),
+    "waiting": (INPUT_WAIT, TRANSFER, HOST_WAIT, COMM_WAIT, CHECKPOINT, COMPILE, STARTUP, STALLED),
+    "idle": (HELD_IDLE, *WITHOUT_PROCESS),
+    "unknown": (OTHER, UNKNOWN),
+}
+"""The states whose energy is of each kind. Whether the GPU worked while training did something else is not known."""
+
 
 PHASE_STATES = {name: name for name in (EVAL, CHECKPOINT, STARTUP, COMPILE)}  # a phase of any other name is `other`
 
@@ -26,6 +34,9 @@ def phase_state(name: str) -> str:
     """Return the state that a declared phase is booked under."""
     return PHASE_STATES.get(name, OTHER)
 
+
+CHECKPOINT_LOAD, RENDEZVOUS = "checkpoint_load", "rendezvous"
+"""Phases that gpuwatch itself declares: a part of `other`."""
 
 MAX_DECLARED = 8
 REST = "rest"
@@ -95,6 +106,11 @@ class Ledger:
     @property
     def sum_ns(self) -> int:
         return sum(self.totals_ns.values())
+
+
+def by_kind(of_states: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum over the states of each kind of energy."""
+    return {kind: sum(of_states.get(state, 0.0) for state in states) for kind, states in ENERGY_KINDS.items()}
 
 
 def shares(states: Mapping[str, float]) -> dict[str, float]:

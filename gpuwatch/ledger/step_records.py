@@ -1,19 +1,15 @@
 """Steps and phases as logged, the parts of a step that is not complete yet, and what all steps add up to. Times in ns."""
 
-from __future__ import annotations
-
-from bisect import bisect_left
 from collections import deque
 
 import msgspec
 
 from gpuwatch.ledger.device_booking import Exposed
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, TRANSFER, median
-from gpuwatch.wire import STEP_BUCKETS_S, Counters
+from gpuwatch.wire import Counters
 
 MEDIAN_OF = 64
 SLOW_FIRST_MEDIANS, SLOW_FIRST_AMONG = 5, 5
-BUCKETS_NS = tuple(int(bound * 1e9) for bound in STEP_BUCKETS_S)
 
 
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
@@ -111,10 +107,7 @@ class StepCounts(Counters):
             self.samples = max(0, self.samples) + sum(known)
         for phase, spent_ns in (("data_wait", waited_ns), ("transfer", copied_ns), ("compute", computed_ns)):
             self.phases_ns[phase] += spent_ns
-        took_ns = [record.total_ns for record in records]
-        for ns in took_ns:
-            self.step_histogram[bisect_left(BUCKETS_NS, ns)] += 1
-        self.recent_ns.extend(took_ns[-MEDIAN_OF:])
+        self.recent_ns.extend(record.total_ns for record in records[-MEDIAN_OF:])
 
     @property
     def median_ns(self) -> int:

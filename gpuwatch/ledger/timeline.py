@@ -1,7 +1,5 @@
 """Turn a recorder's log into a ledger and step records: the host timeline. No I/O, no clock."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
@@ -38,7 +36,7 @@ class Timeline:
         self._left = False  # the training loop has ended or was left, and no step has followed
         self._on_device = DeviceBooking(self.ledger)
 
-    def fold(self, entries: Iterable[tuple[Any, ...]] = ()) -> list[StepRecord]:
+    def apply(self, entries: Iterable[tuple[Any, ...]] = ()) -> list[StepRecord]:
         """Book log entries; return their training steps. What follows a piece that the device has not finished is held."""
         self.entries.extend(entries)
         entries, held, steps = self.entries, self._held, self._made
@@ -122,7 +120,7 @@ class Timeline:
             steps.append(record)
 
     def held_tail(self) -> tuple[list[tuple[str, int]], str]:
-        """Return how time after the ledger looks while the device works on held pieces, as (state, until), and the state of what follows."""
+        """Return the time after the ledger while the device works on held pieces, as (state, until), and the state of what follows."""
         if not self._held:
             return [], self._between_state
         parts: list[tuple[str, int]] = []
@@ -202,6 +200,7 @@ class Timeline:
     def _enter(self, at_ns: int, name: str | None) -> None:
         self._book_between(at_ns)
         self._on_device.interrupted(states.COMPUTE)
+        self.counts.saves += name == states.CHECKPOINT != self.open_phase
         self._levels.append(Level(name, self._carry))
         self._carry = Carry()
         self.last_progress_ns = at_ns

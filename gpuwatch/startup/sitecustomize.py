@@ -4,8 +4,6 @@ Only the standard library is imported here, and gpuwatch itself once torch's loa
 that a script starts pay next to nothing. A `sitecustomize` that existed before is run too.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib.abc
 import importlib.machinery
@@ -21,6 +19,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathl
 INSTRUMENTED = {
     "torch.utils.data.dataloader": "watch_loaders",
     "torch.optim.optimizer": "watch_optimizers",
+    "torch.serialization": "watch_set_up",
+    "torch.distributed.checkpoint.state_dict_loader": "watch_set_up",
+    "torch.distributed.distributed_c10d": "watch_set_up",
     "torchdata.stateful_dataloader.stateful_dataloader": "watch_loaders",
     "accelerate.data_loader": "watch_loaders",
     "transformers.trainer": "watch_transformers",

@@ -4,14 +4,15 @@ All of it is real work: the loader decodes and augments, the model learns, batch
 the loop is written, as in a user's script.
 """
 
-from __future__ import annotations
-
 import argparse
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gpuwatch
@@ -23,6 +24,9 @@ _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 class Training:
+    checkpoint: Path | None = None  # where to resume from; the training is killed before its end where `is_killed`
+    is_killed = False
+
     def __init__(self, seconds: float, width: int) -> None:
         import torch
         from torch import nn
@@ -35,7 +39,7 @@ class Training:
         ).to(self.device)  # fmt: skip
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.loss = nn.CrossEntropyLoss()
-        self._ends = time.monotonic() + seconds
+        self.seconds, self._ends = seconds, time.monotonic() + seconds
 
     def over(self) -> bool:
         return time.monotonic() >= self._ends
@@ -132,6 +136,31 @@ def train_eval(training: Training) -> None:
                 break
 
 
+def train_crash(training: Training) -> None:
+    """A training that saves its 20 MB too rarely, and resumes from them after it was killed."""
+    import torch
+
+    path, first, weights = training.checkpoint, 0, torch.zeros(5_000_000)
+    assert path is not None
+    with gpuwatch.Watch() as watch:
+        if path.exists():
+            kept = torch.load(path)
+            training.model.load_state_dict(kept["model"])
+            first = kept["step"]
+        save_s = time.monotonic() + 0.6 * training.seconds
+        for step, (images, labels) in enumerate(watch.steps(_batches(), start=first), start=first):
+            training.step(images, labels)
+            if time.monotonic() >= save_s:
+                kept = {"model": training.model.state_dict(), "step": step + 1, "weights": weights}
+                torch.save(kept, path.with_suffix(".new"))
+                path.with_suffix(".new").replace(path)
+                save_s = time.monotonic() + 0.6 * training.seconds
+            if training.over():
+                if training.is_killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                break
+
+
 def train_shm(training: Training) -> None:
     """Batches whose buffers fill a small /dev/shm."""
     shm_size, _ = shm_bytes()
@@ -144,6 +173,7 @@ BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
+    "crash": (train_crash, 32),
     "shm": (train_shm, 32),
     "none": (lambda training: training.run(_batches()), 64),
 }
@@ -172,6 +202,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="gpuwatch.tools.demo_training")
     parser.add_argument("--bottleneck", choices=sorted(BOTTLENECKS), default="input")
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--killed", action="store_true")
     arguments = parser.parse_args()
     train, network_width = BOTTLENECKS[arguments.bottleneck]
+    Training.checkpoint, Training.is_killed = arguments.checkpoint, arguments.killed
     train(Training(arguments.seconds, network_width))

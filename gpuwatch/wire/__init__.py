@@ -20,14 +20,14 @@ from gpuwatch.ledger.states import MAX_DECLARED, OTHER, RUN_STATES
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_HELLO_BYTES = 1 << 16
 MAX_STEPS_A_MESSAGE = 8192
 MAX_TEXT = 256
+MAX_NAME = 136  # of a run, a phase: what labels series
 MAX_TAGS = 32
 MAX_DEATHS = 256
 MAX_WORKERS = 1024
 
-STEP_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
-"""Upper bounds of the step time histogram, in seconds; +Inf is the eighth bucket."""
 
 HOST_COLUMNS = ("start_ns", "data_wait_ns", "transfer_ns", "compute_ns", "samples", "epoch_start")
 DEVICE_COLUMNS = ("input_wait_ns", "host_wait_ns", "device_transfer_ns", "device_compute_ns")
@@ -40,30 +40,28 @@ timeline skipped to save cost they are estimated from its neighbours. `comm_wait
 waited for other ranks; without the device's columns, the part of `compute_ns` in which the training thread did."""
 
 MISSING = -1
-CLOCK_SLACK_NS = 1_000_000_000
-"""By so much two readings of one clock may disagree."""
+CLOCK_SLACK_NS = 1_000_000_000  # by so much two readings of one clock may disagree
 
 _COLUMNS, _STATES = frozenset(STEP_COLUMNS), frozenset(RUN_STATES)
+_PHASES = frozenset(("data_wait", "transfer", "compute"))
 _MOST_COUNTED = 1 << 52
 _LONGEST_NS = 1 << 58
 _LATEST_NS = 1 << 62
 
 Count = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]
 """Bounded so that it is exact as a float, and a sum of them fits into 64 bits."""
-CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_MOST_COUNTED)]
-"""-1: not known."""
+CountOrMissing = Annotated[int, Meta(ge=MISSING, le=_MOST_COUNTED)]  # -1: not known
 Duration = Annotated[int, Meta(ge=0, le=_LONGEST_NS)]
 """In ns, nine years at most: a sum over a run's senders fits into 64 bits."""
-Moment = Annotated[int, Meta(ge=0, le=_LATEST_NS)]
-"""In ns of some clock."""
+Moment = Annotated[int, Meta(ge=0, le=_LATEST_NS)]  # in ns of some clock
 Pid = Annotated[int, Meta(ge=0, le=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 Inode = Annotated[int, Meta(ge=0)]
-Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
-"""Finite: neither NaN nor infinite."""
+Number = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]  # finite: neither NaN nor infinite
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-RunId = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+RunId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Tags = Annotated[dict[Text, Text], Meta(max_length=MAX_TAGS)]
 Column = Annotated[bytes, Meta(max_length=8 * MAX_STEPS_A_MESSAGE)]
 
@@ -76,34 +74,24 @@ class Counters(msgspec.Struct):
     tokens: CountOrMissing = -1
     phases_ns: Annotated[dict[Text, Duration], Meta(max_length=MAX_TAGS)] = {}
     """Host timeline: data_wait, transfer, compute of training steps."""
-    declared_ns: Annotated[dict[Text, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
+    declared_ns: Annotated[dict[Name, Count], Meta(max_length=MAX_DECLARED + 1)] = {}
     """Time in declared phases that are no states of their own, by name: see `ledger.states.add_declared`."""
-    step_histogram: list[Count] = msgspec.field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
-    """Steps per bucket of STEP_BUCKETS_S (not cumulative over buckets), +Inf last."""
     overhead_ns: Duration = 0
     """Cost to the training process: CPU time of the hook's background thread, and the metered time in the training thread."""
-    hidden_ns: Duration = 0
-    """Data wait that was hidden behind the device's work, in the `device_steps`."""
-    device_steps: Count = 0
-    """Training steps that the device's timeline measured."""
-    drained_steps: Count = 0
-    """Those `device_steps` at whose end the device had no work left."""
+    hidden_ns: Duration = 0  # data wait that was hidden behind the device's work, in the `device_steps`
+    device_steps: Count = 0  # training steps that the device's timeline measured
+    drained_steps: Count = 0  # those `device_steps` at whose end the device had no work left
     kept_up_steps: Count = 0
     """Those `device_steps` in which the device ran each kernel as it was launched: no work was queued."""
-    read_back_steps: Count = 0
-    """Those `device_steps` in which the host waited to read a result back from the device."""
+    read_back_steps: Count = 0  # those `device_steps` in which the host waited to read a result back from the device
     unverified_steps: Count = 0
     """Training steps with work on another device or stream, so that their input wait is not certain."""
-    comm_steps: Count = 0
-    """Training steps whose wait for other ranks was measured."""
-    fetches_sampled: Count = 0
-    """Fetches whose CPU time was sampled."""
-    worker_fetches: Count = 0
-    """Batches requested from a loader with workers."""
-    ready_batches: Count = 0
-    """Batches that were ready at these requests, summed."""
-    empty_fetches: Count = 0
-    """Those of `worker_fetches` at which no batch was ready."""
+    comm_steps: Count = 0  # training steps whose wait for other ranks was measured
+    fetches_sampled: Count = 0  # fetches whose CPU time was sampled
+    worker_fetches: Count = 0  # batches requested from a loader with workers
+    ready_batches: Count = 0  # batches that were ready at these requests, summed
+    empty_fetches: Count = 0  # those of `worker_fetches` at which no batch was ready
+    saves: Count = 0  # checkpoints that were written: how often the state `checkpoint` was entered
 
 
 class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's structs may
@@ -112,8 +100,7 @@ class Totals(Counters, frozen=True, kw_only=True):  # type: ignore[misc]  # msgs
     start_ns: Moment
     watermark_ns: Moment
     states_ns: dict[str, Duration]
-    records_dropped: Count
-    """Step records that the hook dropped because no agent took them."""
+    records_dropped: Count  # step records that the hook dropped because no agent took them
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -121,7 +108,6 @@ class Origin(msgspec.Struct, frozen=True):
 
     version: int
     sender: Text
-    seq: Count
     boot_id: Text
     monotonic_ns: Moment
     time_ns: Moment
@@ -146,16 +132,13 @@ class WorkerDeath(msgspec.Struct, frozen=True):
 
     pid: Pid
     signal: Count
-    out_of_memory: bool | None = None
-    """Of SIGKILL: whether the kernel's OOM killer ran since."""
+    out_of_memory: bool | None = None  # of SIGKILL: whether the kernel's OOM killer ran since
     oom_kills: Count | None = None
     """Of SIGKILL: its kills since, in the run's control group where that counts them, else on the node."""
     memory_limit_bytes: Count | None = None
     """Limit of the control group in which it killed; None also for a group without a limit."""
-    shm_size_bytes: Count | None = None
-    """Of SIGBUS: size of the run's own /dev/shm."""
-    shm_free_bytes: Count | None = None
-    """What was free in it right after."""
+    shm_size_bytes: Count | None = None  # of SIGBUS: size of the run's own /dev/shm
+    shm_free_bytes: Count | None = None  # what was free in it right after
 
 
 class Flops(msgspec.Struct, frozen=True):
@@ -164,8 +147,7 @@ class Flops(msgspec.Struct, frozen=True):
     per_step: Number | None = None
     per_sample: Number | None = None
     per_token: Number | None = None
-    peak: Number | None = None
-    """Operations per second of the rank's device, at the precision that is trained in."""
+    peak: Number | None = None  # operations per second of the rank's device, at the precision that is trained in
 
 
 class _Sent(msgspec.Struct, frozen=True):
@@ -174,7 +156,7 @@ class _Sent(msgspec.Struct, frozen=True):
     rank: Rank
 
 
-class _Told(_Sent, frozen=True):
+class _WithTotals(_Sent, frozen=True):
     totals: Totals
 
 
@@ -183,14 +165,12 @@ class Hello(_Sent, frozen=True, tag="hello"):
 
     name: Text
     job: Text
-    local_rank: Rank
     world_size: Rank
     pid: Pid
     process_start_ticks: Moment
     pid_namespace: Inode
     host: Text
-    timeline: Text
-    """"host" or "device": the clock of the states."""
+    timeline: Text  # "host" or "device": the clock of the states
     device: Text
     """"cpu", "cuda" …, "jax:cuda" …, "tensorflow": what the training runs on, as far as known; see `gpuwatch.diagnosis.window.Window.device`."""
     loader: Loader | None
@@ -202,22 +182,21 @@ class Hello(_Sent, frozen=True, tag="hello"):
     """Global number of the process's step 0, which a resumed job counts on from; None: not known."""
 
 
-class Steps(_Told, frozen=True, tag="steps"):
+class Steps(_WithTotals, frozen=True, tag="steps"):
     """Step records since the last message; without any it is a heartbeat."""
 
     activity: Text
     """What the training thread does now: "startup", "data_wait", "step", "between_steps", "idle" (its loop has ended), or the declared phase."""
-    first_step: Count
-    """Index of the first record, counted from 0 over the sender's life."""
+    first_step: Count  # index of the first record, counted from 0 over the sender's life
     columns: dict[str, Column]
     fetch_cpu_ratio: Number | None = None
     """Share of the fetches since the last message in which the training thread was on a CPU or in the run queue; None: not sampled."""
 
 
-class Bye(_Told, frozen=True, tag="bye"):
+class Bye(_WithTotals, frozen=True, tag="bye"):
     """The run ends here; its totals are complete."""
 
-    reason: Text
+    failed: bool = False  # an exception ended the training
 
 
 Message: TypeAlias = Hello | Steps | Bye
@@ -270,6 +249,8 @@ def decode(frame: bytes) -> Message:
         _check_version(frame)
         raise ProtocolError(f"message that does not decode: {error}", "malformed") from error
     _check_version(frame, message.origin.version)
+    if isinstance(message, Hello) and len(frame) > MAX_HELLO_BYTES:
+        raise ProtocolError(f"hello of {len(frame)} bytes; at most {MAX_HELLO_BYTES} are accepted", "too_large")
     if isinstance(message, Steps) and message.columns:
         _check_columns(message.columns, message.origin.monotonic_ns + CLOCK_SLACK_NS)
     if not isinstance(message, Hello):
@@ -309,11 +290,9 @@ def _check_totals(totals: Totals, now_ns: int) -> None:
     states = totals.states_ns
     if not totals.start_ns <= totals.watermark_ns <= now_ns:
         raise ProtocolError("totals that end in the future, or before their start", "impossible")
-    if not states.keys() <= _STATES:
-        raise ProtocolError(f"totals with unknown states {sorted(states.keys() - _STATES)}", "malformed")
+    if unknown := (states.keys() - _STATES) | (totals.phases_ns.keys() - _PHASES):
+        raise ProtocolError(f"totals with unknown states or phases {sorted(unknown)}", "malformed")
     if sum(states.values()) != totals.watermark_ns - totals.start_ns:
         raise ProtocolError("totals whose sum is not the time they cover", "unbalanced")
     if sum(totals.declared_ns.values()) > states.get(OTHER, 0):
         raise ProtocolError("declared phases that took longer than the state they are a part of", "unbalanced")
-    if len(totals.step_histogram) != len(STEP_BUCKETS_S) + 1:
-        raise ProtocolError("a step histogram of another shape", "malformed")

@@ -1,6 +1,4 @@
-"""The socket's address: where the hook looks for an agent, and where the agent listens."""
-
-from __future__ import annotations
+"""The socket's address: where the hook looks for an agent, and where the agent listens; and the tokens that open it."""
 
 import ipaddress
 import os
@@ -79,23 +77,47 @@ def default_listen(environ: Mapping[str, str] = os.environ) -> str:
     )
 
 
+def is_tcp(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address is this machine's alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def checked(endpoint: str, where: str) -> str:
-    """Return the endpoint if it is `ipc:///path`, or `tcp://` on loopback with a port. Raises: ConfigError, naming `where` it was set."""
+    """Return the endpoint if it is `ipc:///path`, or `tcp://` with an address and a port. Raises: ConfigError, naming `where` it was set."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest.startswith("/"):
         if len(rest.encode()) > 107:
             raise ConfigError(f"{where}={endpoint}: a socket's path may have at most 107 bytes; choose a shorter one")
         return endpoint
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{where}={endpoint}: give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    try:  # no names: their resolution, by ZeroMQ's thread, could hold a program at its end
+        is_address = host == "localhost" or ipaddress.ip_address(host.strip("[]")).version == (6 if "[" in host else 4)
     except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise ConfigError(
-            f"{where}={endpoint}: only loopback addresses are accepted without encryption; use tcp://127.0.0.1:{port}, "
-            "or one agent on each node"
-        )
+        is_address = False
+    if scheme != "tcp" or not is_address or not port.isdigit() or not 0 < int(port) < 65536:
+        hint = ", or another IP address" if scheme == "tcp" and host else ""
+        raise ConfigError(f"{where}={endpoint}: give ipc:///absolute/path.sock or tcp://127.0.0.1:PORT{hint}")
     return endpoint
+
+
+def token(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the token in the variable `name`, else in the file that `name`_FILE names; None without any. Raises: ConfigError."""
+    found, file = environ.get(name, "").strip(), environ.get(f"{name}_FILE", "").strip()
+    where = name if found else f"{name}_FILE {file}"
+    if not found and not file:
+        return None
+    try:
+        found = found or Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"{where}: {reason}; name a file with a token that you may read") from error
+    if len(found) < 16 or not found.isascii() or not found.isprintable():
+        raise ConfigError(f"{where}: a token has 16 or more ASCII characters; make one by `openssl rand -hex 32`")
+    return found

@@ -1,12 +1,16 @@
-"""ZeroMQ sockets that carry frames from hooks to the agent. Sending never blocks. A sender belongs to one thread and never crosses a fork."""
+"""ZeroMQ sockets that carry frames from hooks to the agent. Sending never blocks. A sender belongs to one thread and never crosses a fork.
 
-from __future__ import annotations
+Over TCP both ends have one token. The agent's CURVE key is made of it and known to nobody else, so that without the token no handshake
+succeeds, and what is sent is encrypted.
+"""
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
@@ -14,6 +18,7 @@ import zmq
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import MAX_MESSAGE_BYTES
+from gpuwatch.wire.endpoint import is_tcp
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +27,17 @@ _RECEIVE_QUEUE = 16
 """Frames that wait for the agent from one connection; more wait at their sender, whose memory it is."""
 _BATCH_FRAMES, _BATCH_BYTES = 1000, 4 << 20
 _LINGER_MS = 300
+_HANDSHAKE_MS = 5000
+_CLOSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Sender(Protocol):
-    """`send` returns at once, False when the frame cannot be queued now."""
+    """`send` returns at once, False when the frame cannot be queued now; `is_accepted` is False where the agent has another token."""
 
     def send(self, frame: bytes) -> bool: ...
+
+    def is_accepted(self) -> bool | None: ...
 
     def close(self) -> None: ...
 
@@ -35,9 +45,16 @@ class Sender(Protocol):
 class ZmqSender:
     """PUSH socket that queues at most 64 frames for a connected agent, and none without one."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, token: str | None = None) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._seen = 0
+        if token is not None:
+            self._socket.curve_serverkey, _ = _curve_keys(token)
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.ipv6 = True
+            self._monitor = self._socket.get_monitor_socket(_REFUSED | _CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -52,10 +69,26 @@ class ZmqSender:
             return False
         return True
 
+    def is_accepted(self) -> bool | None:
+        """Return whether the agent has accepted the token at any time; None before the first answer, and without a token."""
+        for event in _events(self._monitor):
+            self._seen |= event
+        return bool(self._seen & zmq.EVENT_HANDSHAKE_SUCCEEDED) if self._seen else None
+
     def close(self) -> None:
         """Close; queued frames get at most 0.3 s to be sent."""
-        self._socket.close()
+        _close(self._socket, self._monitor)
         self._context.term()
+
+
+def _curve_keys(token: str) -> tuple[bytes, bytes]:
+    """Return the agent's public and secret key. Raises: ConfigError without CURVE in this libzmq."""
+    from zmq.utils import z85
+
+    if not zmq.has("curve"):
+        raise ConfigError("TCP needs a libzmq with CURVE, as pyzmq's wheels have; pip install --force-reinstall pyzmq")
+    secret = z85.encode(hashlib.blake2b(token.encode(), digest_size=32, person=b"gpuwatch").digest())
+    return zmq.curve_public(secret), secret
 
 
 class Peer(NamedTuple):
@@ -63,26 +96,47 @@ class Peer(NamedTuple):
 
     uid: int | None = None
     pid: int = 0
-    address: str = ""
+    address: str = ""  # over TCP the IP address
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it sends over TCP: nothing names its process or user, only the token lets it send."""
+        return self.uid is None and bool(self.address)
 
 
 class ZmqReceiver:
     """PULL socket bound to one or more endpoints; a lock file keeps a second agent off an ipc socket."""
 
-    def __init__(self, endpoints: list[str]) -> None:
-        self.endpoints = tuple(endpoints)
+    def __init__(self, endpoints: list[str], token: str | None = None) -> None:
+        self.endpoints = tuple(sorted(endpoints, key=is_tcp))  # TCP's options are those of what is bound after them
         self._locks: list[IO[str]] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._monitor: zmq.Socket[bytes] | None = None
         try:
-            for endpoint in endpoints:
+            for endpoint in self.endpoints:
+                if is_tcp(endpoint) and self._monitor is None:
+                    self._require(token)
                 self._bind(endpoint)
         except BaseException:
             self.close()
             raise
+
+    def _require(self, token: str | None) -> None:
+        if token is None:
+            raise ConfigError("--listen tcp://…: TCP needs a token; give --token-file FILE, hooks GPUWATCH_TOKEN_FILE")
+        self._socket.curve_publickey, self._socket.curve_secretkey = _curve_keys(token)
+        self._socket.curve_server = True
+        self._socket.ipv6 = True
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._monitor = self._socket.get_monitor_socket(_REFUSED)
+
+    def refused(self) -> int:
+        """Return how many connections over TCP were refused since the last call: without the token, or with another one."""
+        return len(list(_events(self._monitor)))
 
     def _bind(self, endpoint: str) -> None:
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
@@ -116,12 +170,26 @@ class ZmqReceiver:
         return frames
 
     def close(self) -> None:
-        self._socket.close()
+        _close(self._socket, self._monitor)
         self._context.term()
         for endpoint, lock in zip(self.endpoints, self._locks, strict=False):
             if endpoint.startswith("ipc://"):
                 Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
             lock.close()
+
+
+def _events(monitor: zmq.Socket[bytes] | None) -> Iterator[int]:
+    while monitor is not None and monitor.poll(0):
+        from zmq.utils.monitor import recv_monitor_message  # it imports asyncio
+
+        yield recv_monitor_message(monitor)["event"]
+
+
+def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:
+    if monitor is not None:
+        socket.disable_monitor()
+        monitor.close(0)
+    socket.close()
 
 
 def _peer(frame: zmq.Frame) -> Peer:

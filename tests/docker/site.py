@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +89,17 @@ class Site:
         containers = self.containers()
         return set(containers) == set(SERVICES) and all("(healthy)" in status for status in containers.values())
 
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Return what the agent's API answers, by the token that docs/deploy/compose.md says where to find."""
+        token = self.engine.run("docker", "exec", self.id_of("agent"), "cat", "/run/gpuwatch-api/token").strip()
+        url = f"{self.url('agent', path)}?{urllib.parse.urlencode(parameters)}"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)
+
     def run(self, run: str) -> dict[str, Any] | None:
         """Return what the agent's API says of a run."""
-        runs = get_json(self.url("agent", "/api/v1/runs"))["runs"]
+        runs = self.ask("/api/v1/runs")["runs"]
         return next((one for one in runs if one["run"] == run), None)
 
     def alert(self, service: str, run: str) -> dict[str, Any] | None:

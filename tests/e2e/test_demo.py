@@ -9,9 +9,9 @@ import sys
 import pytest
 
 
-def demo(bottleneck: str, seconds: int) -> tuple[str, str]:
+def demo(bottleneck: str, seconds: int, more_s: int = 60) -> tuple[str, str]:
     command = [sys.executable, "-m", "gpuwatch", "demo", "--bottleneck", bottleneck, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + more_s)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -34,6 +34,19 @@ def test_the_verdict_names_the_bottleneck_that_was_chosen(bottleneck: str, sente
     live = re.findall(r"^ +\d+ s  (.+)$", out, re.MULTILINE)
     assert live and re.search(sentence, live[-1])
     assert "gpuwatch demo --bottleneck" in out  # what to try next
+
+
+@pytest.mark.alone
+def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_gain() -> None:
+    out, _ = demo("crash", 36, 600)
+    assert out.count("killed; it is started again") == 2
+    job = out[out.index("gpuwatch · job demo-crash") :]
+    assert "3 attempts, 2 interrupted" in job
+    assert re.search(r"goodput \d+%: computed new steps\n  where .*redone", job)
+    steps = re.search(r"steps   (\d+), of which (\d+) redone\n", job)
+    assert steps is not None and 0 < int(steps[2]) < int(steps[1])
+    assert re.search(r"restart .*imports .*checkpoint_load", job)
+    assert re.search(r"checkpoints are too rare .*\n  do      save every .* predicted throughput (up to )?1\.\d+×", job)
 
 
 def test_a_dev_shm_that_will_be_full_is_said_before_it_is() -> None:

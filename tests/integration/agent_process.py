@@ -56,7 +56,7 @@ print(json.dumps({"states": dict(report.states), "steps": report.steps, "samples
 
 
 class Agent:
-    """One `gpuwatch agent`. It may be killed and started again on the same port, socket and history."""
+    """One `gpuwatch agent`, with all of its series. It may be killed and started again on the same port, socket and history."""
 
     def __init__(self, directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.directory = directory
@@ -74,6 +74,7 @@ class Agent:
             *(["--http", f"127.0.0.1:{self.port}"] if "--http" not in options else []),
             *(["--listen", self.endpoint] if "--listen" not in options else []),
             *(["--history", str(self.history)] if "--history" not in options else []),
+            *(["--series", "full"] if "--series" not in options else []),
         ]
         return [sys.executable, "-m", "gpuwatch", "agent", *given, *options]
 
@@ -156,9 +157,18 @@ class Agent:
 class Trainer:
     """A training process with a hook: `data_s` for each batch, `compute_s` for each step, for `seconds`."""
 
-    def __init__(self, agent: Agent, *, data_s: float = 0.03, compute_s: float = 0.01, seconds: float = 600, run: str):
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        data_s: float = 0.03,
+        compute_s: float = 0.01,
+        seconds: float = 600,
+        run: str,
+        job: str = "",
+    ):
         self.run = run
-        environment = {**os.environ, "GPUWATCH_RUN": run, "GPUWATCH_ENDPOINT": agent.endpoint}
+        environment = {**os.environ, "GPUWATCH_RUN": run, "GPUWATCH_JOB": job, "GPUWATCH_ENDPOINT": agent.endpoint}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TRAINER, str(data_s), str(compute_s), str(seconds)],
             env=environment,
@@ -193,7 +203,7 @@ class Trainer:
 
 
 def _label_values(name: str, labels: Mapping[str, str]) -> list[str]:
-    metric = BY_NAME.get(name) or BY_NAME[name.rpartition("_")[0]]  # a histogram's _bucket, _sum and _count
+    metric = BY_NAME[name]
     assert labels.keys() - {"le"} == set(metric.labels), name
     return [labels[label] for label in (*metric.labels, "le") if label in labels]
 

@@ -256,7 +256,6 @@ class FakeAgent:
                                    "world_size": "1", "num_workers": "0"}, 1),
             ("gpuwatch_run_up", own, 1),
             ("gpuwatch_ledger_watermark_timestamp_seconds", own, now),
-            ("gpuwatch_last_step_timestamp_seconds", own, now),
             ("gpuwatch_finding_active", {"run": run["run"], "cause": "input_single_process"}, 1),
             ("gpuwatch_finding_evidence_ratio", {"run": run["run"], "cause": "input_single_process"}, INPUT_SHARE),
             ("gpuwatch_gpus_seen", {}, 8),
@@ -271,8 +270,6 @@ class FakeAgent:
                 ("gpuwatch_gpu_info", {**gpu, "modelName": "NVIDIA H200"}, 1),
                 ("gpuwatch_gpu_owner_info", {**gpu, **owned}, 1),
             ]
-        steps = (now - run["started_s"]) / STEP_S
-        lines += [("gpuwatch_step_seconds_bucket", {**own, "le": le}, steps) for le in ("0.2", "+Inf")]
         for metric, known in {**SAMPLES, **GPU_SAMPLES}.items():
             labels = own if "run" in BY_NAME[metric].labels else {}
             lines += [(metric, {**labels, **more}, value(now - run["started_s"])) for more, value in known]

@@ -32,7 +32,7 @@ def step(params: dict[str, Any], batch: Any) -> tuple[dict[str, Any], Any, Any]:
 
 def batches() -> Iterator[Any]:
     for number in range(STEPS):
-        time.sleep(0.004)
+        time.sleep(0.02)
         yield jnp.float32(number % 7) / 100
 
 
@@ -43,7 +43,7 @@ def main(watched: bool) -> None:
     dropped: list[weakref.ref[Any]] = []
     survivors = 0
     with contextlib.ExitStack() as stack:
-        watch = stack.enter_context(gpuwatch.Watch(quiet=True, budget=0.5)) if watched else None
+        watch = stack.enter_context(gpuwatch.Watch(quiet=True)) if watched else None
         for number, batch in enumerate(watch.steps(batches()) if watch is not None else batches()):
             params, loss, extra = jitted(params, batch)
             dropped += [weakref.ref(loss), weakref.ref(extra)]
@@ -65,7 +65,8 @@ def main(watched: bool) -> None:
                 "sum": float(params["w"].sum()).hex(),
                 "survivors": survivors,
                 "live": live,
-                "timeline": None if report is None else report.timeline,
+                "device": None if report is None else report.device,
+                "verdict": None if report is None else report.verdict.sentence,
                 "failures": 0 if watch is None else watch._publisher.accounts.failures,
             }
         )

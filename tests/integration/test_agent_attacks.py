@@ -176,7 +176,7 @@ def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
 
 def _get(agent: Agent, path: str) -> bytes:
     with socket.create_connection(("127.0.0.1", agent.port), timeout=180) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(1 << 20), b""))
 
 

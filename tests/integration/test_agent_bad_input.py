@@ -117,7 +117,7 @@ def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> Non
         (["--http", "9478"], "--http 9478: give HOST:PORT"),
         (["--http", "127.0.0.1:99999"], "give HOST:PORT"),
         (["--http", "no.such.host.invalid:0"], "--http no.such.host.invalid:0: "),
-        (["--listen", "tcp://0.0.0.0:9479"], "only loopback addresses"),
+        (["--listen", "tcp://0.0.0.0:9479"], "TCP needs a token"),
         (["--listen", "ipc://relative"], "give ipc:///absolute/path.sock"),
         (["--history", "/proc/history.db"], "--history /proc/history.db: "),
         (["--history", "/"], "--history / is a folder; name a file in it"),

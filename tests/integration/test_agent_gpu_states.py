@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.integration.agent_process import Agent
@@ -161,3 +163,38 @@ def test_a_finished_loop_in_a_process_that_lives_on_is_idle_and_not_stalled(
         finally:
             notebook.kill()
             notebook.wait(10)
+
+
+DECLARED = """
+import time, gpuwatch
+
+with gpuwatch.Watch(quiet=True, flops_per_step=2e13, peak_flops=1979e12) as w:
+    for _ in w.steps(range(100_000)):
+        time.sleep(0.05)
+"""
+"""4e14 operations a second, a fifth of the peak that a data sheet gives with sparsity."""
+
+
+def test_mfu_is_estimated_and_a_declared_one_that_contradicts_it_is_found(tmp_path: Path) -> None:
+    nvml = FakeNvml(tmp_path)
+    facts = {"name": "NVIDIA H200", "clock_sm_mhz": 1830, "gpm": {pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 40.0}}
+    nvml.write([FakeGpu(uuid="GPU-0", **facts)])
+    with Agent(tmp_path, environment=nvml.environment()) as agent:
+        environment = {**os.environ, "GPUWATCH_RUN": "declared", "GPUWATCH_ENDPOINT": agent.endpoint}
+        with subprocess.Popen([sys.executable, "-c", DECLARED], env=environment) as training:
+            try:
+                nvml.write([FakeGpu(uuid="GPU-0", processes=((training.pid, 1 << 30),), **facts)])
+
+                def look() -> list[str]:
+                    found = agent.wait_run("declared")["findings"]
+                    return [each["title"] for each in found if each["cause"] == "mfu_mismatch"]
+
+                assert wait_for("it is found", look, 100, 0.5)[0].endswith("about 40%")
+                recent = agent.wait_run("declared")["recent"]
+                assert recent["mfu_estimated_ratio"] == pytest.approx(0.4, rel=0.01)
+                assert 0.1 < recent["mfu_ratio"] < 0.21
+                page = agent.metrics()
+                assert page["gpuwatch_run_mfu_estimated_ratio", "declared", "0"] == recent["mfu_estimated_ratio"]
+                assert page["gpuwatch_finding_active", "declared", "mfu_mismatch"] == 1
+            finally:
+                training.kill()

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from gpuwatch.ledger.states import GPU_STATES
@@ -122,6 +123,59 @@ def test_gpu_seconds_follow_processes_hooks_and_losses(tmp_path: Path) -> None:
     finally:
         idler.kill()
         idler.wait(10)
+
+
+def test_energy_of_a_real_run_by_state_is_what_the_counter_grew_by(tmp_path: Path) -> None:
+    """Over a killed agent, a call that fails and a driver that is loaded again."""
+    nvml = FakeNvml(tmp_path)
+    counter_mj, refused = 10**9, {"nvmlDeviceGetTotalEnergyConsumption": pynvml.NVML_ERROR_NO_PERMISSION}
+
+    def use(seconds: float, *pids: int, **more: object) -> None:
+        nonlocal counter_mj
+        for _ in range(round(seconds * 5)):
+            counter_mj += 100_000  # 500 W
+            nvml.write([gpu(0, *pids, busy=50, energy_mj=counter_mj, **more)])
+            time.sleep(0.2)
+
+    def served(agent: Agent) -> dict[str, float]:
+        page = agent.metrics()
+        return {key[3]: value for key, value in page.items() if key[0] == "gpuwatch_gpu_energy_joules_total"}
+
+    nvml.write([gpu(0, energy_mj=counter_mj)])
+    agent = Agent(tmp_path, environment=nvml.environment())
+    with agent, Trainer(agent, run="warm", data_s=0.05, compute_s=0.05) as trainer:
+        wait_for("the counter is read", lambda: served(agent), 5)
+        use(0.2, trainer.pid)
+        wait_for(
+            "the run has the GPU", lambda: use(1, trainer.pid) or agent.wait_run("warm")["energy_joules"], POLLED_S
+        )
+        use(3, trainer.pid)
+        agent.kill()
+        use(2, trainer.pid)
+        agent.start()
+        use(2, trainer.pid)
+        use(2, trainer.pid, errors=refused)
+        use(2, trainer.pid)
+        used_j = (counter_mj - 10**9) / 1000
+        found = wait_for(
+            "it is all booked", lambda: abs(sum(served(agent).values()) - used_j) < 1e-6 and served(agent), 5
+        )
+        assert set(found) == {"working", "waiting", "idle", "unknown"}
+        assert found["working"] > 0.25 * used_j and found["waiting"] > 0.25 * used_j
+        (shown,) = agent.get("/api/v1/status")["gpus"]
+        assert sum(shown["energy_joules"].values()) == pytest.approx(used_j)
+        kept = agent.get("/api/v1/ledger")["gpus"][0]["energy_joules"]
+        assert sum(kept.values()) == pytest.approx(used_j, rel=0.2) and kept["compute"] > 1000
+        of_run = agent.wait_run("warm")["energy_joules"]
+        assert set(of_run) <= {"startup", "input_wait", "compute", "other", "unknown"}
+        assert sum(of_run.values()) == pytest.approx(used_j, rel=0.3)
+        counter_mj = 0  # a driver that was loaded again
+        use(2, trainer.pid)
+        again_j = used_j + counter_mj / 1000
+        wait_for("it goes on", lambda: abs(sum(served(agent).values()) - again_j) < 1e-6, 5)
+        nvml.write([gpu(0, trainer.pid, lost=True)])
+        wait_for("it is lost", lambda: agent.metrics()["gpuwatch_gpus_seen",] == 0, 5)
+        assert sum(served(agent).values()) == pytest.approx(again_j)
 
 
 def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:

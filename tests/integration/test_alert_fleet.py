@@ -202,4 +202,6 @@ def busy_alerts(alertmanager: Any) -> bool:
 
 
 def firing(prometheus: Any, name: str) -> int:
-    return int(prometheus.value(f'count(ALERTS{{alertname="{name}",alertstate="firing"}})') or 0)
+    """Return how many GPUs or runs it fires for: a GPU whose page came late is also held without its owner."""
+    alerts = f'ALERTS{{alertname="{name}",alertstate="firing"}}'
+    return int(prometheus.value(f"count(count by (instance, gpu, run) ({alerts}))") or 0)

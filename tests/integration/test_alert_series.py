@@ -74,8 +74,9 @@ def agent_shapes(folder: Path) -> set[Shape]:
         with kubelet(folder / "kubelet.sock") as pods:
             pods.devices = [Devices("vision", "train-0", "trainer", "nvidia.com/gpu", ("GPU-3",))]
             nvml.write([_gpu(n) for n in range(5)])
-            with agent, Trainer(agent, run="r1") as trainer:
+            with agent, Trainer(agent, run="r1") as trainer, Trainer(agent, run="r2", job="8"):
                 agent.wait_run("r1")
+                agent.wait_run("r2")
                 nvml.write([_gpu(0, trainer.pid), _gpu(1, idler.pid), _gpu(2), _gpu(3), _gpu(4)])
 
                 def owned() -> set[Shape] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,34 @@ def test_a_webhook_is_sent_the_alert_with_all_of_its_annotations_and_its_end(tmp
     assert message["groupLabels"] == {"alertname": "GpuStarved", "about": "run r1"}
     assert len(message["alerts"]) == 2  # in one message
     assert message["alerts"][0]["annotations"] == STARVED["annotations"]
+
+
+def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_told_in_full(tmp_path: Path) -> None:
+    about = 'run h"x"}{#&+% \\ <!channel> ü'
+    alerts = [
+        {"labels": {**STARVED["labels"], "about": about, "rank": rank}, "annotations": {"summary": f"Rank {rank}"}}
+        for rank in ("0", "1")
+    ]
+    with webhook() as inbox:
+        config = quick_config(tmp_path / "am", "slack", api_url=inbox.url)
+        with start_alertmanager(tmp_path / "am", config) as alertmanager:
+            post(alertmanager, alerts)
+            wait_for("Slack is told", lambda: inbox.accepted, 20)
+            post(alertmanager, [{**alerts[0], "endsAt": "2020-01-01T00:00:00Z"}])
+            wait_for("the end is told", lambda: "Resolved" in str(inbox.accepted[-1]), 20)
+            message = inbox.accepted[-1]["attachments"][0]
+            _, _, link = message["text"].partition("Silence: ")
+            assert link.isprintable() and not set(' "<&+') & set(link)
+            matchers = urllib.parse.unquote(link.partition("?filter=")[2])
+            assert matchers[0] + matchers[-1] == "{}"
+            matcher = matchers[1:-1].removeprefix('alertname="GpuStarved",')
+            found = alertmanager.get("/api/v2/alerts", filter=matcher)
+            assert [each["labels"]["about"] for each in found] == [about]
+    assert "- Resolved: Rank 0\n- Rank 1\n" in message["text"].replace(
+        "- Rank 1\n- Resolved: Rank 0\n", "- Resolved: Rank 0\n- Rank 1\n"
+    )
+    assert "For example:\nRank 1\n" in message["text"]
+    assert "<" not in message["title"] + message["text"]
 
 
 def test_a_webhook_that_refuses_is_tried_again_and_no_alert_is_lost(tmp_path: Path) -> None:

@@ -70,7 +70,11 @@ def this_machine() -> Machine:
 def test_a_declared_tcp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("GPUWATCH_ENDPOINT", f"tcp://127.0.0.1:{server.getsockname()[1]}")
-        assert hook_socket(this_machine()).status == "ok"
+        monkeypatch.delenv("GPUWATCH_TOKEN_FILE", raising=False)
+        monkeypatch.delenv("GPUWATCH_TOKEN", raising=False)
+        assert "needs the agent's token" in hook_socket(this_machine()).found
+        monkeypatch.setenv("GPUWATCH_TOKEN", "t" * 32)
+        assert "does not accept this token" in hook_socket(this_machine()).found
     refused = hook_socket(this_machine())
     assert refused.status == "problem" and "no process listens" in refused.found
 

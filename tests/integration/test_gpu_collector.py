@@ -30,8 +30,10 @@ Values = dict[tuple[str, ...], float]
 
 
 def values(collector: GpuCollector) -> Values:
-    """Values of the standard set by (metric without its prefix, labels) of one turn; the catalogue has every one of them."""
-    samples = list(check(standard(collector.collect())))
+    """Values of the standard set, and the energy counter that it is made from, by (metric without its prefix, labels) of one turn."""
+    found = list(collector.collect())
+    counters = [s for s in found if s.metric == "gpuwatch_gpu_driver_energy_joules_total"]
+    samples = list(check([*standard(found), *counters]))
     found = {(s.metric.removeprefix("gpuwatch_"), *s.labels): s.value for s in samples if isinstance(s, Sample)}
     assert len(found) == len(samples)
     return {key: value for key, value in found.items() if key[0] != "nvml_call_seconds_total"}
@@ -51,7 +53,7 @@ def test_every_value_of_two_gpus(nvml, collector):
         ("gpu_memory_used_bytes", "0", "GPU-aaaa"): 19_818 * MIB,  # without what the driver has reserved
         ("gpu_memory_total_bytes", "0", "GPU-aaaa"): 81_559 * MIB,
         ("gpu_power_watts", "0", "GPU-aaaa"): 631.95,
-        ("gpu_energy_joules_total", "0", "GPU-aaaa"): 7200.25,
+        ("gpu_driver_energy_joules_total", "0", "GPU-aaaa"): 7200.25,
         ("gpu_temperature_celsius", "0", "GPU-aaaa"): 59,
         ("gpu_throttled", "0", "GPU-aaaa", "power"): 0,
         ("gpu_throttled", "0", "GPU-aaaa", "thermal"): 0,
@@ -64,7 +66,7 @@ def test_every_value_of_two_gpus(nvml, collector):
         ("gpu_memory_used_bytes", "1", "GPU-bbbb"): 1_235 * MIB,
         ("gpu_memory_total_bytes", "1", "GPU-bbbb"): 46_068 * MIB,
         ("gpu_power_watts", "1", "GPU-bbbb"): 110.23,
-        ("gpu_energy_joules_total", "1", "GPU-bbbb"): 1.5,
+        ("gpu_driver_energy_joules_total", "1", "GPU-bbbb"): 1.5,
         ("gpu_temperature_celsius", "1", "GPU-bbbb"): 54,
         ("gpu_throttled", "1", "GPU-bbbb", "power"): 0,
         ("gpu_throttled", "1", "GPU-bbbb", "thermal"): 0,
@@ -121,7 +123,7 @@ def test_an_unsupported_value_is_absent_and_the_rest_is_there(nvml, collector):
         "gpu_info",
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",
-        "gpu_energy_joules_total",
+        "gpu_driver_energy_joules_total",
         "gpu_temperature_celsius",
         "gpu_throttled",
         "gpu_sm_clock_hertz",
@@ -222,7 +224,7 @@ def test_a_reloaded_driver_costs_no_sample(nvml, collector, clock):
     nvml.write([replace(FIRST, energy_mj=1000)], load=2, driver="560.28.03")
     clock.now_s += 10
     found = values(collector)
-    assert found["gpu_energy_joules_total", "0", "GPU-aaaa"] == 1
+    assert found["gpu_driver_energy_joules_total", "0", "GPU-aaaa"] == 1
     assert ("gpu_info", "0", "GPU-aaaa", FIRST.name, FIRST.pci_bus_id, "560.28.03") in found
 
 
@@ -348,3 +350,37 @@ except TimeoutError as error:
     assert run(0.5, "gpuwatch_gpu_power_watts") == "NVML did not answer within 0.5 s (energy of GPU 1)"
     nvml.write([FIRST, SECOND])
     assert run(60, "gpuwatch_gpu_power_watts") == [631.95, 110.23]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (0, {}),
+        (NOT_SUPPORTED, {4711: 0.6, 4713: 0.2}),
+        (pynvml.NVML_ERROR_NO_PERMISSION, {4711: 0.6, 4713: 0.2}),
+        (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, {4711: 0.6, 4713: 0.2}),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, {4711: 0.6, 4713: 0.2}),
+    ],
+)
+def test_use_of_the_multiprocessors_is_that_of_each_process(nvml, collector, clock, answer, expected):
+    """And with clients of an MPS server. A call that fails leaves the last answer, and the process list."""
+    call = "nvmlDeviceGetProcessUtilization"
+    shared = replace(FIRST, mps=(4713, 4714), sm_percent={4711: 60, 4712: 0, 4713: 20})
+    nvml.write([shared, replace(SECOND, processes=((4720, None),), sm_percent={4720: 90})])
+    values(collector)
+    assert collector.processes() == {"GPU-aaaa": (4711, 4712, 4713, 4714), "GPU-bbbb": (4720,)}
+    assert collector.sm_utilization == {"GPU-aaaa": {4711: 0.6, 4713: 0.2}, "GPU-bbbb": {}}
+    nvml.write([replace(shared, errors={call: answer} if answer else {}, sm_percent={})])
+    clock.now_s += 10
+    values(collector)
+    assert collector.processes()["GPU-aaaa"] == (4711, 4712, 4713, 4714)
+    assert collector.sm_utilization["GPU-aaaa"] == expected
+
+
+@pytest.mark.parametrize(
+    "answer", [NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION]
+)
+def test_a_driver_that_does_not_list_mps_clients_lists_the_others(nvml, collector, answer):
+    nvml.write([replace(FIRST, mps=(4713,), errors={"nvmlDeviceGetMPSComputeRunningProcesses_v3": answer})])
+    values(collector)
+    assert collector.processes() == {"GPU-aaaa": (4711, 4712)}

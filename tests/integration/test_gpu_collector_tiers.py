@@ -54,13 +54,9 @@ def test_links_and_errors_of_a_gpu_that_has_all_of_them(nvml, collector):
     found = values(collector, "GPU-h")
     told = {
         ("sm_clock_hertz",): 1.98e9,
-        ("memory_clock_hertz",): 2.619e9,
-        ("pcie_generation",): 5,
-        ("pcie_lanes",): 16,
         ("pcie_replays_total",): 3,
         ("ecc_errors_total", "corrected"): 12,
         ("ecc_errors_total", "uncorrected"): 1,
-        ("nvlink_links",): 18,
         ("nvlink_errors_total",): 7,
         ("nvlink_transmit_bytes_total",): 2 << 20,
         ("nvlink_receive_bytes_total",): 1 << 20,
@@ -85,13 +81,12 @@ def test_what_a_gpu_does_not_tell_is_absent(nvml, collector, clock):
         "xid_errors_total",
         "sm_clock_hertz",
         "pcie_replays_total",
-        "nvlink_links",
         "nvlink_errors_total",
         "nvlink_receive_bytes_total",
         "sm_active_ratio",
         "mig_info",
     }
-    assert {"pcie_generation", "utilization_ratio", "processes"} <= names
+    assert {"utilization_ratio", "processes"} <= names
 
 
 def test_gpm_needs_two_samples_and_is_in_base_units(nvml, collector, clock):
@@ -102,7 +97,6 @@ def test_gpm_needs_two_samples_and_is_in_base_units(nvml, collector, clock):
     mib = 1 << 20
     told = {
         ("sm_active_ratio",): 0.875,
-        ("sm_occupancy_ratio",): 0.4,
         ("tensor_active_ratio",): 0.3125,
         ("dram_bandwidth_ratio",): 0.5,
         ("pcie_transmit_bytes_per_second",): 10 * mib,
@@ -202,10 +196,8 @@ def test_what_each_kind_of_call_costs_is_told(nvml, collector, clock):
     clock.now_s += 10
     samples = {(s.metric, *s.labels): s.value for s in collector.collect()}
     calls = {key[1] for key in samples if key[0] == "gpuwatch_nvml_call_seconds_total"}
-    assert calls == {key[1] for key in samples if key[0] == "gpuwatch_nvml_call_interval_seconds"}
     assert calls >= {"utilization", "memory", "gpm", "processes", "nvlinks", "mig_instances"}
     assert all(samples["gpuwatch_nvml_call_seconds_total", call] > 0 for call in calls)
-    assert samples["gpuwatch_nvml_call_interval_seconds", "processes"] == 10
 
 
 def test_dear_call_is_made_as_seldom_as_its_budget_wants(nvml, collector, clock, monkeypatch):

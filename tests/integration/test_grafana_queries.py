@@ -45,6 +45,7 @@ ABSENT = {
     **dict.fromkeys(("InfiniBand", "InfiniBand errors", "Link errors"), _NO_LINK),
     **dict.fromkeys(("NVLink traffic", "NVLink traffic, counted", "PCIe traffic"), "only with --series full"),
     "MIG instances": "no GPU is split",
+    "Shared GPUs": "no GPU is shared",
     "Declared phases": "no phase is declared",
     "Messages of hooks": "none is rejected",
     **dict.fromkeys(("History and notifications of the agent", "Notifications waiting"), _NO_NOTIFY),
@@ -251,7 +252,10 @@ def test_lost_hours_are_starved_idle_and_stalled_ones_and_cost_their_price(site:
 
 
 def test_firing_alerts_are_listed(site: Site) -> None:
-    assert list(site.table("run", "Alerts", "A", "alertname")) == [("GpuStarved",)]
+    firing = set(site.table("run", "Alerts", "A", "alertname"))
+    assert ("GpuStarved",) in firing and firing <= {("GpuStarved",), ("Straggler",)}, (
+        "one rank's loader is the slower one"
+    )
 
 
 @pytest.mark.parametrize("dashboard", ["fleet", "node", "run"])
@@ -260,7 +264,7 @@ def test_annotations_ask_for_what_is_there(site: Site, dashboard: str) -> None:
     for mark in resolved.dashboard["annotations"]["list"]:
         if mark["datasource"]["type"] == "prometheus" and mark["name"] != "Run ends":
             expr = resolved.filled(mark["expr"])
-            begun = max(0.0, time.time() - 290)
+            begun = max(0.0, time.time() - 1500)
             span = {"start": str(begun), "end": str(time.time()), "step": "5"}
             assert site.prometheus.get("/api/v1/query_range", query=expr, **span)["data"]["result"], mark["name"]
 

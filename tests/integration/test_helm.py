@@ -131,7 +131,8 @@ def test_who_may_connect_is_named_by_policies_that_select_the_pods() -> None:
         policy = one(objects, "NetworkPolicy", f"gpuwatch-{component}")["spec"]
         labels = one(objects, kind, component)["spec"]["template"]["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-        (rule,) = policy["ingress"]
+        rule, *over_tcp = policy["ingress"]
+        assert over_tcp == ([{"ports": [{"protocol": "TCP", "port": 19479}]}] if component == "agent" else [])
         assert rule["ports"] == [{"protocol": "TCP", "port": port}]
         assert rule["from"] == [{"podSelector": {}}, *EVERYTHING["networkPolicy"]["from"]]
 
@@ -145,7 +146,7 @@ def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
     config = tmp_path / "gpuwatch.toml"
     config.write_text(one(objects, "ConfigMap", "gpuwatch-agent")["data"]["gpuwatch.toml"])
     here = {"/etc/gpuwatch/gpuwatch.toml": str(config)}
-    given = {option.split("=", 1)[0]: option.split("=", 1)[1] for option in arguments[1:] if "=" in option}
+    given = {option.split("=", 1)[0]: option.split("=", 1)[1] for option in reversed(arguments[1:]) if "=" in option}
     assert given["--http"] == "0.0.0.0:19478" and given["--listen"] == "ipc:///run/gpuwatch/hook.sock"
     rest = [each for each in arguments[1:] if "=" not in each]
     with Agent(tmp_path, f"--config={here[given['--config']]}", *rest) as agent:
@@ -153,11 +154,47 @@ def test_the_agents_options_are_those_of_the_agent(tmp_path: Path) -> None:
         assert agent.stop() == 0
 
 
+def test_tokens_come_from_secrets_and_the_page_has_the_agents() -> None:
+    def environment(objects: list[Manifest], kind: str, name: str) -> dict[str, Any]:
+        return {
+            each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]
+            for each in _container(one(objects, kind, name))["env"]
+        }
+
+    assert environment(manifests(), "DaemonSet", "agent")["GPUWATCH_API_TOKEN_FILE"] == "/var/lib/gpuwatch/api-token"
+    objects = manifests(EVERYTHING)
+    agent, page = environment(objects, "DaemonSet", "agent"), environment(objects, "Deployment", "dashboard")
+    assert agent["GPUWATCH_API_TOKEN"] == page["GPUWATCH_API_TOKEN"] == {"name": "api-token", "key": "token"}
+    assert agent["GPUWATCH_TOKEN"] == {"name": "hook-token", "key": "token"}
+    assert not [each for each in objects if each["kind"] == "Secret"], "they are the site's"
+
+
+def test_the_training_pod_of_the_page_is_one_and_is_what_the_agent_listens_for() -> None:
+    """With no hostPath: what Pod Security "baseline" allows."""
+    page = (CHART.parents[2] / "docs/deploy/kubernetes.md").read_text()
+    text = next(block for block in page.split("```yaml\n")[1:] if "tcp://" in block).partition("```")[0]
+    spec = yaml.safe_load(text)["spec"]
+    spec["containers"][0]["image"] = "train"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
+    pytest.importorskip("kubernetes_validate").validate(pod, KUBERNETES[0], strict=True)
+    assert "hostPath" not in text
+    environment = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+    mounted = spec["containers"][0]["volumeMounts"][0]["mountPath"]
+    items = spec["volumes"][0]["projected"]["sources"][0]["secret"]["items"]
+    assert environment["GPUWATCH_TOKEN_FILE"] == f"{mounted}/{items[0]['path']}"
+    agent = _container(one(manifests({"agent": {"tcp": {"enabled": True, "tokenSecret": "x"}}}), "DaemonSet", "agent"))
+    port = next(each for each in agent["ports"] if each["name"] == "hook")
+    assert environment["GPUWATCH_ENDPOINT"] == f"tcp://$(NODE_ADDRESS):{port['hostPort']}"
+    assert f"--listen=tcp://0.0.0.0:{port['containerPort']}" in agent["args"]
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"agent": {"prot": 9478}}, "prot"),
         ({"agent": {"port": 0}}, "/agent/port"),
+        ({"agent": {"tcp": {"enabled": True}}}, "agent.tcp.tokenSecret: a Secret with the key"),
+        ({"agent": {"web": {"scheme": "https"}}}, "/agent/web/scheme"),
         ({"agent": {"socket": {"hostPath": "run"}}}, "/agent/socket/hostPath"),
         ({"agent": {"maxUnavailable": "all"}}, "/agent/maxUnavailable"),
         ({"prometheus": {"monitor": "Probe"}}, "/prometheus/monitor"),
@@ -178,6 +215,7 @@ def test_the_notes_say_how_training_pods_reach_the_agent() -> None:
     assert "supplementalGroups: [9478]" in notes and "hostPath: {path: /run/gpuwatch}" in notes
     assert "nothing scrapes the agents yet" in notes
     notes = render(EVERYTHING)["NOTES.txt"]
+    assert "tcp://$(NODE_ADDRESS):19479" in notes and "secretKeyRef: {name: hook-token, key: token}" in notes
     assert "supplementalGroups" not in notes and "hostPath: {path: /run/other}" in notes
     assert "gets a ServiceMonitor and the alert rules." in notes
 

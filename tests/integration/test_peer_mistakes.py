@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import gpuwatch  # noqa: E402
+from benchmarks.fakes import FakeDevice, FakeEvent  # noqa: E402
 from gpuwatch import metrics, wire  # noqa: E402
 from gpuwatch.hook.watch import Watch  # noqa: E402
 from gpuwatch.ledger.device_timeline import COPY_CALL_NS  # noqa: E402
-from gpuwatch.testing import FakeDevice, FakeEvent  # noqa: E402
 from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402
 from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402

@@ -89,7 +89,7 @@ def test_reports_in_signal_handlers_while_reports_are_made(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("then", ["w.report()", "w.close()"])
-@pytest.mark.parametrize("inside", ["fold", "window", "finish", "take_delta", "settle_cost"])
+@pytest.mark.parametrize("inside", ["apply", "window", "finish", "take_delta", "settle_cost"])
 def test_a_handler_that_comes_while_the_books_are_held(tmp_path: Path, inside: str, then: str) -> None:
     """The handler runs right in the middle: in the books' own method, after it has begun. The run ends once, with every step."""
     source = f"""
@@ -110,7 +110,7 @@ def test_a_handler_that_comes_while_the_books_are_held(tmp_path: Path, inside: s
                     signal.raise_signal(signal.SIGUSR1)
                 return original(*args, **options)
             setattr(owner, name, call)
-        interrupted(*((Timeline, "fold") if {inside!r} == "fold" else (Accounts, {inside!r})))
+        interrupted(*((Timeline, "apply") if {inside!r} == "apply" else (Accounts, {inside!r})))
         report = w.report()
         w.close()
         last = w.report()

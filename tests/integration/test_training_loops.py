@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
+from benchmarks.fakes import FakeDevice  # noqa: E402
 from gpuwatch.hook.watch import Watch  # noqa: E402
-from gpuwatch.testing import FakeDevice  # noqa: E402
 
 pytestmark = pytest.mark.alone
 

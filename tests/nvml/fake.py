@@ -135,6 +135,10 @@ class FakeGpu:
     """nvmlClocksEventReason* bits."""
     processes: tuple[tuple[int, int | None], ...] | None = ()
     """Compute processes: pid and memory in bytes, None for a driver that does not give it."""
+    mps: tuple[int, ...] = ()
+    """Clients of an MPS server, which is among the processes."""
+    sm_percent: Mapping[int, int] = field(default_factory=dict)
+    """Use of the multiprocessors by pid; a process that is missing, or has 0, had no work."""
     clock_sm_mhz: int | None = _H100["clock_sm_mhz"]
     clock_memory_mhz: int | None = _H100["clock_memory_mhz"]
     pcie_generation: int | None = _H100["pcie_generation"]
@@ -203,6 +207,8 @@ class FakeNvml:
                 *(f"gpm={metric} {value!r}" for metric, value in gpu.gpm.items()),
                 *(f"mig={number} {used} {total} {profile}" for number, profile, used, total in gpu.mig or ()),
                 *(f"process={pid} {'-' if used is None else used}" for pid, used in gpu.processes or ()),
+                *(f"mps={pid} {1 << 30}" for pid in gpu.mps),
+                *(f"sm={pid} {percent}" for pid, percent in gpu.sm_percent.items()),
                 *_faults({**_not_supported(gpu), **gpu.errors}, gpu.hangs_s),
             ]
         new = self.script.with_suffix(".new")

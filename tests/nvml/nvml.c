@@ -7,7 +7,7 @@
  *   driver=550.54.15   cuda=12.4   error.FUNCTION=CODE   hang.FUNCTION=SECONDS   load=N
  *   device=GPU-...   name=   pci=   minor=   lost=1   error.FUNCTION=CODE   hang.FUNCTION=SECONDS
  *   memory_total=   memory_used=   memory_reserved=   utilization=   memory_utilization=   power_mw=   energy_mj=
- *   temperature=   event_reasons=   process=PID BYTES|-   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
+ *   temperature=   event_reasons=   process=PID BYTES|-   mps=PID BYTES   sm=PID PERCENT   clock_sm=   clock_memory=   pcie_generation=   pcie_lanes=
  *   pcie_replays=   ecc_corrected=   ecc_uncorrected=   nvlinks=   nvlink_errors=   nvlink_tx_kib=   nvlink_rx_kib=
  *   xid=CODE (one a line, in order)   gpm=METRIC VALUE (any: the GPU has GPM)   mig=ID USED TOTAL PROFILE
  *
@@ -45,8 +45,9 @@ typedef struct {
     unsigned gpm_count;
     struct { unsigned id; unsigned long long used, total; char profile[24]; } instances[INSTANCES];
     unsigned instance_count;
-    struct { unsigned pid; unsigned long long bytes; } processes[PROCESSES];
-    unsigned process_count;
+    struct { unsigned pid; unsigned long long bytes; } processes[PROCESSES], clients[PROCESSES];
+    struct { unsigned pid, percent; } sm[PROCESSES];
+    unsigned process_count, client_count, sm_count;
     Faults faults;
 } Device;
 
@@ -65,6 +66,7 @@ typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned version, sensor; int celsius; } Temperature;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
+typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } ProcessUtilization;
 typedef struct {
     char legacy_id[16];
     unsigned domain, bus, device, device_id, subsystem_id;
@@ -145,6 +147,12 @@ static void set(Node *node, const char *key, const char *value) {
         unsigned i = d->process_count++;
         d->processes[i].pid = (unsigned)strtoul(value, &rest, 10);
         d->processes[i].bytes = strchr(rest, '-') ? ~0ULL : strtoull(rest, NULL, 10);
+    } else if (strcmp(key, "mps") == 0 && d->client_count < PROCESSES) {
+        unsigned i = d->client_count++;
+        sscanf(value, "%u %llu", &d->clients[i].pid, &d->clients[i].bytes);
+    } else if (strcmp(key, "sm") == 0 && d->sm_count < PROCESSES) {
+        unsigned i = d->sm_count++;
+        sscanf(value, "%u %u", &d->sm[i].pid, &d->sm[i].percent);
     }
 }
 
@@ -644,7 +652,27 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Proc
 
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
     DEVICE("nvmlDeviceGetMPSComputeRunningProcesses_v3");
-    (void)processes;
-    *count = 0;
+    unsigned room = *count;
+    *count = d->client_count;
+    if (room < d->client_count) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < d->client_count; i++)
+        processes[i] = (Process){d->clients[i].pid, d->clients[i].bytes, ~0u, ~0u};
+    return OK;
+}
+
+/* one sample of each process that had work, of 0.1 s ago; "not found" where none is later than `since_us` */
+int nvmlDeviceGetProcessUtilization(void *handle, ProcessUtilization *samples, unsigned *count, unsigned long long since_us) {
+    DEVICE("nvmlDeviceGetProcessUtilization");
+    if (d->instance_count) return NOT_SUPPORTED;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    unsigned long long sampled_us = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000 - 100000;
+    unsigned room = *count, found = 0;
+    for (unsigned i = 0; i < d->sm_count; i++) found += d->sm[i].percent > 0;
+    if (!found || sampled_us <= since_us) return NOT_FOUND;
+    *count = found;
+    if (!samples || room < found) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0, at = 0; i < d->sm_count; i++)
+        if (d->sm[i].percent) samples[at++] = (ProcessUtilization){d->sm[i].pid, sampled_us, d->sm[i].percent, 0, 0, 0};
     return OK;
 }

@@ -1,7 +1,5 @@
 """Collectors: each samples one subject of the node once a second. Adding one is a class here and a line in `build`."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -37,7 +35,7 @@ class Collector(Protocol):
 def build(roots: Roots, settings: AgentSettings = DEFAULTS) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
     return [
-        node.CpuCollector(roots, cores=settings.series == "full"),
+        node.CpuCollector(roots),
         node.LoadCollector(roots),
         node.PressureCollector(roots),
         node.MemoryCollector(roots),
@@ -76,7 +74,6 @@ class CollectorRunner:
         samples: list[Sample] = []
         self.outcomes = [self._one(collector, samples) for collector in self._collectors]
         for outcome in self.outcomes:
-            samples.append(Sample("gpuwatch_collector_duration_seconds", outcome.duration_s or 0.0, (outcome.name,)))
             if outcome.success is not None:
                 samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
         return samples

@@ -5,8 +5,6 @@ The readings take the `amdsmi` module and a processor handle, and raise its `Amd
 Source: https://rocm.docs.amd.com/projects/amdsmi, Python API; the names are those of amdsmi 7.0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -53,7 +51,7 @@ def power(smi: Smi, handle: Handle) -> list[Value]:
 def energy(smi: Smi, handle: Handle) -> list[Value]:
     """Return the energy since the driver was loaded: a counter, and what one of it is, in µJ."""
     info = smi.amdsmi_get_energy_count(handle)
-    return values(energy_joules_total=info["energy_accumulator"] * info["counter_resolution"] * 1e-6)
+    return values(driver_energy_joules_total=info["energy_accumulator"] * info["counter_resolution"] * 1e-6)
 
 
 def temperature(smi: Smi, handle: Handle) -> list[Value]:
@@ -67,9 +65,7 @@ def temperature(smi: Smi, handle: Handle) -> list[Value]:
 
 
 def clocks(smi: Smi, handle: Handle) -> list[Value]:
-    kinds = smi.AmdSmiClkType
-    graphics, mem = (smi.amdsmi_get_clock_info(handle, kind).get("clk") for kind in (kinds.GFX, kinds.MEM))
-    return values(sm_clock_hertz=_scaled(graphics, _MHZ), memory_clock_hertz=_scaled(mem, _MHZ))
+    return values(sm_clock_hertz=_scaled(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX).get("clk"), _MHZ))
 
 
 def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
@@ -80,13 +76,9 @@ def ecc_errors(smi: Smi, handle: Handle) -> list[Value]:
 
 
 def pcie(smi: Smi, handle: Handle) -> list[Value]:
-    """Return lanes of the link now, its generation, and how many packets were sent again."""
-    info = smi.amdsmi_get_pcie_info(handle)
-    now = info["pcie_metric"]
+    """Return how many packets were sent again."""
     return values(
-        pcie_lanes=_scaled(now.get("pcie_width"), 1),
-        pcie_generation=_scaled(info["pcie_static"].get("pcie_interface_version"), 1),
-        pcie_replays_total=_scaled(now.get("pcie_replay_count"), 1),
+        pcie_replays_total=_scaled(smi.amdsmi_get_pcie_info(handle)["pcie_metric"].get("pcie_replay_count"), 1)
     )
 
 

@@ -5,8 +5,6 @@ Source: etc/default-counters.csv and etc/dcp-metrics-included.csv of NVIDIA/dcgm
 pages that real exporters printed; never together with one that runs.*
 """
 
-from __future__ import annotations
-
 import math
 import time
 import urllib.parse
@@ -28,17 +26,13 @@ FIELDS: Mapping[str, tuple[Any, ...]] = {
     "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
     "DCGM_FI_DEV_FB_TOTAL": ("memory_total_bytes", _MIB),
     "DCGM_FI_DEV_POWER_USAGE": ("power_watts", 1.0),
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("energy_joules_total", 1e-3),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("driver_energy_joules_total", 1e-3),
     "DCGM_FI_DEV_GPU_TEMP": ("temperature_celsius", 1.0),
     "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_hertz", 1e6),
-    "DCGM_FI_DEV_MEM_CLOCK": ("memory_clock_hertz", 1e6),
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("pcie_replays_total", 1.0),
-    "DCGM_FI_DEV_PCIE_LINK_GEN": ("pcie_generation", 1.0),
-    "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("pcie_lanes", 1.0),
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "corrected"),
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_errors_total", 1.0, "uncorrected"),
     "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_ratio", 1.0),
-    "DCGM_FI_PROF_SM_OCCUPANCY": ("sm_occupancy_ratio", 1.0),
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_active_ratio", 1.0),
     "DCGM_FI_PROF_DRAM_ACTIVE": ("dram_bandwidth_ratio", 1.0),
     "DCGM_FI_PROF_PCIE_TX_BYTES": ("pcie_transmit_bytes_per_second", 1.0),
@@ -76,9 +70,7 @@ class DcgmGpu:
         reasons = next((have[name] for name in _REASONS if name in have), None)
         if reasons is not None:
             found += throttle_values(int(reasons))
-        found += values(
-            last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None
-        )  # the number of the last one, 0 before the first
+        found += values(last_xid=have.get("DCGM_FI_DEV_XID_ERRORS") or None)  # 0 before the first
         for (number, profile), fields in self.instances.items():
             found += values(number, profile, mig_info=1) + _in_our_units(fields, _MIG_FIELDS, number)
         return found

@@ -6,6 +6,7 @@ GPUs are known by UUID, and enumerated again when one is lost or missing.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import queue
@@ -133,7 +134,10 @@ class DeadlineThread:
 
     def _take(self) -> Any:
         future, self._pending = self._pending, None
-        return None if future is None else future.result()
+        try:
+            return None if future is None else future.result()
+        finally:
+            del future  # with an exception's traceback it would keep the caller's frames
 
     def _late(self) -> TimeoutError:
         return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
@@ -145,6 +149,7 @@ class DeadlineThread:
                 future.set_result(function())
             except BaseException as error:  # raised again in the calling thread
                 future.set_exception(error)
+            del future, function  # while this thread waits, they would keep what they refer to
 
 
 BUDGET_RATIO = 0.01
@@ -248,11 +253,10 @@ class Tier:
         return taken if taken is not None and self._clock() - taken[0] <= lifetime_s else None
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the time spent in each kind of call, and its interval."""
+        """Yield the time spent in each kind of call."""
         for name, reading in self._readings.items():
             if reading.spent_s:
                 yield Sample("gpuwatch_nvml_call_seconds_total", reading.spent_s, (name,))
-                yield Sample("gpuwatch_nvml_call_interval_seconds", reading.interval_s, (name,))
 
     def forget(self) -> None:
         """Drop all results: the GPUs are listed again, or the driver hangs."""
@@ -295,6 +299,8 @@ class DriverCollector:
         self._retry_s = _RETRY_FIRST_S
         self.warn = WarnOnce()
         self._processes: dict[str, tuple[int, ...]] = {}
+        self.sm_utilization: dict[str, dict[int, float]] = {}
+        """By UUID of a GPU with several processes: each one's share of the multiprocessors' time, as of the last poll; none of one without work."""
 
     # the library ----------------------------------------------------------------------------------------------------------
 
@@ -333,7 +339,7 @@ class DriverCollector:
             self.slow.forget()
             raise TimeoutError(f"{error} ({self.fast.current or 'listing the GPUs'})") from None
         if not self._expected:
-            raise self._failure
+            raise copy.copy(self._failure)  # a kept one would keep the frames of all ticks that raised it
         try:
             self.slow.thread.offer(self._slow_round, self._slow_wait_s)
         except TimeoutError as error:

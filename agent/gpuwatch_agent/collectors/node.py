@@ -1,7 +1,5 @@
 """Collectors of the node that read the kernel's files: CPU, load, pressure, memory, /dev/shm, disks, network, InfiniBand, the agent itself."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re
@@ -68,27 +66,21 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 class CpuCollector(OfNode):
-    """gpuwatch_cpu_seconds_total, gpuwatch_cpu_cores, and with `cores` gpuwatch_cpu_core_busy_seconds_total."""
+    """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
 
     name = "cpu"
 
-    def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S, cores: bool = False) -> None:
+    def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
         super().__init__(roots)
         self._ticks_per_s = ticks_per_s
-        self._cores = cores
-        self._last = proc.CpuTimes({}, {})
+        self._last: dict[str, float] = {}
 
     def collect(self) -> Iterable[Sample]:
         """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
         times = proc.parse_cpu_times(read_text(self.roots.procfs / "stat"), self._ticks_per_s)
-        seconds, busy = map(never_back, self._last, times)
-        self._last = proc.CpuTimes(seconds, busy)
-        samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in seconds.items()]
-        if busy:
-            samples.append(Sample("gpuwatch_cpu_cores", len(busy)))
-        if self._cores:
-            samples += [Sample("gpuwatch_cpu_core_busy_seconds_total", value, (cpu,)) for cpu, value in busy.items()]
-        return samples
+        self._last = never_back(self._last, times.seconds)
+        samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
+        return [*samples, Sample("gpuwatch_cpu_cores", times.cores)] if times.cores else samples
 
 
 def parse_loadavg(text: str) -> tuple[float, int]:
@@ -241,14 +233,6 @@ _COUNTERS = {
 """Our metric, and the unit: the specification counts four lanes' octets together."""
 
 
-def parse_rate(text: str) -> float:
-    """Return a port's rate in bytes a second, as in "400 Gb/sec (4X NDR)". Raises: ValueError for odd text."""
-    fields = text.split()
-    if len(fields) < 2 or fields[1] != "Gb/sec":
-        raise ValueError(f"rate: not as in sysfs-class-infiniband: {text.strip()!r}")
-    return float(fields[0]) * 1e9 / 8
-
-
 class InfinibandCollector(OfNode):
     """The gpuwatch_infiniband_* metrics of InfiniBand and RoCE ports: RDMA traffic is on no network interface's counters.
 
@@ -274,9 +258,6 @@ class InfinibandCollector(OfNode):
                 text = read_text(port / "counters" / file).strip()
                 if text.isdigit():  # not "N/A (no PMA)"
                     yield Sample(metric, int(text) * unit, labels)
-        with contextlib.suppress(NoData, OSError):
-            rate = parse_rate(read_text(port / "rate"))
-            yield Sample("gpuwatch_infiniband_rate_bytes_per_second", rate, labels)
 
 
 class AgentProcessCollector(OfNode):

@@ -4,8 +4,6 @@
 nvml.h for the units.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -95,12 +93,6 @@ def throttled(handle: Handle) -> list[Value]:
     return throttle_values(_newest(handle, (new,), (old,)))
 
 
-def clocks(handle: Handle) -> list[Value]:
-    """Return the clocks of multiprocessors and memory. NVML's unit is MHz."""
-    sm, mem = (pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM))
-    return values(sm_clock_hertz=sm * 1e6, memory_clock_hertz=mem * 1e6)
-
-
 FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
     # share of the driver's sample period (1/6 to 1 s) with a kernel running; not supported under MIG
     "utilization": lambda gpu: values(utilization_ratio=pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
@@ -108,10 +100,11 @@ FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
     # of the board, in mW: the mean of the last second on Ampere and later
     "power": lambda gpu: values(power_watts=pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
     # since the driver was loaded, in mJ
-    "energy": lambda gpu: values(energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
+    "energy": lambda gpu: values(driver_energy_joules_total=pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
     "temperature": temperature,
     "throttled": throttled,
-    "clocks": clocks,
+    # of the multiprocessors, in MHz
+    "clock": lambda gpu: values(sm_clock_hertz=pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * 1e6),
 }
 """Read in every tick, each in microseconds; anything slower belongs to the slow tier."""
 
@@ -119,17 +112,25 @@ FAST: Mapping[str, Callable[[Handle], list[Value]]] = {
 def compute_processes(handle: Handle) -> tuple[int, ...]:
     """Return the pids with a compute context on a GPU. Milliseconds, under a lock of the driver.
 
-    A process on several MIG instances is listed for each. Under MPS the server stands for its clients. Drivers before 510 have the
+    A process on several MIG instances is listed for each. Under MPS these are the server and its clients. Drivers before 510 have the
     second version of the call alone.
     """
     call = "nvmlDeviceGetComputeRunningProcesses"
-    return tuple(sorted({process.pid for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",))}))
+    found = {process.pid for process in _newest(handle, (f"{call}_v3",), (f"{call}_v2",))}
+    with contextlib.suppress(pynvml.NVMLError):  # not known to every driver
+        found |= {client.pid for client in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
+    return tuple(sorted(found))
 
 
-def pcie_link(handle: Handle) -> list[Value]:
-    """Return generation and lanes of the link as it is now: both are lower while the GPU saves power."""
-    generation = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
-    return values(pcie_generation=generation, pcie_lanes=pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
+def sm_utilization(handle: Handle, since_s: float) -> dict[int, float] | None:
+    """Return the share of the multiprocessors' time of each process that had any since a Unix time; None where it cannot be read (MIG)."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, int(since_s * 1e6))
+    except pynvml.NVMLError_NotFound:  # no process had any
+        return {}
+    except pynvml.NVMLError:  # not supported, or one more process came between the two calls
+        return None
+    return {sample.pid: sample.smUtil / 100 for sample in samples}
 
 
 def ecc_errors(handle: Handle) -> list[Value]:
@@ -146,18 +147,17 @@ _LINK_ERRORS = [getattr(pynvml, f"NVML_NVLINK_ERROR_DL_{x}") for x in ("REPLAY",
 
 
 def nvlinks(handle: Handle) -> list[Value]:
-    """Return how many NVLinks are up, and the errors of those; nothing for a GPU without any."""
-    up: list[bool] = []
+    """Return the errors of the NVLinks that are up; nothing for a GPU without any."""
     errors: list[int] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            up.append(bool(pynvml.nvmlDeviceGetNvLinkState(handle, link)))
+            is_up = bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             break  # there are no more
-        for counter in _LINK_ERRORS if up[-1] else ():
+        for counter in _LINK_ERRORS if is_up else ():
             with contextlib.suppress(pynvml.NVMLError_NotSupported):
                 errors.append(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
-    return values(nvlink_links=sum(up), nvlink_errors_total=sum(errors) if errors else None) if up else []
+    return values(nvlink_errors_total=sum(errors) if errors else None)
 
 
 def nvlink_bytes(handle: Handle) -> list[Value]:
@@ -189,7 +189,6 @@ def mig_instances(handle: Handle) -> list[Value]:
 
 
 SLOW: Mapping[str, Callable[[Handle], list[Value]]] = {
-    "pcie_link": pcie_link,
     # packets that were sent again: a riser, a slot or a cable that does not hold its speed
     "pcie_replays": lambda gpu: values(pcie_replays_total=pynvml.nvmlDeviceGetPcieReplayCounter(gpu)),
     "ecc_errors": ecc_errors,
@@ -210,6 +209,9 @@ _NO_DRIVER = {
     " or this container was started without its GPU runtime",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
 }
+
+
+_SAMPLED_S = 11.0  # the process lists' interval, and a second
 
 
 def _of_handle(read: Callable[[Handle], list[Value]], gpu: Gpu) -> list[Value]:
@@ -238,6 +240,7 @@ class GpuCollector(DriverCollector):
             slow |= {name: partial(_of_handle, read) for name, read in SLOW.items()}
         super().__init__(clock, deadline_s, slow_wait_s, fast, slow)
         self._gpm = Gpm()
+        self._wall_clock = wall_clock
         self._xids = XidWatch(wall_clock)
         self._initialised = False
 
@@ -269,7 +272,11 @@ class GpuCollector(DriverCollector):
         yield from gpus
 
     def list_processes(self, gpu: Gpu) -> tuple[int, ...]:
-        return compute_processes(gpu.handle)
+        pids = compute_processes(gpu.handle)
+        used = sm_utilization(gpu.handle, self._wall_clock() - _SAMPLED_S) if len(pids) > 1 else {}
+        if used is not None:
+            self.sm_utilization[gpu.device.uuid] = used
+        return pids
 
     def fate(self, error: Exception) -> Fate:
         return _FATES.get(getattr(error, "value", None) or 0, "failed")
@@ -293,7 +300,6 @@ class GpuCollector(DriverCollector):
 _PERCENT, _MIB = 0.01, float(1 << 20)
 METRICS = {
     "sm_active_ratio": (pynvml.NVML_GPM_METRIC_SM_UTIL, _PERCENT),
-    "sm_occupancy_ratio": (pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, _PERCENT),
     "tensor_active_ratio": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _PERCENT),
     "dram_bandwidth_ratio": (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _PERCENT),
     "pcie_transmit_bytes_per_second": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),

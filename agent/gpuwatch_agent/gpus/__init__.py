@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.ledger import states as st
 from gpuwatch.ledger.events import IDLE
+from gpuwatch_agent.gpus.energy import EnergyAccount, MeteredLedger
 from gpuwatch_agent.processes.owners import SHARED, Owner
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.timeline import Segment, Stretch, arrange, cut, parts_of
+
+Account = tuple[str, str, str, str]  # an owner of processes for whom time is counted: user, job, namespace, pod
+_MOST_ACCOUNTS = 32
 
 
 class OwnerRecord(msgspec.Struct):
@@ -34,11 +38,12 @@ class GpuRecord(msgspec.Struct):
     uuid: str
     gpu: str
     boot_id: str
-    ledger: tuple[int, int, dict[str, int]]
-    """`Ledger.kept`."""
+    ledger: tuple[int, int, dict[str, int]]  # `Ledger.kept`
     free: list[tuple[str, int]] = msgspec.field(default_factory=list)
     """(state, until when) without a process, oldest first; not all of that time is in the ledger yet."""
     owners: list[OwnerRecord] = msgspec.field(default_factory=list)
+    energy: EnergyAccount = msgspec.field(default_factory=EnergyAccount)
+    shared_s: dict[Account, float] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class GpuReading:
     utilization_ratio: float | None
     list_age_ns: int = 0
     allocated: tuple[Owner, ...] | None = None  # those whom a scheduler has given the GPU to. None: not known.
+    energy_joules: float | None = None  # the driver's counter
+    shares: Mapping[Account, float] = field(default_factory=dict)
+    """Of the time of a GPU that processes of several owners hold; they sum to 1. Empty otherwise."""
 
 
 PRIORITY = (
@@ -209,7 +217,7 @@ class GpuAccount:
         self.gpu = gpu
         self.uuid = uuid
         self._idle_utilization = idle_utilization
-        self.ledger = st.Ledger(now_ns, st.GPU_STATES)
+        self.ledger = MeteredLedger(now_ns)
         self.run: Run | None = None
         self.owner = ""  # its id, "shared" for several runs, empty without a hook
         self.pids: tuple[int, ...] = ()
@@ -223,9 +231,23 @@ class GpuAccount:
         self._await_until_ns: int | None = None  # set by `restore`, until the runs that held the GPU are seen again
         self._sampled_ns: int | None = None
         self._contradicted_since_ns: int | None = None
+        self.shared_s: dict[Account, float] = {}
+        """Seconds in which several owners' processes held the GPU, divided among these; those that held it last are last."""
 
     def advance(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
         """Book the time up to now (or up to the owning runs' watermark). `runs` are those with a process on this GPU."""
+        passed_ns = 0 if self._sampled_ns is None else now_ns - self._sampled_ns
+        for owner, share in (reading.shares if reading is not None and passed_ns <= LATE_NS else {}).items():
+            self.shared_s[owner] = self.shared_s.pop(owner, 0.0) + share * passed_ns / 1e9
+        for owner in list(self.shared_s)[:-_MOST_ACCOUNTS]:
+            del self.shared_s[owner]
+        run_before, before = self.run, dict(self.ledger.energy.joules)
+        self.ledger.energy.read(None if reading is None else reading.energy_joules, now_ns)
+        self._book_time(reading, runs, now_ns)
+        if (run := self.run or run_before) is not None:  # one that has just left: its last seconds
+            run.add_energy(before, self.ledger.energy.joules)
+
+    def _book_time(self, reading: GpuReading | None, runs: Sequence[Run], now_ns: int) -> None:
         running = [run for run in runs if run.status == RUNNING and run.ledger is not None]
         self.run = running[0] if len(running) == 1 else None
         if reading is not None:
@@ -323,6 +345,8 @@ class GpuAccount:
             ledger=self.ledger.kept(),
             owners=self.following.records(),
             free=self._free,
+            energy=self.ledger.energy,
+            shared_s=self.shared_s,
         )
 
     @classmethod
@@ -332,6 +356,7 @@ class GpuAccount:
         """Return the ledger as a former agent left it: the time since is booked by the owning runs, else as unknown."""
         account = cls(record.gpu, record.uuid, now_ns, idle_utilization)
         account.ledger.restore(*record.ledger)
+        account.ledger.energy, account.shared_s = record.energy, record.shared_s
         if record.owners:
             account.following.await_owners(record.owners)
             account._await_until_ns = now_ns + AWAIT_NS

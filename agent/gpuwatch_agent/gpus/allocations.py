@@ -8,8 +8,6 @@ are skipped. Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK: literal fields without
 k8s.io/kubelet/pkg/apis/podresources/v1.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -3,24 +3,25 @@
 Times in ns of the agent's monotonic clock.
 """
 
-from __future__ import annotations
-
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from gpuwatch import api
+from gpuwatch.diagnosis.rates import Peak, dense_peak
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend
 from gpuwatch_agent.collectors.drivers import DriverCollector
-from gpuwatch_agent.gpus import GpuAccount, GpuReading
+from gpuwatch_agent.gpus import Account, GpuAccount, GpuReading
 from gpuwatch_agent.gpus.allocations import Allocations, completed
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.owners import Owner, together
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.window import RecentSamples
+
+_MPS_SERVER = "nvidia-cuda-mps"  # as the kernel cuts "nvidia-cuda-mps-server"
 
 
 def gpu_readings(
@@ -32,6 +33,9 @@ def gpu_readings(
     listed = collector.processes()
     ended = table.ended({pid for pids in listed.values() for pid in pids})
     held = {uuid: tuple(pid for pid in pids if pid not in ended) for uuid, pids in listed.items()}
+    for uuid, pids in held.items():
+        if len(pids) > 1:  # the clients of an MPS server hold the GPU, not the server
+            held[uuid] = tuple(pid for pid in pids if table.name(pid) != _MPS_SERVER) or pids
     return [
         GpuReading(
             str(device.index),
@@ -40,9 +44,25 @@ def gpu_readings(
             node.latest("gpuwatch_gpu_utilization_ratio", str(device.index), device.uuid),
             int(collector.process_list_age_s(device.uuid) * 1e9),
             allocations.get(device.uuid),
+            node.latest("gpuwatch_gpu_driver_energy_joules_total", str(device.index), device.uuid),
+            shares(held.get(device.uuid) or (), collector.sm_utilization.get(device.uuid, {}), table),
         )
         for device in collector.devices()
     ]
+
+
+def shares(pids: Sequence[int], sm_utilization: Mapping[int, float], table: ProcessTable) -> dict[Account, float]:
+    """Return each owner's share of a GPU that processes of several owners hold, by these processes' use of its multiprocessors.
+
+    Equal shares for all processes where none used any, or that is not known.
+    """
+    used = {pid: sm_utilization.get(pid, 0.0) for pid in pids}
+    whole, found = sum(used.values()), dict[Account, float]()
+    for pid, utilization in used.items():
+        owner = table.owner(pid)
+        key = (owner.user, owner.job, owner.namespace, owner.pod)
+        found[key] = found.get(key, 0.0) + (utilization / whole if whole else 1 / len(used))
+    return found if len(found) > 1 else {}
 
 
 def without_hook(readings: Sequence[GpuReading], runs_by_pid: Collection[int], table: ProcessTable) -> int | None:
@@ -100,6 +120,7 @@ def gpu_view(
         state=account.state,
         run=account.owner or None,
         owner=owner_text(account, table) or None,
+        energy_joules=dict(account.ledger.energy.joules),
         **{name: node.latest(f"gpuwatch_gpu_{name}", account.gpu, account.uuid) for name in measured},
     )
 
@@ -118,6 +139,7 @@ class _Trend:
     holder: tuple[str, int] | None
     powers: deque[float] = field(default_factory=lambda: deque(maxlen=_POWERS))
     memories: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MEMORIES))
+    tensor_hertz: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _LEAST_POWERS))
 
 
 class GpuTrends:
@@ -133,14 +155,21 @@ class GpuTrends:
         for account in gpus:
             memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
             power = node.latest("gpuwatch_gpu_power_watts", account.gpu, account.uuid)
-            self.update(account, power, None if memory is None else int(memory), now_ns)
+            self.update(account, power, None if memory is None else int(memory), now_ns, _tensor_hertz(account, node))
 
     def _trend(self, account: GpuAccount) -> _Trend:
         holder = None if account.run is None else account.run.key
         trend = self._trends.get(account.uuid)
         return trend if trend is not None and trend.holder == holder else _Trend(holder)
 
-    def update(self, account: GpuAccount, power_watts: float | None, memory_bytes: int | None, now_ns: int) -> None:
+    def update(
+        self,
+        account: GpuAccount,
+        power_watts: float | None,
+        memory_bytes: int | None,
+        now_ns: int,
+        tensor_hertz: float | None = None,
+    ) -> None:
         """Take this second's readings of one GPU."""
         run, trend = account.run, self._trend(account)
         self._trends[account.uuid] = trend
@@ -150,6 +179,8 @@ class GpuTrends:
         stepping = last_ns is not None and now_ns - last_ns < _STEPPING_NS
         if stepping and power_watts is not None:
             trend.powers.append(power_watts)
+        if stepping and tensor_hertz is not None:
+            trend.tensor_hertz.append(tensor_hertz)
         kept = trend.memories
         if memory_bytes is not None and (not kept or now_ns - kept[-1][0] >= self._memory_every_ns):
             kept.append((now_ns, memory_bytes))
@@ -158,6 +189,13 @@ class GpuTrends:
         """Return the median power while the run made steps; None with less than half a minute of it."""
         trend = self._trends.get(uuid)
         return median(trend.powers) if trend is not None and len(trend.powers) >= _LEAST_POWERS else None
+
+    def mfu(self, uuid: str, peak: Peak | None) -> float | None:
+        """Return the MFU over the last minute of steps; None with less than half of that, or without a peak."""
+        trend = self._trends.get(uuid)
+        if trend is None or peak is None or len(trend.tensor_hertz) < _LEAST_POWERS:
+            return None
+        return fmean(trend.tensor_hertz) * peak.flops_per_clock / peak.flops_per_s
 
     def memory(self, uuid: str, total_bytes: int | None) -> MemoryTrend | None:
         """Return the change of used memory since the run took the GPU, an hour at most; None with fewer than two samples."""
@@ -174,12 +212,20 @@ class GpuTrends:
         )
 
 
+def _tensor_hertz(account: GpuAccount, node: RecentSamples) -> float | None:
+    """Return the share of time in which the tensor cores worked, times their clock; None of a GPU split by MIG, which has no utilisation."""
+    names = ("tensor_active_ratio", "sm_clock_hertz", "utilization_ratio")
+    tensor, clock, utilization = (node.latest(f"gpuwatch_gpu_{each}", account.gpu, account.uuid) for each in names)
+    return None if tensor is None or clock is None or utilization is None else tensor * clock
+
+
 def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: GpuTrends) -> GpuFacts:
     """Return one GPU as it was over the last quarter of a minute."""
     total = node.latest("gpuwatch_gpu_memory_total_bytes", account.gpu, account.uuid)
     memory = node.latest("gpuwatch_gpu_memory_used_bytes", account.gpu, account.uuid)
     ledger = account.run.ledger if account.run is not None else None
     begin_ns = 0 if ledger is None else ledger.start_ns  # earlier utilisation is not this run's
+    peak = None if account.run is None else dense_peak(account.run.gpus.get(account.uuid, ""))
     return GpuFacts(
         gpu=account.gpu,
         uuid=account.uuid,
@@ -191,4 +237,6 @@ def gpu_facts(account: GpuAccount, node: RecentSamples, now_ns: int, trends: Gpu
         power_watts=node.mean("gpuwatch_gpu_power_watts", account.gpu, account.uuid),
         power_usual_watts=trends.median_watts(account.uuid),
         memory_trend=trends.memory(account.uuid, None if total is None else int(total)),
+        mfu_ratio=trends.mfu(account.uuid, peak),
+        peak_flops=None if peak is None else peak.flops_per_s,
     )

@@ -4,9 +4,6 @@ A second of the node is one row: the values of all series as packed float64, in 
 with their columns as on the wire. A second is committed in one transaction before it is served.
 """
 
-from __future__ import annotations
-
-import json
 import logging
 import shutil
 import sqlite3
@@ -27,14 +24,14 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuRecord
 from gpuwatch_agent.history.downsample import MINUTE_MS, downsample_steps, downsample_ticks
 from gpuwatch_agent.history.file import connect_readonly, is_damage, lock_history, open_history, set_aside
-from gpuwatch_agent.history.reader import HistoryReader
+from gpuwatch_agent.history.reader import LAST_RUNS, HistoryReader
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_FULL_BYTES = 1 << 20
-"""A disk with less is full: then an agent starts without its history, as it goes on without it."""
+_FULL_BYTES = 1 << 20  # A disk with less is full: then an agent starts without its history, as it goes on without it
 _TRY_EVERY = 10
+_MOST_RUNS_BYTES = 64 << 20  # of the records of all runs that are kept
 _FAR_BACK_MS = 60_000
 """While a wall clock is set back by less, timestamps do not advance; a larger step back is followed."""
 
@@ -46,8 +43,7 @@ class StepBatch(NamedTuple):
     rank: int
     first_step: int
     time_s: float
-    offset_ns: int
-    """Unix time minus the sender's clock, in ns."""
+    offset_ns: int  # Unix time minus the sender's clock, in ns
     columns: Mapping[str, bytes]
 
 
@@ -58,8 +54,7 @@ class FindingRow(NamedTuple):
     gpu: str
     since_s: float
     seen_s: float
-    record: str
-    """The finding as JSON."""
+    record: str  # the finding as JSON
 
 
 _JUMP_S, _BELIEVED_AFTER_S = 60.0, 3600.0
@@ -70,8 +65,7 @@ class Tick(NamedTuple):
 
     time_s: float
     samples: Sequence[Sample]
-    runs: Mapping[tuple[str, int], bytes]
-    """`Run.record` by run and rank."""
+    runs: Mapping[tuple[str, int], bytes]  # `Run.record` by run and rank
     gpus: Sequence[GpuRecord]
     steps: Sequence[StepBatch]
     findings: Sequence[FindingRow]
@@ -106,13 +100,11 @@ class History:
         self.path = path
         self.reader = HistoryReader(path)
         self.failures = 0
-        self.bad_rows = 0
-        """Rows that could not be read, and were deleted."""
-        self.damaged = 0
-        """Damaged, removed or replaced files in whose place a new one was created."""
+        self.bad_rows = 0  # rows that could not be read, and were deleted
+        self.size_bytes = 0  # of the file at the last commit
+        self.damaged = 0  # damaged, removed or replaced files in whose place a new one was created
         self._is_damaged = Event()
-        self._inode: int | None = None
-        """Of the file; None: it cannot be opened now (a full disk)."""
+        self._inode: int | None = None  # of the file; None: it cannot be opened now (a full disk)
         self._keep_s, self._keep_bytes, self._full_s = keep_s, keep_bytes, full_s
         self._layout: tuple[tuple[tuple[str, tuple[str, ...]], ...], int | None] = ((), None)
         """The last one: its series and its id."""
@@ -128,10 +120,6 @@ class History:
                 raise
             logger.warning("%s; %s", refusal, _WITHOUT)
 
-    @property
-    def size_bytes(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
     def commit(self, tick: Tick) -> bool:
         """Write one second in one transaction; return False on failure, which is counted and logged once."""
         if self._inode is None and not self.failures % _TRY_EVERY:
@@ -143,6 +131,7 @@ class History:
         written = self._job("written", lambda: self._write(tick)) is not None
         if not written:
             self._layout = ((), None)
+        self._note_size()
         return written
 
     def downsample(self, now_s: float, groups: int = 8) -> None:
@@ -168,6 +157,7 @@ class History:
         )
         if self._is_damaged.is_set() and self._inode is not None:
             self._replace_file("a page of it cannot be read")
+        self._note_size()
 
     def note_damage(self, error: Exception) -> None:
         """Call where a query failed, from any thread: a damaged file is replaced at the next trimming."""
@@ -210,6 +200,19 @@ class History:
     def _delete_surplus(self) -> None:
         if self._used_bytes() <= self._keep_bytes:
             return
+        uids = {run.run: run.uid for run in self.reader.records()}
+        by_user: dict[int | None, dict[str, int]] = {}
+        sizes = "SELECT run, sum(length(columns) + 100) FROM steps GROUP BY run"
+        for run, size in self._connection.execute(sizes):
+            by_user.setdefault(uids.get(run), {})[run] = size
+        totals = {uid: sum(sizes.values()) for uid, sizes in by_user.items()}
+        greedy = max(totals, key=lambda uid: totals[uid], default=None)
+        if len(totals) > 1 and totals[greedy] > 2 / 3 * sum(totals.values()):  # one user's flood is no other one's loss
+            its = "FROM steps WHERE run IN (SELECT value FROM json_each(?))"
+            names = msgspec.json.encode([*by_user[greedy]]).decode()
+            half = f"SELECT (min(time_ms) + max(time_ms)) / 2 {its}"
+            self._connection.execute(f"DELETE {its} AND time_ms <= ({half})", (names, names))
+            return
         first, last = self._connection.execute(
             "SELECT min(a), max(b) FROM (SELECT min(time_ms) a, max(time_ms) b FROM tick"
             " UNION ALL SELECT min(time_ms), max(time_ms) FROM tick_minute)"
@@ -244,6 +247,11 @@ class History:
         self._layout = ((), None)
         self._connection = open_history(self.path)
         self._inode = self.path.stat().st_ino
+        self._note_size()
+
+    def _note_size(self) -> None:
+        with suppress(OSError):
+            self.size_bytes = self.path.stat().st_size
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -285,7 +293,7 @@ class History:
     def _layout_id(self, series: tuple[tuple[str, tuple[str, ...]], ...]) -> int:
         known, found = self._layout
         if found is None or known != series:
-            packed = zlib.compress(json.dumps(series, separators=(",", ":")).encode(), 1)
+            packed = zlib.compress(msgspec.json.encode(series), 1)
             self._connection.execute("INSERT OR IGNORE INTO layout (series) VALUES (?)", (packed,))
             (found,) = self._connection.execute("SELECT id FROM layout WHERE series = ?", (packed,)).fetchone()
             self._layout = (series, found)
@@ -296,6 +304,7 @@ class History:
         for table in ("tick", "tick_minute", "steps", "step_minute", "run"):
             run(f"DELETE FROM {table} WHERE time_ms < ?", (time_ms,))
         run("DELETE FROM finding WHERE seen_ms < ?", (time_ms,))
+        run(f"DELETE FROM run WHERE NOT {LAST_RUNS}", (_MOST_RUNS_BYTES,))
         run("DELETE FROM layout WHERE id NOT IN (SELECT layout FROM tick UNION SELECT layout FROM tick_minute)")
         self._layout = ((), None)
 

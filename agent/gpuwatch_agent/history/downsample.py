@@ -17,12 +17,9 @@ from gpuwatch import api, wire
 
 MINUTE_MS = 60_000
 DURATIONS = tuple(name for name in wire.STEP_COLUMNS if name not in ("start_ns", "samples", "epoch_start"))
-_MINUTE_EPOCHS = 64
-"""Epoch starts that are kept of one minute."""
-_MOST_NS = 1 << 62
-"""A sum of durations is no larger, whatever a damaged row has: it is kept in 64 bits."""
-_UNREADABLE = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError)
-"""What a damaged row raises."""
+_MINUTE_EPOCHS = 64  # epoch starts that are kept of one minute
+_MOST_NS = 1 << 62  # A sum of durations is no larger, whatever a damaged row has: it is kept in 64 bits
+_UNREADABLE = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError)  # what a damaged row raises
 
 
 class Spread(msgspec.Struct, array_like=True):
@@ -56,8 +53,7 @@ class StepMinute(msgspec.Struct):
     columns: dict[str, Spread]
     samples: int = 0
     samples_known: int = 0
-    epochs: list[tuple[int, int]] = []
-    """(step, begin) of first batches."""
+    epochs: list[tuple[int, int]] = []  # (step, begin) of first batches
 
     def add(self, later: StepMinute) -> None:
         """Add the sums of later steps."""
@@ -75,8 +71,7 @@ class Batch:
     """The steps of one message, packed as they came."""
 
     first_step: int
-    offset_ns: int
-    """Unix time minus the sender's clock."""
+    offset_ns: int  # Unix time minus the sender's clock
     columns: Mapping[str, bytes]
 
     @classmethod
@@ -200,11 +195,9 @@ def downsample_ticks(connection: sqlite3.Connection, before_ms: int) -> int:
 
 TIMES = ("data_wait", "transfer", "compute", "input_wait", "host_wait", "device_transfer", "device_compute")
 """Columns of durations: `<name>_ns` on the wire, `<name>_s` in an answer. The last four are the device's."""
-WIDTH = 8
-"""Bytes of a packed value."""
+WIDTH = 8  # bytes of a packed value
 MOST_EPOCHS = 2000
-MOST_QUANTILE_STEPS = 100_000
-"""Percentiles are exact up to so many steps, beyond it of every second, third … step."""
+MOST_QUANTILE_STEPS = 100_000  # percentiles are exact up to so many steps, beyond it of every second, third … step
 _HOST = tuple(f"{name}_ns" for name in TIMES[:3])
 _MISSING, _BEGINS = wire.pack([wire.MISSING]), b"\x01"
 _decode_columns = msgspec.msgpack.Decoder(dict[str, bytes]).decode

@@ -1,7 +1,5 @@
 """The history file: its schema, its lock, opening and checking it, renaming a damaged one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3
@@ -136,6 +134,8 @@ def _open(path: Path) -> sqlite3.Connection:
             connection.execute(f"SELECT * FROM {table}").fetchall()
         connection.execute("BEGIN IMMEDIATE")  # fails here, not at the first commit, where it cannot be written
         connection.execute("ROLLBACK")
+        # From now on only the writer's thread waits: for a backup, or a shell.
+        connection.execute("PRAGMA busy_timeout=60000")
     except BaseException:
         connection.close()
         raise

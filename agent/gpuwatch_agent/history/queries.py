@@ -3,8 +3,6 @@
 An unknown name, text that is not a number, a number out of range are errors that name the parameter.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -51,11 +49,12 @@ def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
     if query:
         raise BadRequest(_unknown(query))
     gpus = ledgers_between(reader, "gpuwatch_gpu_seconds_total", ("gpu", "UUID"), start_s, end_s)
+    joules = ledgers_between(reader, "gpuwatch_gpu_state_energy_joules_total", ("gpu", "UUID"), start_s, end_s)
     runs = ledgers_between(reader, "gpuwatch_run_seconds_total", ("run", "rank"), start_s, end_s)
     return api.LedgerOf(
         start_s,
         end_s,
-        [api.GpuSeconds(*key, states, sum(states.values())) for key, states in gpus.items()],
+        [api.GpuSeconds(*key, states, sum(states.values()), joules.get(key, {})) for key, states in gpus.items()],
         [api.RunSeconds(*key, states, sum(states.values())) for key, states in runs.items()],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 import zlib
@@ -30,8 +29,15 @@ from gpuwatch_agent.runs.views import run_view
 
 logger = logging.getLogger(__name__)
 
-MOST_TICKS = 25_000
-"""Over a longer time than so many seconds, extremes are those of every second, third … sample."""
+MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
+
+
+_MOST_RUN_BYTES = 8 << 20
+LAST_RUNS = (
+    "rowid IN (SELECT rowid FROM (SELECT rowid, sum(length(record)) OVER (ORDER BY time_ms DESC, rowid) AS bytes FROM run)"
+    " WHERE bytes <= ?)"
+)
+"""Which of the runs are the last ones, as many as take so many bytes."""
 
 
 class HistoryReader:
@@ -48,8 +54,10 @@ class HistoryReader:
         return cls(path)
 
     def records(self) -> list[Run]:
-        """Return the runs that are kept, for `Run.restore`."""
-        return [run for (run,) in self._rows("SELECT record FROM run", (), read_record)]
+        """Return the last runs that are kept, for `Run.restore`."""
+        return [
+            run for (run,) in self._rows(f"SELECT record FROM run WHERE {LAST_RUNS}", (_MOST_RUN_BYTES,), read_record)
+        ]
 
     def runs(self, kept: bool = True) -> list[api.Run]:
         try:
@@ -159,6 +167,7 @@ class HistoryReader:
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         with closing(connect_readonly(self.path, 1.0)) as connection:
+            connection.execute("BEGIN")  # all of an answer is of one moment
             yield connection
 
     def _rows(self, query: str, values: Sequence[object], decode: Callable[[Any], Any]) -> Iterator[tuple[Any, ...]]:
@@ -239,7 +248,7 @@ def _columns_of(
     """Return the indexes of a metric's matching series in a row, by the values of the labels in `shown`."""
     (text,) = reader.execute("SELECT series FROM layout WHERE id = ?", (layout,)).fetchone()
     matching: dict[tuple[str, ...], list[int]] = {}
-    for index, (name, values) in enumerate(json.loads(zlib.decompress(text))):
+    for index, (name, values) in enumerate(msgspec.json.decode(zlib.decompress(text))):
         if name == metric:
             own = dict(zip(BY_NAME[metric].labels, values, strict=False))
             if labels.items() <= own.items():

@@ -4,8 +4,6 @@ A receiver that fails or hangs holds up only itself: each message to it is retri
 is kept in a small file that survives restarts, with Unix times, because they outlive the process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import threading
@@ -26,12 +24,10 @@ from gpuwatch_agent.notify.conditions import Condition, conditions
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
-STALE_S = 10.0
-"""An older snapshot is ignored."""
+STALE_S = 10.0  # an older snapshot is ignored
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 300.0
-GIVE_UP_S = 86400.0
-"""A message that could not be delivered for this long is dropped, and counted."""
+GIVE_UP_S = 86400.0  # A message that could not be delivered for this long is dropped, and counted
 MAX_WAITING = 1000
 
 
@@ -45,8 +41,7 @@ class ConditionState(msgspec.Struct):
     since_s: float
     seen_s: float
     title: str
-    notified_s: float | None = None
-    """When it was last notified; None: never."""
+    notified_s: float | None = None  # when it was last notified; None: never
 
 
 class Letter(msgspec.Struct):

@@ -1,7 +1,5 @@
 """The alerts that one node can decide without Prometheus, from its own snapshot: of runs, findings and hardware. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +16,11 @@ from gpuwatch_agent.exporter import Snapshot
 class Condition:
     """Something that is wrong now, and becomes an alert when it has been so for `hold_s`."""
 
-    key: str
-    """One alert of one run, rank or GPU: notified once."""
+    key: str  # one alert of one run, rank or GPU: notified once
     alert: str
     severity: Severity
     hold_s: float
-    since_s: float
-    """Unix time of its first sign."""
+    since_s: float  # Unix time of its first sign
     title: str
     body: str
 

@@ -1,7 +1,5 @@
 """The training processes in /proc: whether they are alive, who owns them, what they use."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -214,7 +212,7 @@ class ProcessTable:
 
     def _fields(self, pid: int) -> list[str]:
         """Return /proc/PID/stat from the state on, [] for a process that is gone."""
-        return self.read(lambda pid, procfs: proc.stat_fields(procfs / str(pid)), pid) or []
+        return self.read(proc.stat_fields, pid) or []
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""

@@ -3,8 +3,6 @@
 Other variables are not kept, and command lines are never read.
 """
 
-from __future__ import annotations
-
 import pwd
 import re
 import time

@@ -4,8 +4,6 @@ One capture serves every finding about the same processes that began before it o
 sampler starts it, collects its result in a later tick, and never waits.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import re

@@ -4,8 +4,6 @@ The control group is its container's or job's, of version 1 or 2. Its series are
 the node itself, which the collectors cover.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence

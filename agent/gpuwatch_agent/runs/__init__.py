@@ -13,26 +13,34 @@ from contextlib import contextmanager
 from functools import reduce
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuwatch import wire
-from gpuwatch.diagnosis.window import MemoryKills
+from gpuwatch.diagnosis.window import JobFacts, MemoryKills
 from gpuwatch.errors import ProtocolError
-from gpuwatch.ledger.states import UNKNOWN, Ledger
+from gpuwatch.ledger.states import RUN_STATES, UNKNOWN, Ledger
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
 from gpuwatch_agent.runs.records import Sender, WorkerIo, add_counters, clock_offset_ns, went_back
-from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
+from gpuwatch_agent.runs.timeline import (
+    KEPT,
+    KEPT_BYTES,
+    KEPT_BYTES_OF_ALL,
+    KEPT_OF_ALL,
+    RecentColumns,
+    Stretch,
+    Trace,
+    read_columns,
+)
 
-SILENCE_NS = 10_000_000_000
-"""A hook sends twice a second; after so long without a message the time is `unknown`."""
-GONE_NS = 2_000_000_000
-"""Grace for the last message of a process that has ended."""
-ABANDONED_NS = 60_000_000_000
-"""A silent run whose process is not visible counts as gone after this time."""
+SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long without a message the time is `unknown`
+GONE_NS = 2_000_000_000  # grace for the last message of a process that has ended
+ABANDONED_NS = 60_000_000_000  # A silent run whose process is not visible counts as gone after this time
 MINUTE_NS = 60_000_000_000
 _SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LATE_TICK_NS = 3_000_000_000
+_EVALUATED_AFTER_S = 30.0
 _OLDEST_START_NS = 400 * 86_400_000_000_000
 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
@@ -56,42 +64,36 @@ class Run(msgspec.Struct, eq=False):
     ended_s: float | None = None
     last_step_s: float | None = None
     hello: wire.Hello | None = None
-    senders: dict[str, Sender] = {}
-    """The last processes, in the order of their first message."""
+    senders: dict[str, Sender] = {}  # the last processes, in the order of their first message
     before: wire.Counters = msgspec.field(default_factory=wire.Counters)
     """Counters of processes that are no longer among the senders."""
-    lost: int = 0
-    """Step records that never arrived."""
+    lost: int = 0  # step records that never arrived
     worker_cpu_s: float = 0.0
-    worker_seen_s: dict[int, float] = {}
-    """CPU time of each worker that is in `worker_cpu_s` already."""
+    worker_seen_s: dict[int, float] = {}  # CPU time of each worker that is in `worker_cpu_s` already
     worker_io: WorkerIo = WorkerIo()
-    worker_io_seen: dict[int, WorkerIo] = {}
-    """What each worker had done that is in `worker_io` already."""
+    worker_io_seen: dict[int, WorkerIo] = {}  # what each worker had done that is in `worker_io` already
     user: str = ""
     owner: Owner = NO_OWNER
-    uid: int | None = None
-    """The user whose processes alone send for it; None: not known."""
-    gpus: dict[str, str] = {}
-    """Models of the GPUs that it held last, by UUID: its time is charged for them."""
-    oom: MemoryKills | None = None
-    """What the kernel's OOM killer did as the run was lost."""
+    uid: int | None = None  # the user whose processes alone send for it; None: not known
+    address: str = ""  # what alone sends for it over TCP, while it is heard; empty: a process of this node sends
+    gpus: dict[str, str] = {}  # models of the GPUs that it held last, by UUID: its time is charged for them
+    oom: MemoryKills | None = None  # what the kernel's OOM killer did as the run was lost
+    energy_joules: dict[str, float] = {}  # energy by state of the GPUs that it alone held
 
     trace: Trace = msgspec.field(default_factory=Trace)
     """Where in time the ledger's states lay, since this agent started."""
-    process_start_ns: int = 0
-    """Start of the process that sent last."""
+    process_start_ns: int = 0  # start of the process that sent last
     activity: str = "startup"
     fetch_cpu_ratio: float | None = None
-    heard_ns: int = 0
-    """When the last message arrived."""
-    restored: bool = False
-    """Nothing was heard of it since this agent started."""
-    steps: RecentColumns = RecentColumns()
-    """Those of the last minute."""
+    heard_ns: int = 0  # when the last message arrived
+    restored: bool = False  # nothing was heard of it since this agent started
+    steps: RecentColumns = RecentColumns()  # those of the last minute
     seconds: list[tuple[int, dict[str, int], wire.Counters]] = []
     """(when, time by state, counters) of every second of the last minute."""
     changed: bool = True
+    job: JobFacts | None = None
+    """What the ledger of its job says of interruptions and checkpoints; None: it has no job."""
+    kept_bytes: int = 0  # what is kept and served of it takes about so much, as it was last weighed
 
     @property
     def key(self) -> tuple[str, int]:
@@ -137,9 +139,14 @@ class Run(msgspec.Struct, eq=False):
                 self.fetch_cpu_ratio = message.fetch_cpu_ratio
             return self._take_steps(sender, message, now_ns, now_s)
         if isinstance(message, wire.Bye):
-            sender.said_bye = True
+            sender.said_bye, sender.failed = True, message.failed
             self._end(ENDED, now_s, [sender])
         return False
+
+    def add_energy(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
+        """Add what the joules by state of a GPU grew by, in a run's states."""
+        for state in now.keys() & set(RUN_STATES):
+            self.energy_joules[state] = self.energy_joules.get(state, 0.0) + now[state] - before.get(state, 0.0)
 
     def pass_time(self, now_ns: int, now_s: float, alive: bool | None) -> None:
         """Book silence as unknown, or end the run. `alive`: whether its process is; None where that is not visible."""
@@ -155,14 +162,19 @@ class Run(msgspec.Struct, eq=False):
         if gone:
             self._end(LOST, self.last_message_s if self.restored else now_s, self.senders.values())
 
-    def remember(self, now_ns: int) -> None:
-        """Record the totals of this moment, for the shares of the last minute; an ended run keeps its last minute."""
+    def remember(self, now_ns: int, runs: int = 1) -> None:
+        """Record the totals of this moment, for the shares of the last minute, as one of so many runs; an ended run keeps its last minute."""
         if self.ledger is None or self.status != RUNNING:
             return
         self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
-        self.steps = self.steps.since(now_ns - MINUTE_NS)
+        self.steps = self.steps.since(now_ns - MINUTE_NS, min(KEPT, KEPT_OF_ALL // runs))
+        self.trace.most_bytes = min(KEPT_BYTES, KEPT_BYTES_OF_ALL // runs)
+
+    def forget_recent(self) -> None:
+        """Forget the last minute of a run that has ended, and was evaluated."""
+        self.steps, self.seconds, self.trace = RecentColumns(), [], Trace()
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
@@ -259,8 +271,7 @@ class Run(msgspec.Struct, eq=False):
         self.ledger.book_mixture({s: ns for s, ns in grown.items() if ns > 0}, watermark_ns)
         booked = {state: ns - then[state] for state, ns in self.ledger.totals_ns.items() if ns > then[state]}
         self.trace.add(Stretch(begin_ns, self.ledger.watermark_ns, booked, columns, sender.offset_ns))
-        sender.count_redone(totals, grown)
-        sender.sent = totals
+        sender.take(totals)
 
     def _book_unknown(self, ledger: Ledger, until_ns: int) -> None:
         begin_ns = ledger.watermark_ns
@@ -294,13 +305,12 @@ class RunRegistry:
     """
 
     MAX_RUNS = 512
-    KEEP_ENDED_S = 900.0
-    """An ended run's series go after this; its history stays."""
-    KEEP_ENDED = 64
-    """Of more ended runs, the series of those that ended first go earlier."""
-    _FAIR_SHARE = 4
-    """So many runs of a process are never given up for another process's."""
+    KEEP_ENDED_S = 900.0  # an ended run's series go after this; its history stays
+    KEEP_ENDED = 64  # of more ended runs, the series of those that ended first go earlier
+    _FAIR_SHARE = 4  # so many runs of a process are never given up for another process's
     _BANNED_S = 60.0
+    _MOST_BYTES = 4 << 20  # of a user's runs together, as `weigh` counts them
+    _SERIES_OF_A_RUN = 40
 
     def __init__(
         self,
@@ -312,8 +322,7 @@ class RunRegistry:
         self.runs: dict[tuple[str, int], Run] = {}
         self.failures: Counter[str] = Counter()
         """Runs that were dropped because of an error, by the step that failed, or (given_up) made room for another process's."""
-        self.kept_apart = 0
-        """Processes that sent for a run and rank while another process of these was alive."""
+        self.kept_apart = 0  # processes that sent for a run and rank while another process of these was alive
         self._alive, self._is_peer = alive, is_peer
         self._banned: dict[tuple[str, int], float] = {}
         self._apart: dict[str, tuple[str, int]] = {}
@@ -323,11 +332,13 @@ class RunRegistry:
     def apply(self, message: wire.Message, now_ns: int, now_s: float, peer: Peer | None = None) -> bool:
         """Apply one message; return whether it had new step records. Raises: ProtocolError for one that is refused."""
         peer = peer or Peer()
+        if peer.is_remote and isinstance(message, wire.Hello):
+            message = _without_processes(message)
         key = self._key(message, now_ns, peer.pid)
         if self._banned.get(key, 0.0) > now_s:
             raise ProtocolError(f"run {key[0]!r} was dropped after an error; it may come back in a minute", "dropped")
         run = self.runs.get(key)
-        self._check_peer(message, run, peer)
+        self._check_peer(message, run, peer, now_ns)
         if run is None:
             if len(self.runs) >= self.MAX_RUNS:
                 self._make_room(peer)
@@ -338,6 +349,7 @@ class RunRegistry:
             self.runs[key] = run
             if run.uid is None:
                 run.uid = peer.uid
+            run.address = peer.address if peer.is_remote else ""
         return new_steps
 
     def name_of(self, message: wire.Message) -> str:
@@ -353,6 +365,15 @@ class RunRegistry:
             raise
         except Exception as error:
             self.drop(run, step, error, now_s)
+
+    def weigh(self, run: Run, record: bytes | None) -> None:
+        """Weigh what is kept of a run: texts, processes, and its name in each of its series. Raises: ValueError if its user has too much."""
+        run.kept_bytes = len(record or wire.encode(run.hello)) + self._SERIES_OF_A_RUN * len(run.run.encode())
+        of_user = sum(each.kept_bytes for each in self.runs.values() if each.uid == run.uid)
+        if of_user > self._MOST_BYTES:
+            raise ValueError(
+                f"the runs of uid {run.uid} take {of_user} bytes; at most {self._MOST_BYTES} are kept of a user's"
+            )
 
     def drop(self, run: Run, step: str, error: Exception, now_s: float) -> None:
         """Drop a run because of an error. Its messages are refused for a minute."""
@@ -385,7 +406,7 @@ class RunRegistry:
         ):
             return key  # it takes over: an elastic restart, or a process's next loop
         number = 2
-        while (key := (f"{name[: wire.MAX_TEXT - 8]}#{number}", message.rank)) in self.runs:
+        while (key := (f"{name[: wire.MAX_NAME - 8]}#{number}", message.rank)) in self.runs:
             number += 1
         if not self.kept_apart:
             logger.warning("two live processes send as run %r rank %s: the second is %r", name, message.rank, key[0])
@@ -395,9 +416,12 @@ class RunRegistry:
         self._apart[sender] = key
         return key
 
-    def _check_peer(self, message: wire.Message, run: Run | None, peer: Peer) -> None:
-        """Raise ProtocolError for a message that claims another user's run, or another process."""
-        if peer.uid is None:
+    def _check_peer(self, message: wire.Message, run: Run | None, peer: Peer, now_ns: int) -> None:
+        """Raise ProtocolError for a message that claims another user's or address's run, or another process."""
+        bound = run is not None and run.status == RUNNING and now_ns - run.heard_ns <= SILENCE_NS
+        if run is not None and bound and run.address and run.address != (peer.address if peer.is_remote else ""):
+            raise ProtocolError(f"{peer.address} sends for run {message.run!r} of {run.address}", "wrong_address")
+        if peer.uid is None and not peer.is_remote:
             return
         owners = [run] if run is not None else [one for one in self.runs.values() if one.run == message.run]
         if any(one.uid not in (None, peer.uid) for one in owners):
@@ -409,7 +433,7 @@ class RunRegistry:
             raise ProtocolError(f"pid {peer.pid} claims to be pid {message.pid}, run {message.run!r}", "wrong_process")
 
     def excuse_pause(self, now_ns: int) -> None:
-        """Call at the begin of a tick: if the agent itself was delayed, that is not the runs' silence."""
+        """Call with the time that a tick books up to: if the agent itself was delayed, that is not the runs' silence."""
         pause_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
         if pause_ns > _LATE_TICK_NS:
@@ -429,6 +453,8 @@ class RunRegistry:
         for number, run in enumerate(self._ended()):
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
+            elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
+                run.forget_recent()
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]
@@ -441,16 +467,23 @@ class RunRegistry:
             return
         by_user = Counter(run.uid for run in self.runs.values())
         user, runs_of_user = by_user.most_common(1)[0]
-        by_process = Counter(_pid(run) for run in self.runs.values() if run.uid == user)
+        by_process = Counter(_process(run) for run in self.runs.values() if run.uid == user)
         process, runs_of_process = by_process.most_common(1)[0]
-        greedy = runs_of_process > self._FAIR_SHARE and process and process != peer.pid
+        own = peer.address if peer.is_remote else peer.pid
+        greedy = runs_of_process > self._FAIR_SHARE and process and process != own
         if not greedy and not (user != peer.uid and runs_of_user > self.MAX_RUNS // 2):
             raise ProtocolError(f"more than {self.MAX_RUNS} runs: further ones are refused", "too_many_runs")
-        newest = [run for run in self.runs.values() if run.uid == user and _pid(run) == process][-1]
+        newest = [run for run in self.runs.values() if run.uid == user and _process(run) == process][-1]
         del self.runs[newest.key]
         self.failures["given_up"] += 1
 
 
-def _pid(run: Run) -> int:
-    """Return the process that sent last for a run; 0: not known."""
-    return next(reversed(run.senders.values())).pid if run.senders else 0
+def _process(run: Run) -> int | str:
+    """Return the process that sent last for a run, over TCP its address; 0: not known."""
+    return run.address or (next(reversed(run.senders.values())).pid if run.senders else 0)
+
+
+def _without_processes(hello: wire.Hello) -> wire.Hello:
+    """Return a Hello without its processes, which nothing proves over TCP: they are not read, and own no GPU."""
+    loader = None if hello.loader is None else replace(hello.loader, worker_pids=())
+    return replace(hello, pid=0, pid_namespace=0, process_start_ticks=0, loader=loader)

@@ -6,17 +6,23 @@ a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from gpuwatch import api, wire
+from gpuwatch.diagnosis.rules.progress import checkpoint_interval
+from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
+from gpuwatch.diagnosis.window import JobFacts, Window
+from gpuwatch.ledger.states import CHECKPOINT, COMPUTE, STARTUP
 from gpuwatch_agent.runs import ENDED, LOST, RUNNING, Run
 from gpuwatch_agent.runs.records import Sender
 
 MAX_JOBS = 256
-MAX_ATTEMPTS = 256
-"""Of a job; of one with more, only the last ones are in its ledger."""
+MAX_ATTEMPTS = 256  # of a job; of one with more, only the last ones are in its ledger
+DOWN, RESTART, REDONE, LOST_WORK = "down", "restart", "redone", "lost"
+_MOST_OF_USER = 2048  # attempts of a user's jobs together
 
 
 class Attempt(NamedTuple):
@@ -26,11 +32,9 @@ class Attempt(NamedTuple):
     rank: int
     sender: Sender
     status: str
-
-    @property
-    def begin_s(self) -> float:
-        """When its ledger begins; before that it imported."""
-        return self.sender.started_s
+    begin_s: float
+    """When its ledger begins; before that it imported. Not before the run's last process ended, whatever the clock says."""
+    end_s: float
 
     @property
     def sent(self) -> wire.Totals:
@@ -38,58 +42,92 @@ class Attempt(NamedTuple):
         return self.sender.sent
 
     @property
-    def end_s(self) -> float:
-        return self.begin_s + sum(self.sent.states_ns.values()) / 1e9
+    def ended_well(self) -> bool:
+        return self.status == ENDED and not self.sender.failed
+
+    def is_resumed_by(self, later: Attempt) -> bool:
+        """Whether a later attempt goes on with this one's training; after a good end one that begins at step 0 is another training."""
+        return not (self.ended_well and later.sender.first_step == 0)
+
+    def lost_steps(self, reached: int) -> int:
+        """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
+        sender, after = self.sender, self.sender.next_number
+        return 0 if after is None else max(0, after - max(sender.first_new, reached))
 
 
 @dataclass
 class Job:
     job: str
-    declared: bool
-    """By the scheduler or the user; else it is a run, and a job only once it was resumed."""
+    declared: bool  # by the scheduler or the user; else it is a run, and a job only once it was resumed
+    uid: int | None  # whose runs alone belong to it: another user may give his the same name
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
-    done: int = 0
-    """Global number of the step after the last one that was done."""
-    view: api.Job | None = None
-    """What is served of it; None for a run that was not resumed."""
+    forgotten: int = 0  # attempts that are no longer in `attempts`
+    view: api.Job | None = None  # what is served of it; None for a run that was not resumed
 
     @property
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
+    def done_before(self, attempt: Attempt) -> int:
+        """Return the number after the last step of its training that was done before this attempt."""
+        done = 0
+        for each in sorted(self.attempts.values(), key=lambda each: each.end_s, reverse=True):
+            if each.end_s > attempt.begin_s + 1:
+                continue
+            if not each.is_resumed_by(attempt):
+                break
+            done, attempt = max(done, each.sender.next_number or 0), each
+        return done
+
 
 class Jobs:
     """The jobs of this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds = THRESHOLDS) -> None:
         self._jobs: dict[str, Job] = {}
+        self._thresholds = thresholds
 
     def update(self, runs: Iterable[Run]) -> None:
         """Take over what is known of these runs' processes."""
-        changed: dict[str, Job] = {}
+        changed: dict[str, tuple[Job, list[Run]]] = {}
         for run in runs:
             name = run.run if run.hello is None else run.hello.job or run.run
             job = self._jobs.get(name)
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
-                    del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].end_s)]
-                job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job))
-            changed[name] = job
-            last = next(reversed(run.senders.values()), None)
+                    self._forget_oldest(Counter(job.uid for job in self._jobs.values()).most_common(1)[0][0])
+                job = self._jobs[name] = Job(name, run.hello is not None and bool(run.hello.job), run.uid)
+            if job.uid != run.uid:
+                continue
+            changed.setdefault(name, (job, []))[1].append(run)
+            last, end_s = next(reversed(run.senders.values()), None), 0.0
             for key, sender in run.senders.items():
                 if sender.sent is None:
                     continue
-                if sender.done_before is None and sender.first_step is not None:
-                    sender.follow(job.done)
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
-                job.attempts[run.run, run.rank, key] = Attempt(run.run, run.rank, sender, status)
-                if sender.first_step is not None:
-                    job.done = max(job.done, sender.first_step + sender.sent.steps)
+                begin_s = max(sender.started_s, end_s)
+                end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
+                attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s)
+                if sender.done_before is None and sender.first_step is not None:
+                    sender.follow(job.done_before(attempt))
+                job.attempts[run.run, run.rank, key] = attempt
             while len(job.attempts) > MAX_ATTEMPTS:
                 del job.attempts[min(job.attempts, key=lambda key: job.attempts[key].begin_s)]
-        for each in changed.values():
-            attempts = _one_after_another(each)
-            each.view = _view(each, attempts) if attempts and (each.declared or len(attempts) > 1) else None
+                job.forgotten += 1
+        for uid in {job.uid for job, _ in changed.values()}:
+            while sum(len(job.attempts) for job in self._jobs.values() if job.uid == uid) > _MOST_OF_USER:
+                self._forget_oldest(uid)
+        for each, of_job in changed.values():
+            attempts, each.view, facts = _one_after_another(each), None, None
+            if attempts and (each.declared or len(attempts) > 1):
+                each.view, facts = _view(each, attempts, self._thresholds)
+            for run in of_job:
+                run.job = facts
+
+    def _forget_oldest(self, uid: int | None) -> None:
+        """Forget the one of a user's jobs that ended first."""
+        of_user = [name for name, job in self._jobs.items() if job.uid == uid]
+        del self._jobs[min(of_user, key=lambda name: self._jobs[name].end_s)]
 
     def views(self) -> list[api.Job]:
         """Return the jobs that are declared or were resumed."""
@@ -103,45 +141,78 @@ def _one_after_another(job: Job) -> list[Attempt]:
         if all(attempt.begin_s >= other.end_s - 1 or attempt.end_s <= other.begin_s + 1 for other in chosen):
             chosen.append(attempt)
     chosen.sort(key=lambda attempt: attempt.begin_s)
-    if job.declared:
-        return chosen
-    first = 0  # a run's name that was used again after a good end, from its beginning, names another job
+    first = 0  # a name that was used again after a good end, from its beginning, names another job
     for number in range(1, len(chosen)):
-        if chosen[number - 1].status == ENDED and not chosen[number].sender.first_step:
+        before, step = chosen[number - 1], chosen[number].sender.first_step
+        if before.ended_well and (step == 0 and before.run == chosen[number].run if job.declared else not step):
             first = number
     return chosen[first:]
 
 
-def _view(job: Job, attempts: list[Attempt]) -> api.Job:
-    states: dict[str, float] = {}
-
-    def add(state: str, seconds: float) -> None:
-        if seconds > 0:
-            states[state] = states.get(state, 0.0) + seconds
-
-    for number, attempt in enumerate(attempts):
-        redone_ns = attempt.sender.redone_ns
-        for state, ns in attempt.sent.states_ns.items():
-            add("restart" if number and state == "startup" else state, (ns - redone_ns.get(state, 0)) / 1e9)
-        add("redone", sum(redone_ns.values()) / 1e9)
+def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
+    states, restart, lost = (defaultdict[str, float](float) for _ in range(3))
+    is_known = all(attempt.sender.next_number is not None or not attempt.sent.steps for attempt in attempts)
+    lost_steps = interruptions = 0
+    reached: int | None = None
+    for number, attempt in reversed([*enumerate(attempts)]):
+        sender, sent, trained_ns = attempt.sender, attempt.sent, attempt.sender.trained_ns()
+        following = attempts[number + 1] if number + 1 < len(attempts) else None
+        if following is not None and not attempt.is_resumed_by(following):
+            reached = following = None
+        reached = sender.next_number if reached is None else reached
+        unused = attempt.lost_steps(reached) if is_known and reached is not None else 0
+        lost_steps += unused
+        share = unused / max(1, sent.steps - sender.redone_steps)
+        for state, ns in sent.states_ns.items():
+            redone_s = sender.redone_ns.get(state, 0) / 1e9
+            lost_s = (trained_ns.get(state, 0) / 1e9 - redone_s) * share
+            lost[state] += lost_s
+            states[REDONE] += redone_s
+            states[state] += ns / 1e9 - redone_s - lost_s
+        resumed_at = None if following is None else following.sender.first_step
+        is_cut = resumed_at is not None and resumed_at < (sender.next_number or 0)
+        interruptions += is_cut or (not attempt.ended_well and attempt.status != RUNNING)
         if number:
             gap_s = max(0.0, attempt.begin_s - attempts[number - 1].end_s)
-            imports_s = min(gap_s, max(0.0, attempt.begin_s - (attempt.sender.process_began_s or attempt.begin_s)))
-            add("down", gap_s - imports_s)
-            add("restart", imports_s)
-    wall_s, last, later = sum(states.values()), attempts[-1], [attempt.sender for attempt in attempts[1:]]
-    return api.Job(
+            before_s = min(gap_s, max(0.0, attempt.begin_s - (sender.process_began_s or attempt.begin_s)))
+            states[DOWN] += gap_s - before_s
+            begun_ns = sender.begun_by_state()
+            restart["imports"] += before_s
+            for part, ns in (*sender.begun_ns.items(), (STARTUP, begun_ns[STARTUP])):
+                restart[part] += ns / 1e9
+            for state, ns in begun_ns.items():
+                states[state] -= ns / 1e9
+    states[RESTART], states[LOST_WORK] = sum(restart.values()), sum(lost.values())
+    wall_s, last = sum(states.values()), attempts[-1]
+    alive_s = sum(sum(attempt.sent.states_ns.values()) for attempt in attempts) / 1e9
+    save_s = sum(attempt.sent.states_ns.get(CHECKPOINT, 0) for attempt in attempts) / 1e9
+    facts = JobFacts(
+        interruptions=interruptions,
+        alive_s=alive_s,
+        trained_s=sum(sum(attempt.sender.trained_ns().values()) for attempt in attempts) / 1e9 - save_s,
+        saves=sum(attempt.sent.saves for attempt in attempts),
+        save_s=save_s,
+        restart_s=states[DOWN] + states[RESTART],
+        repeated_s=states[REDONE] + states[LOST_WORK],
+        attempts=job.forgotten + len(attempts),
+        goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
+    )
+    finding = checkpoint_interval(Window(duration_s=wall_s, job=facts), thresholds)
+    view = api.Job(
         job=job.job,
         status=cast(api.RunStatus, last.status),
         started_s=attempts[0].begin_s,
         last_message_s=last.end_s,
-        attempts=len(attempts),
-        interruptions=sum(attempt.status != ENDED for attempt in attempts[:-1]) + (last.status not in (ENDED, RUNNING)),
-        states=states,
-        goodput_ratio=states.get("compute", 0.0) / wall_s if wall_s > 0 else None,
+        attempts=facts.attempts,
+        interruptions=interruptions,
+        states={state: seconds for state, seconds in states.items() if seconds > 0},
+        goodput_ratio=facts.goodput_ratio,
         steps=sum(attempt.sent.steps for attempt in attempts),
-        redone_steps=(
-            None if any(each.first_step is None for each in later) else sum(each.redone_steps for each in later)
-        ),
+        redone_steps=sum(attempt.sender.redone_steps for attempt in attempts[1:]) if is_known else None,
+        lost_steps=lost_steps if is_known else None,
+        restart={part: seconds for part, seconds in restart.items() if seconds > 0},
+        lost={state: seconds for state, seconds in lost.items() if seconds > 0},
+        findings=() if finding is None else (finding,),
         runs=tuple(dict.fromkeys(attempt.run for attempt in reversed(attempts)))[::-1],
     )
+    return view, facts

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from gpuwatch import wire
-from gpuwatch.ledger.states import add_declared
+from gpuwatch.ledger.states import CHECKPOINT_LOAD, COMPILE, OTHER, RENDEZVOUS, STARTUP, UNKNOWN, add_declared
 
-_OLDEST_MESSAGE_NS = 3_600_000_000_000
-"""A message can have waited for the agent, but no longer than this."""
+_SET_UP = (CHECKPOINT_LOAD, RENDEZVOUS)
+_OLDEST_MESSAGE_NS = 3_600_000_000_000  # A message can have waited for the agent, but no longer than this
 
 
 def add_counters(one: wire.Counters, other: wire.Counters | None) -> wire.Counters:
@@ -52,46 +52,70 @@ def _is_less(new: Any, old: Any) -> bool:
 class Sender(msgspec.Struct):
     """One process that sends messages for a run."""
 
-    offset_ns: int
-    """The agent's clock minus the process's."""
-    sent: wire.Totals | None = None
-    """Its last totals."""
-    next_step: int = 0
-    """Index of the step record that is expected next."""
+    offset_ns: int  # the agent's clock minus the process's
+    sent: wire.Totals | None = None  # its last totals
+    next_step: int = 0  # index of the step record that is expected next
     said_bye: bool = False
-    pid: int = 0
-    """Of the peer, by the kernel; 0: not known."""
-    started_s: float = 0.0
-    """Unix time at which its ledger begins."""
-    process_began_s: float = 0.0
-    """Unix time at which the process began; 0: not known."""
-    first_step: int | None = None
-    """Global number of its step 0; None: not known."""
+    pid: int = 0  # of the peer, by the kernel; 0: not known
+    started_s: float = 0.0  # Unix time at which its ledger begins
+    process_began_s: float = 0.0  # Unix time at which the process began; 0: not known
+    first_step: int | None = None  # global number of its step 0; None: not known
     done_before: int | None = None
     """Steps of the job before it, by global number: what it does again is `redone`. None: not known yet."""
     redone_steps: int = 0
-    redone_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    """By state, a part of `sent`."""
+    redone_ns: dict[str, int] = msgspec.field(default_factory=dict)  # by state, a part of `sent`
+    failed: bool = False  # an exception ended it
+    begun_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    """What it took before its first step, by name: compile, checkpoint_load, rendezvous; a part of `sent`."""
+
+    def take(self, totals: wire.Totals) -> None:
+        """Take new totals, and count what is done again."""
+        before_ns = self.trained_ns()
+        if self.sent is None or not self.sent.steps:
+            found = {COMPILE: totals.states_ns.get(COMPILE, 0), **totals.declared_ns}
+            self.begun_ns = {name: found[name] for name in (COMPILE, *_SET_UP) if found.get(name)}
+        last, self.sent = self.sent, totals
+        grown_ns = {state: ns - before_ns.get(state, 0) for state, ns in self.trained_ns().items()}
+        self._count_redone(0 if last is None else last.steps, grown_ns)
+
+    def trained_ns(self) -> dict[str, int]:
+        """Return the time by state without that up to the first step, and without what is unknown."""
+        begun_ns, states_ns = self.begun_by_state(), {} if self.sent is None else self.sent.states_ns
+        return {s: ns - begun_ns.get(s, 0) for s, ns in states_ns.items() if s not in (STARTUP, UNKNOWN)}
+
+    def begun_by_state(self) -> dict[str, int]:
+        """Return the time up to the first step by the state that it is a part of in `sent`."""
+        return {
+            STARTUP: 0 if self.sent is None else self.sent.states_ns.get(STARTUP, 0),
+            COMPILE: self.begun_ns.get(COMPILE, 0),
+            OTHER: sum(self.begun_ns.get(name, 0) for name in _SET_UP),
+        }
+
+    @property
+    def first_new(self) -> int:
+        """Global number of its first step that no earlier attempt had done."""
+        return max(self.first_step or 0, self.done_before or 0)
+
+    @property
+    def next_number(self) -> int | None:
+        """Global number of the step after its last one; None: not known."""
+        return None if self.first_step is None or self.sent is None else self.first_step + self.sent.steps
 
     def follow(self, done: int) -> None:
         """An earlier attempt had done the steps before `done`: count what it did again up to now."""
         self.done_before = done
-        totals, self.sent = self.sent, None
-        if totals is not None:
-            self.count_redone(totals, totals.states_ns)
-            self.sent = totals
+        self._count_redone(0, self.trained_ns())
 
-    def count_redone(self, totals: wire.Totals, grown_ns: Mapping[str, int]) -> None:
-        """Count the steps since the last totals, and the time that they took, as far as an earlier attempt had done them."""
-        if self.first_step is None or not self.done_before:
+    def _count_redone(self, steps_before: int, grown_ns: Mapping[str, int]) -> None:
+        """Count the steps since then, and the time that they took, as far as an earlier attempt had done them."""
+        if self.first_step is None or not self.done_before or self.sent is None:
             return
-        left = self.done_before - self.first_step
-        redone = max(0, min(left, totals.steps))
-        steps = totals.steps - (self.sent.steps if self.sent is not None else 0)
-        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(totals.steps < left)
+        left, done = self.done_before - self.first_step, self.sent.steps
+        redone, steps = max(0, min(left, done)), done - steps_before
+        share = min(1.0, (redone - self.redone_steps) / steps) if steps > 0 else float(done < left)
         self.redone_steps = redone
         for state, ns in grown_ns.items():
-            if ns > 0 and share > 0 and state not in ("startup", "unknown"):
+            if ns > 0 and share > 0:
                 self.redone_ns[state] = self.redone_ns.get(state, 0) + int(ns * share)
 
 

@@ -15,8 +15,8 @@ from gpuwatch import wire
 from gpuwatch.diagnosis.window import StepColumns
 from gpuwatch.ledger.states import COMM_WAIT, COMPUTE, HOST_WAIT, INPUT_WAIT, RUN_STATES, TRANSFER
 
-KEPT = 1200
-"""Steps kept of one run: a minute at 20 per second, less time of a faster run."""
+KEPT = 1200  # steps kept of one run: a minute at 20 per second, less time of a faster run
+KEPT_OF_ALL = 96_000  # steps kept of all runs together: beyond 80 runs each has fewer
 _NEEDED = wire.HOST_COLUMNS[:4]
 _NEEDED_SET = frozenset(_NEEDED)
 
@@ -24,12 +24,9 @@ _NEEDED_SET = frozenset(_NEEDED)
 class RecentColumns(StepColumns, frozen=True):
     """Steps with when they ended, what they had and how long they waited for other ranks; columns of equal length, oldest first."""
 
-    end_ns: tuple[int, ...] = ()
-    """On the agent's clock."""
-    samples: tuple[int, ...] = ()
-    """-1: not known."""
-    comm_wait_ns: tuple[int, ...] = ()
-    """Part of the compute time spent waiting for other ranks; -1: not measured."""
+    end_ns: tuple[int, ...] = ()  # on the agent's clock
+    samples: tuple[int, ...] = ()  # -1: not known
+    comm_wait_ns: tuple[int, ...] = ()  # part of the compute time spent waiting for other ranks; -1: not measured
 
     @property
     def last_end_ns(self) -> int | None:
@@ -40,9 +37,9 @@ class RecentColumns(StepColumns, frozen=True):
         names = self.__struct_fields__
         return RecentColumns(*((getattr(self, name) + getattr(later, name))[-KEPT:] for name in names))
 
-    def since(self, moment_ns: int) -> RecentColumns:
-        """Return the steps that ended at a moment or later."""
-        old = bisect_left(self.end_ns, moment_ns)
+    def since(self, moment_ns: int, most: int = KEPT) -> RecentColumns:
+        """Return the steps that ended at a moment or later, the last `most` of them."""
+        old = max(bisect_left(self.end_ns, moment_ns), len(self.end_ns) - most)
         return RecentColumns(*(getattr(self, name)[old:] for name in self.__struct_fields__)) if old else self
 
 
@@ -86,13 +83,12 @@ def _seconds(values_ns: Iterable[int]) -> tuple[float, ...]:
     return tuple(value / 1e9 for value in values_ns)
 
 
-Segment = tuple[int, int, str]
-"""(begin, end, state)."""
+Segment = tuple[int, int, str]  # (begin, end, state)
 
 _KEPT = 128
 """Stretches: a minute at two messages per second. Older ones are joined: their sums stay, their order is lost."""
-_KEPT_BYTES = 128 << 10
-"""Of step records; older stretches are kept without, so that their phases lie in the order of RUN_STATES."""
+KEPT_BYTES, KEPT_BYTES_OF_ALL = 128 << 10, 10 << 20
+"""Of step records, of a run and of all runs; older stretches are kept without, so that their phases lie in the order of RUN_STATES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +98,8 @@ class Stretch:
     begin_ns: int
     end_ns: int
     parts_ns: Mapping[str, int]
-    columns: Mapping[str, bytes] | None = None
-    """The message's step records, which place the steps' phases in time."""
-    offset_ns: int = 0
-    """The agent's clock minus that of the records."""
+    columns: Mapping[str, bytes] | None = None  # the message's step records, which place the steps' phases in time
+    offset_ns: int = 0  # the agent's clock minus that of the records
 
 
 def arrange(stretch: Stretch) -> list[Segment]:
@@ -179,8 +173,8 @@ class Trace:
 
     def __init__(self) -> None:
         self._stretches: deque[Stretch] = deque()
-        self._recorded: deque[int] = deque()
-        """Bytes of the columns of the last stretches, which alone have any."""
+        self._recorded: deque[int] = deque()  # bytes of the columns of the last stretches, which alone have any
+        self.most_bytes = KEPT_BYTES
 
     def add(self, stretch: Stretch) -> None:
         """Append a stretch; past `_KEPT` the two oldest are joined."""
@@ -190,7 +184,7 @@ class Trace:
         self._recorded.append(sum(map(len, (stretch.columns or {}).values())))
         if len(self._recorded) > len(self._stretches):
             self._recorded.popleft()
-        while sum(self._recorded) > _KEPT_BYTES:
+        while sum(self._recorded) > self.most_bytes:
             self._recorded.popleft()
             place = len(self._stretches) - 1 - len(self._recorded)
             self._stretches[place] = replace(self._stretches[place], columns=None)

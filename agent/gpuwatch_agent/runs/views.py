@@ -1,7 +1,5 @@
 """Runs and findings as the structs of gpuwatch.api."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
@@ -24,17 +22,13 @@ class ActiveFinding:
     """A finding as it is now."""
 
     finding: Finding
-    since_s: float
-    """Unix time when it was first seen."""
+    since_s: float  # Unix time when it was first seen
     seen_s: float
     since_ns: int
-    seen_ns: int
-    """The same on the agent's monotonic clock: the wall clock may be set."""
+    seen_ns: int  # the same on the agent's monotonic clock: the wall clock may be set
     active: bool = False
-    stacks_taken: bool = False
-    """Stacks were requested."""
-    stacks: Stacks | None = None
-    """The processes' stacks when it began; None: none were taken."""
+    stacks_taken: bool = False  # stacks were requested
+    stacks: Stacks | None = None  # the processes' stacks when it began; None: none were taken
 
 
 def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live: Any) -> api.Run:
@@ -43,7 +37,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
     states_s = {state: ns / 1e9 for state, ns in run.ledger.totals_ns.items() if ns} if run.ledger is not None else {}
     about: dict[str, Any] = {"name": run.run, "timeline": "host"}
     if hello is not None:
-        about = {name: getattr(hello, name) for name in _OF_HELLO}
+        about = {name: getattr(hello, name) for name in _OF_HELLO} | {"pid": hello.pid or None}
     return api.Run(
         run=run.run,
         rank=run.rank,
@@ -61,6 +55,9 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         records_lost=run.lost,
         states=states_s,
         phases={name: ns / 1e9 for name, ns in counts.declared_ns.items()},
+        energy_joules=dict(run.energy_joules),
+        attempts=run.job.attempts if run.job is not None else 1,
+        goodput_ratio=run.job.goodput_ratio if run.job is not None else None,
         gpus=gpus,
         cost=cost_of(states_s, prices.hourly(gpus), prices.currency),
     )
@@ -102,5 +99,6 @@ def recent_view(run: Run, window: Window) -> api.Recent | None:
         step_s_p95=totals[min(len(totals) - 1, int(0.95 * len(totals)))],
         data_wait_s_p50=median(steps.data_wait_s),
         steps_per_s=len(steps) / span_s if span_s > 0 else None,
+        mfu_estimated_ratio=window.mfu_estimate,
         **msgspec.structs.asdict(throughput(done, run.hello.flops if run.hello is not None else None)),
     )

@@ -1,7 +1,5 @@
 """Windows for the diagnosis: what the agent knows of a run, its node and the other ranks."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +10,13 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, Window, make_window
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
-from gpuwatch.metrics import HistogramSample, Sample
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import RUNNING, Run
 from gpuwatch_agent.runs.timeline import RecentColumns
 
-KEPT = 16
-"""Samples, one a second."""
+KEPT = 16  # samples, one a second
 _IDLE_MODES = {"idle", "iowait"}
 _Series = tuple[str, ...]
 
@@ -30,9 +27,9 @@ class RecentSamples:
     def __init__(self) -> None:
         self._seen: deque[tuple[int, dict[_Series, float]]] = deque(maxlen=KEPT)
 
-    def remember(self, samples: Iterable[Sample | HistogramSample], now_ns: int) -> None:
+    def remember(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Keep this second's samples."""
-        kept = {(each.metric, *each.labels): each.value for each in samples if isinstance(each, Sample)}
+        kept = {(each.metric, *each.labels): each.value for each in samples}
         self._seen.append((now_ns, kept))
 
     def latest(self, *series: str) -> float | None:
@@ -93,13 +90,14 @@ def run_window(
         rank=run.rank,
         ranks=tuple(ranks),
         oom=run.oom,
+        job=run.job,
         activity=run.activity,
         stalled_s=_stalled_s(run, now_ns),
         **about,
     )
 
 
-_OF_HELLO = ("timeline", "device", "loader", "world_size", "worker_deaths")
+_OF_HELLO = ("timeline", "device", "loader", "world_size", "worker_deaths", "flops")
 
 
 def node_window(gpus: Mapping[str, GpuFacts], owners: Mapping[str, str]) -> Window:

@@ -5,8 +5,6 @@ that of an edited one does not. Annotations (a run from its start to its end, an
 Prometheus's retention) are identified by tags and start: pushing again extends those that continued.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

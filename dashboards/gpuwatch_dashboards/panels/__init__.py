@@ -3,8 +3,6 @@
 To add a panel, add it to a group's list (run.py, gpu.py, node.py, fleet.py). To add a group, add its list here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gpuwatch_dashboards.panels.fleet import FLEET

@@ -1,7 +1,5 @@
 """Panels about all GPUs of a site, from recorded series: a thousand nodes are answered quickly."""
 
-from __future__ import annotations
-
 from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, stack, stat, table
 

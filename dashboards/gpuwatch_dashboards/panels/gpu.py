@@ -1,7 +1,5 @@
 """Panels about the GPUs of a node."""
 
-from __future__ import annotations
-
 from gpuwatch_dashboards.panels.panel import Curve, Panel, detail, line, stack, stat, table
 from gpuwatch_dashboards.query import Query
 
@@ -20,12 +18,7 @@ GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, 
 
 
 _GPM = (
-    (
-        "gpu_sm_active",
-        "Multiprocessors busy",
-        "Which share of the GPU's multiprocessors is busy? (Intensity, not presence.)",
-        "sm_active",
-    ),
+    ("gpu_sm_active", "Multiprocessors busy", "Which share of them is busy? (Intensity, not presence.)", "sm_active"),
     ("gpu_tensor", "Tensor cores busy", "For which share of the time are the tensor cores busy?", "tensor_active"),
     ("gpu_dram", "Memory bandwidth used", "Which share of the GPU's memory bandwidth is used?", "dram_bandwidth"),
 )
@@ -62,6 +55,10 @@ GPU: tuple[Panel, ...] = (
     table("owners", "Who holds the GPUs", columns=_OWNER, empty=NO_GPU, runbook="GpuAllocatedUnused", width=24).asks(
         "Whose processes are on which GPU?", _greatest("gpuwatch_gpu_owner_info", _OWNER)
     ),
+    detail("gpu_shared", "Shared GPUs", empty="No GPU of this node is shared by several owners.").asks(
+        "Whose is the time of GPUs that processes of several owners hold (time-slicing, MPS)?",
+        line("GPU {gpu} {user} {job_id}", "gpuwatch_gpu_shared_seconds_total"),
+    ),
     stack("gpu_ledger", "Where the GPUs' time goes", maximum=1.0, empty=NO_READING).asks(
         "Do they compute, wait for data, or are they held without work?", line("{state}", _GPU_SECONDS, _GPU_SECONDS)
     ),
@@ -82,7 +79,7 @@ GPU: tuple[Panel, ...] = (
         "Clocks held down",
         "ratio",
         warning="throttled_share",
-        empty=NO_READING,
+        empty="Never since the agent's start, or not reported.",
         runbook="GpuThrottled",
     ).asks(
         "For which share of the time does the GPU limit its own clock, and for which reason?",
@@ -92,7 +89,7 @@ GPU: tuple[Panel, ...] = (
             promql=f"avg_over_time(gpuwatch_gpu_throttled{{{_GPU}}}[$__rate_interval])",
         ),
     ),
-    _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "gpuwatch_gpu_sm_clock_hertz"),
+    _per_gpu("gpu_clock", "GPU clock", "At which frequency do its SMs run?", "gpuwatch_gpu_sm_clock_hertz", ONLY_FULL),
     *(
         _per_gpu(key, title, question, f"gpuwatch_gpu_{what}_ratio", NOT_REPORTED)
         for key, title, question, what in _GPM

@@ -1,13 +1,10 @@
 """Panels about a node and its agent."""
 
-from __future__ import annotations
-
-from gpuwatch_dashboards.panels.gpu import NO_GPU
+from gpuwatch_dashboards.panels.gpu import ONLY_FULL
 from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stat, table
 from gpuwatch_dashboards.query import Match, Query
 
-LOST = "starved|idle|stalled"
-"""Kinds of GPU time that is paid for and not used."""
+LOST = "starved|idle|stalled"  # kinds of GPU time that is paid for and not used
 _NODE = 'instance=~"$instance"'
 _CPU = "gpuwatch_cpu_seconds_total"
 _SHM_USED, _SHM_SIZE = "gpuwatch_shm_used_bytes", "gpuwatch_shm_size_bytes"
@@ -138,15 +135,14 @@ AGENT: tuple[Panel, ...] = (
     stat("notifications_waiting", "Notifications waiting", empty="The agent sends no notifications itself.").asks(
         "How many notifications does the agent still have to deliver?", line("", "gpuwatch_notifications_waiting")
     ),
-    table("collectors", "Collectors", "s", columns=("instance", "collector"), sort="Duration").asks(
-        "Did each collector's last run succeed, and how long did it take?",
+    table("collectors", "Collectors", columns=("instance", "collector")).asks(
+        "Did each collector's last run succeed?",
         Curve("Success", f"min by (instance, collector) (gpuwatch_collector_success{{{_NODE}}})", "up"),
-        Curve("Duration", f"max by (instance, collector) (gpuwatch_collector_duration_seconds{{{_NODE}}})"),
     ),
     detail("agent_cost", "CPU of the agent").asks(
         "Which share of one core does the agent use?", line("CPU", "gpuwatch_agent_cpu_seconds_total")
     ),
-    detail("agent_nvml", "Time in NVML", empty=NO_GPU).asks(
+    detail("agent_nvml", "Time in NVML", empty=ONLY_FULL).asks(
         "For which share of the time does the agent wait for the driver, by kind of call?",
         line("{call}", "gpuwatch_nvml_call_seconds_total"),
     ),
@@ -165,6 +161,9 @@ AGENT: tuple[Panel, ...] = (
         line("deliveries failed", "gpuwatch_notification_failures_total"),
         line("notifications dropped", "gpuwatch_notifications_dropped_total"),
         line("notifications sent", "gpuwatch_notifications_sent_total"),
+    ),
+    detail("history_waiting", "History behind its disk").asks(
+        "How many seconds of samples wait for the history's disk?", line("waiting", "gpuwatch_history_waiting_seconds")
     ),
     detail("agent_memory", "Memory and history of the agent").asks(
         "Do the agent's memory and its history file grow?",

@@ -30,8 +30,7 @@ _TITLES = {
     "GPU_I_ID": "MIG instance",
     "GPU_I_PROFILE": "Profile",
 }
-_PARTS = ("state", "phase")
-"""A quotient by these labels is a share: its divisor is the sum over them."""
+_PARTS = ("state", "phase")  # A quotient by these labels is a share: its divisor is the sum over them
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,10 @@ class Curve:
     the title of the value's column (empty: the value is not shown)."""
     promql: str = ""
     """For Prometheus instead of `live`, with Grafana's variables (`$instance`, `$__range`) and recorded series."""
-    unit: Unit | None = None
-    """None: the panel's."""
-    live: Query | None = None
-    """For agents and Prometheus. None: only Prometheus can answer, by `promql`."""
-    dashed: bool = False
-    """Marks a limit of the other lines."""
-    over_stack: bool = False
-    """Draws a line over the panel's stack instead of a part of it."""
+    unit: Unit | None = None  # None: the panel's
+    live: Query | None = None  # for agents and Prometheus. None: only Prometheus can answer, by `promql`.
+    dashed: bool = False  # marks a limit of the other lines
+    over_stack: bool = False  # draws a line over the panel's stack instead of a part of it
 
     @property
     def query(self) -> Query:
@@ -78,29 +73,20 @@ class Panel:
 
     key: str
     title: str
-    unit: Unit = ""
-    """Empty: that of the first curve's metric, else a number."""
+    unit: Unit = ""  # empty: that of the first curve's metric, else a number
     kind: Kind = "lines"
     question: str = ""
     curves: tuple[Curve, ...] = ()
     columns: tuple[str, ...] = ()
-    sort: str = ""
-    """Title of the column that sorts a table, largest value first."""
-    maximum: float | None = None
-    """Upper end of the axis; None: of the data. The lower end is always 0."""
+    sort: str = ""  # title of the column that sorts a table, largest value first
+    maximum: float | None = None  # upper end of the axis; None: of the data. The lower end is always 0.
     warning: str = ""
-    critical: str = ""
-    """Fields of `gpuwatch.diagnosis.thresholds`, from whose values on it warns; empty: none."""
-    empty: str = "No samples in this time range."
-    """Shown instead of an empty panel: the reason, or what to do."""
-    runbook: str = ""
-    """The alert whose runbook it links to."""
-    repeat: str = ""
-    """Grafana draws it once for each value of this variable."""
-    width: int = 8
-    """Approximate, of Grafana's 24 columns: each line of panels is stretched to fill them."""
-    more: bool = False
-    """A detail: on the page "Live" only after "More panels", to keep the page short and fast."""
+    critical: str = ""  # fields of `gpuwatch.diagnosis.thresholds`, from whose values on it warns; empty: none
+    empty: str = "No samples in this time range."  # shown instead of an empty panel: the reason, or what to do
+    runbook: str = ""  # the alert whose runbook it links to
+    repeat: str = ""  # Grafana draws it once for each value of this variable
+    width: int = 8  # approximate, of Grafana's 24 columns: each line of panels is stretched to fill them
+    more: bool = False  # A detail: on the page "Live" only after "More panels", to keep the page short and fast
 
     def asks(self, question: str, *curves: Curve | str) -> Panel:
         """Return the panel with its question and what answers it: curves, or PromQL for a curve without a legend."""

@@ -1,7 +1,5 @@
 """Panels about a training run."""
 
-from __future__ import annotations
-
 from gpuwatch_dashboards.panels.fleet import BY_OWNER, NO_PRICE, OWNER
 from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stack, stat, table
@@ -17,13 +15,14 @@ _NO_STEP = "No step has ended in this time range."
 _NO_GPU = "This run holds no GPU."
 _NO_WORKERS = "No loader workers: batches are loaded in the training process."
 _NO_EVENTS = "No step was measured by device events: there is no device, or only the host's clock was used."
-_STEP_BUCKETS = f"sum by (le) (rate(gpuwatch_step_seconds_bucket{{{_RUN}}}[$__rate_interval]))"
+_ONLY_AGENT = "Not measured in this run, or read from Prometheus: agents serve it with `--series full`."
 
 
 def _share(state: str) -> str:
     """Return a state's share of all time in the dashboard's time range."""
     part = f'sum(increase({_SECONDS}{{{_RUN}, state="{state}"}}[$__range]))'
-    return f"{part} / (sum(increase({_SECONDS}{{{_RUN}}}[$__range])) > 0)"
+    whole = f"sum(increase({_SECONDS}{{{_RUN}}}[$__range]))"
+    return f"({part} or {whole} * 0) / ({whole} > 0)"
 
 
 RUN: tuple[Panel, ...] = (
@@ -57,7 +56,7 @@ RUN: tuple[Panel, ...] = (
     ),
     stat("run_records_lost", "Lost records").asks(
         "How many step records did not arrive in this time range? Their time is in the ledger all the same.",
-        f"sum(increase(gpuwatch_step_records_lost_total{{{_RUN}}}[$__range]))",
+        f"sum(increase(gpuwatch_step_records_lost_total{{{_RUN}}}[$__range])) or vector(0)",
     ),
     stack(
         "ledger",
@@ -66,6 +65,11 @@ RUN: tuple[Panel, ...] = (
         empty="The first second of this run has not been counted yet.",
         width=16,
     ).asks("Which share of wall time goes to computing, and which to waiting?", line("{state}", _SECONDS, _SECONDS)),
+    detail("run_goodput", "Goodput of its job", "ratio", empty="No scheduler's job, and not resumed.").asks(
+        "Which share of its job's whole time, restarts included, computed new steps?",
+        'max(gpuwatch_job_goodput_ratio and on (job_id) gpuwatch_run_info{run="$run"}'
+        ' or gpuwatch_job_goodput_ratio{job_id="$run"})',
+    ),
     stack("declared_phases", "Declared phases", empty="No phase is declared by name (w.phase).", more=True).asks(
         "Which share of wall time goes to each phase that the training declares by name?",
         line("{phase}", "gpuwatch_phase_seconds_total", _SECONDS),
@@ -98,12 +102,12 @@ RUN: tuple[Panel, ...] = (
             f"/ (sum(rate({_FETCHES}{{{_RUN}}}[$__rate_interval])) > 0)",
         ),
     ),
-    detail("loader_waits", "What loader workers wait for", maximum=1.0, empty=_NO_WORKERS).asks(
+    detail("loader_waits", "What loader workers wait for", maximum=1.0, empty=_ONLY_AGENT).asks(
         "Which share of the workers is blocked by the disk, or is ready to run and has no core?",
         line("disk", "gpuwatch_loader_workers_in_disk_wait", _WORKERS),
         line("a core", "gpuwatch_loader_worker_run_queue_seconds_total", _WORKERS),
     ),
-    detail("loader_disk", "Disk traffic of the loader workers", empty=_NO_WORKERS).asks(
+    detail("loader_disk", "Disk traffic of the loader workers", empty="No loader workers, or none on a disk.").asks(
         "How much do they read from disks? The page cache is not counted.",
         line("read", "gpuwatch_loader_worker_read_bytes_total"),
         line("written", "gpuwatch_loader_worker_written_bytes_total"),
@@ -112,7 +116,7 @@ RUN: tuple[Panel, ...] = (
         "For which share of the time did the host wait for data while the device still had work? It costs nothing.",
         line("hidden", "gpuwatch_hidden_input_wait_seconds_total", _SECONDS),
     ),
-    detail("coverage", "Coverage", maximum=1.0, empty=_NO_EVENTS).asks(
+    detail("coverage", "Coverage", maximum=1.0, empty=_ONLY_AGENT).asks(
         "Which share of the steps was measured by device events, which had its wait for other ranks measured, and "
         "for which is the input wait not certain? And of which share of the fetches was the CPU time sampled?",
         line("device events", "gpuwatch_device_steps_total", _STEPS),
@@ -152,14 +156,11 @@ RUN: tuple[Panel, ...] = (
         "mfu",
         "Model FLOPs utilisation",
         maximum=1.0,
-        empty="Not known: declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
+        empty="Not known: no tensor activity is measured; declare flops_per_step (or _sample, _token) and peak_flops in gpuwatch.Watch().",
     ).asks(
-        "Which share of the device's declared peak does training reach? The mean of the last minute (MFU).",
+        "Which share of the device's peak does training reach, as declared, and by its tensor cores' activity? The mean of the last minute (MFU).",
         line("rank {rank}", "gpuwatch_run_mfu_ratio"),
-    ),
-    Panel("step_percentiles", "Step time, percentiles", "s", empty=_NO_STEP).asks(
-        "Are some steps much longer than most? (Estimated from a histogram's buckets.)",
-        *(Curve(f"p{share * 100:.0f}", f"histogram_quantile({share}, {_STEP_BUCKETS})") for share in (0.5, 0.95, 0.99)),
+        line("rank {rank}, estimated", "gpuwatch_run_mfu_estimated_ratio", dashed=True),
     ),
     Panel("step_usual", "Step time, long term", "s", empty=_NO_STEP, runbook="StepTimeRegressed").asks(
         "Has it become slower? The mean of ten minutes.",

@@ -3,8 +3,6 @@
 Both are drawn by the templates that reports use too (`PAGES`): what goes into them is prepared here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -23,28 +21,23 @@ from gpuwatch_dashboards.render.charts import Mark, Option, drawn_lines, legend_
 from gpuwatch_dashboards.selection import key_of, worst_of
 from gpuwatch_dashboards.sources import Source
 
-PAGES = macros("pages.html")
-"""The macros of templates/pages.html: functions that return HTML with every value escaped."""
+PAGES = macros("pages.html")  # the macros of templates/pages.html: functions that return HTML with every value escaped
 HEIGHT_PX = 150
 ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS, MOST_RUNS = 50, 16
-LONG_S = 120.0
-"""From this on a duration is in minutes, hours or days."""
+LONG_S = 120.0  # from this on a duration is in minutes, hours or days
 LINKS = {"instance": ("live", "node"), "run": ("run", "run")}
 """By the label of a table's column: the page that a cell leads to, and its parameter."""
-Answers = Sequence[Sequence[Series]]
-"""The lines of each of a panel's curves."""
+Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
 
 @dataclass(frozen=True)
 class Card:
     key: str
-    head: Markup
-    """HTML: title, question, legend; without a chart also what is shown in its place."""
+    head: Markup  # HTML: title, question, legend; without a chart also what is shown in its place
     option: Option | None = None
     height_px: int = HEIGHT_PX
-    spoken: str = ""
-    """The chart in words."""
+    spoken: str = ""  # the chart in words
     stretch: tuple[float, float] | None = None
     """From when to when the chart goes, in Unix seconds, when a click on it zooms in."""
 

@@ -3,8 +3,6 @@
 `st.echarts_chart` draws the options (https://echarts.apache.org/en/option.html).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +18,12 @@ from gpuwatch_dashboards.query import Span
 
 Option = dict[str, Any]
 MAX_LEGEND = 4
-LEAST_SHARE = 0.0005
-"""What never reaches this is not drawn: it would be a name in the legend without an area."""
-DIGITS = 5
-"""Of a chart's top: more cannot be seen."""
-LEAST_TOP_RATIO = 0.1
-"""An axis of a share never ends below this: a tenth of a per cent must not look like a mountain."""
+LEAST_SHARE = 0.0005  # what never reaches this is not drawn: it would be a name in the legend without an area
+DIGITS = 5  # of a chart's top: more cannot be seen
+LEAST_TOP_RATIO = 0.1  # an axis of a share never ends below this: a tenth of a per cent must not look like a mountain
 GRID = {"left": 64, "right": 12, "top": 8, "bottom": 22, "outerBoundsMode": "none"}
 """The same for all, so that charts below each other have their moments below each other."""
-PICKS = 60
-"""A click on a chart finds the nearest of so many moments."""
+PICKS = 60  # a click on a chart finds the nearest of so many moments
 MARKED_STATES = ("startup", "compile", "eval", "checkpoint", "stalled", "unknown")
 MOST_EPOCH_MARKS, MOST_BANDS = 60, 200
 _DASHES: dict[str, Any] = {"solid": "solid", "dash": [8, 4], "dashdot": [10, 3, 2, 3], "longdash": [14, 5]}
@@ -39,10 +33,8 @@ _DASHES: dict[str, Any] = {"solid": "solid", "dash": [8, 4], "dashdot": [10, 3, 
 class DrawnLine(Look):
     points: Points = ()
     dash: str = "solid"
-    stacked: bool = False
-    """A part of its panel's stack; else a line, over the stack where there is one."""
-    value: float | None = None
-    """In the legend: the last value, or of a share the mean over the time shown."""
+    stacked: bool = False  # a part of its panel's stack; else a line, over the stack where there is one
+    value: float | None = None  # in the legend: the last value, or of a share the mean over the time shown
 
 
 def drawn_lines(panel: Panel, traces: Sequence[Sequence[Series]]) -> list[DrawnLine]:

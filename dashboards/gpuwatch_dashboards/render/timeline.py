@@ -1,7 +1,5 @@
 """A run's steps: what they are made of on the host and on the device, a few of them one by one, and a map of the data wait."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -26,11 +24,9 @@ DEVICE = {
 """Phases and states by column, bottom of a stack first."""
 MOST_BUCKETS = 300
 HEIGHT_PX = 200
-MOST_STEPS = 300
-"""Up to so many steps are drawn one by one."""
+MOST_STEPS = 300  # up to so many steps are drawn one by one
 ROW_PX, GAP_PX = 46, 14
-GAP_MS = 0.001
-"""After its end a piece is interrupted: at the same moment the tooltip would list it twice."""
+GAP_MS = 0.001  # after its end a piece is interrupted: at the same moment the tooltip would list it twice
 ROWS = ("host", "device")
 KINDS: dict[str, Look] = {**PHASES, **WAITS, "host_wait": STATES["host_wait"]}
 
@@ -196,8 +192,7 @@ def _area(row: int, kind: str, found: Sequence[tuple[float, float]], factor: flo
 HEAT_TITLE = "Data wait over the run"
 HEAT_ROWS, HEAT_COLUMNS = 100, 120
 HEAT_ROW_PX = 12
-COVER = 0.98
-"""The colour is full at this share of all cells: one pause at the start must not make all else pale."""
+COVER = 0.98  # the colour is full at this share of all cells: one pause at the start must not make all else pale
 MEDIAN_SHADE = 3.0
 """And at no less than this many times the median wait, where any is as long: outliers stay visible where all other steps wait alike."""
 SHADES = ("rgba(213,94,0,0.05)", "rgba(213,94,0,0.35)", "rgba(213,94,0,1)")

@@ -1,7 +1,5 @@
 """Where the pages' numbers come from: a node's agent, or Prometheus. What each of them answers, and the shared cache."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -22,8 +20,7 @@ HOLD_FACTOR = 10.0
 class Source(Protocol):
     """A source of numbers. Every method raises SourceError when it does not answer, or not as expected."""
 
-    label: str
-    """For people: "agent at http://127.0.0.1:9478"."""
+    label: str  # for people: "agent at http://127.0.0.1:9478"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
         """Return the known runs, the most recently active first.

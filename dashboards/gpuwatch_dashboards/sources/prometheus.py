@@ -1,7 +1,6 @@
 """Numbers from Prometheus (or any store with its HTTP API), by the metrics that agents export."""
 
-from __future__ import annotations
-
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,16 +8,15 @@ from dataclasses import dataclass
 from gpuwatch.api import Finding, Run, Series, Steps
 from gpuwatch.api.client import TIMEOUT_S, Get, JsonServer, Params
 from gpuwatch.tools.reports.model import RunReport
+from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
 from gpuwatch_dashboards.sources.agent import AgentSource
 from gpuwatch_dashboards.sources.scraped import Vector, scraped_gpus, scraped_runs
 
 REMEDY = "check the URL given with --prometheus and that Prometheus is running"
-SITE_TIMEOUT_S = 15.0
-"""For queries about a whole site over weeks."""
-SCRAPES_PER_WINDOW = 4
-"""A rate over fewer scrapes is empty whenever one of them is missed."""
+SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
+SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,18 @@ class PrometheusSource:
     """A Source: a Prometheus that scrapes agents. It has no evidence of findings, and of steps only a histogram."""
 
     def __init__(
-        self, url: str, get: Get | None = None, scrape_interval_s: float = 15.0, now: Callable[[], float] = time.time
+        self,
+        url: str,
+        get: Get | None = None,
+        scrape_interval_s: float = 15.0,
+        now: Callable[[], float] = time.time,
+        agent_url: str = DEFAULT_AGENT_URL,
     ) -> None:
         self._api = JsonServer(url, "Prometheus", REMEDY, get)
         self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
         self._agents: dict[str, AgentSource] = {}
+        self._agent_url = agent_url  # its scheme, user and password are those of all agents
         self.label = f"Prometheus at {self._api.url}"
 
     def runs(self, node: str | None = None, run: str | None = None, kept: bool = False) -> Sequence[Run]:
@@ -124,7 +128,7 @@ class PrometheusSource:
     def _agent_of(self, run: Run) -> AgentSource:
         where = run.instance or ""
         if where not in self._agents:
-            self._agents[where] = AgentSource(f"http://{where}")
+            self._agents[where] = AgentSource(re.sub(r"[^/@]+/*$", where, self._agent_url))
         return self._agents[where]
 
 

@@ -1,7 +1,5 @@
 """A site's runs and GPUs as Prometheus has them: the agents' answers, rebuilt from the metrics that they export."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,13 +11,10 @@ from gpuwatch.diagnosis.rules import in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch_dashboards.query import INSTANCE, Match
 
-Vector = list[tuple[dict[str, str], float]]
-"""An instant query's answer: (labels, value) of each series."""
+Vector = list[tuple[dict[str, str], float]]  # an instant query's answer: (labels, value) of each series
 Instant = Callable[[str], Vector]
-Key = tuple[str, str]
-"""(run, rank) or (gpu, UUID)."""
-LOOKBACK = "6h"
-"""Runs that were active within this time are listed."""
+Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
+LOOKBACK = "6h"  # runs that were active within this time are listed
 MOST_RUNS = 100
 GAUGES = {
     "utilization_ratio": "gpuwatch_gpu_utilization_ratio",
@@ -64,12 +59,12 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
     phases = seconds_by("phase", f"increase(gpuwatch_step_phase_seconds_total{window})")
     declared = seconds_by("phase", f"last_over_time(gpuwatch_phase_seconds_total{past})")
     recent_declared = seconds_by("phase", f"increase(gpuwatch_phase_seconds_total{window})")
-    last_steps = values(f"gpuwatch_last_step_timestamp_seconds{where}")
     steps_per_s = values(f"rate(gpuwatch_steps_total{window})")
     samples_per_s = values(f"rate(gpuwatch_samples_total{window})")
-    buckets = f"sum by (run, rank, le) (rate(gpuwatch_step_seconds_bucket{window}))"
-    p50, p95 = (values(f"histogram_quantile({share}, {buckets})") for share in (0.5, 0.95))
-    mfu = values(f"gpuwatch_run_mfu_ratio{where}")
+    p50, p95 = (
+        values(f'gpuwatch_step_percentile_seconds{where[:-1]}, percentile="{name}"}}') for name in ("p50", "p95")
+    )
+    mfu, estimated = (values(f"gpuwatch_run_{name}_ratio{where}") for name in ("mfu", "mfu_estimated"))
     findings = _findings(instant(f"gpuwatch_finding_evidence_ratio{where}"))
     late = values(f"gpuwatch_straggler_excess_ratio{where}")
     runs: list[Run] = []
@@ -85,11 +80,12 @@ def scraped_runs(instant: Instant, node: str | None, run: str | None, window_s: 
             steps_per_s=steps_per_s.get(key),
             samples_per_s=samples_per_s.get(key) or None,  # 0: the batch size is not known
             mfu_ratio=mfu.get(key),
+            mfu_estimated_ratio=estimated.get(key),
         )
         named = recent_declared if recent.states else declared
         judged = _window(recent.states, whole, phases.get(key, {}), named.get(key, {}), labels)
-        if key in last_steps and any(finding.cause == "stalled" for finding in of_rank):
-            judged = replace(judged, stalled_s=now_s - last_steps[key])
+        if any(finding.cause == "stalled" for finding in of_rank):
+            judged = replace(judged, stalled_s=whole.get("stalled"))
         watermark_s = watermarks.get(key, now_s)
         one = ScrapedRun(
             run=key[0],
@@ -192,6 +188,7 @@ def scraped_gpus(instant: Instant, instance: str, window_s: float) -> tuple[Gpu,
             state=states[key][1] if key in states else None,
             run=owners.get(key, {}).get("run") or None,
             owner=_owner(owners.get(key, {})),
+            energy_joules={},
             **{name: values.get(key) for name, values in gauges.items()},
         )
         for key in sorted(keys, key=lambda key: (int(key[0]) if key[0].isdigit() else 1 << 30, key[1]))

@@ -21,8 +21,7 @@ from gpuwatch_dashboards.sources import Source
 
 SPAN_S, POINTS = 300.0, 100
 RECENT_S = 60.0
-SERIES_EVERY_S = 3.0
-"""A column of a curve is several seconds: reading more often would show nothing new."""
+SERIES_EVERY_S = 3.0  # a column of a curve is several seconds: reading more often would show nothing new
 
 
 def panel_queries() -> dict[str, Query]:
@@ -51,8 +50,7 @@ GPU_QUERIES: dict[str, Query] = {
 class Sampled:
     """Series of one run and its node over the last minutes, by the names of the queries above."""
 
-    run: str = ""
-    """The key of the run; empty without any."""
+    run: str = ""  # the key of the run; empty without any
     start_s: float = 0.0
     end_s: float = 0.0
     traces: Mapping[str, Sequence[Series]] = field(default_factory=dict)
@@ -109,8 +107,7 @@ class Facts:
     label: str
     time_s: float
     runs: tuple[Run, ...] = ()
-    selected: str | None = None
-    """The key of the run shown in detail; None without runs."""
+    selected: str | None = None  # the key of the run shown in detail; None without runs
     node: Node = field(default_factory=lambda: Node("", ()))
     series: Sampled = Sampled()
 

@@ -1,7 +1,5 @@
 """The live screen: a Textual app over `pages`."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -4,8 +4,6 @@ Without colour (NO_COLOR, a pipe, colour blindness) states differ by glyph: soli
 waiting, punctuation is trouble. Names, evidence and advice come from other processes, so control characters are removed.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +27,11 @@ GLYPHS: dict[str, str] = {
     "held_idle": "─", "unallocated": ":", "free": "_", "allocated_unused": "┄",
 }  # fmt: skip
 """By state, one cell wide each."""
-BLOCKS = "█▓▒░▞▐"
-"""Glyphs drawn in the state's colour; the others are thin, and have it as their background."""
+BLOCKS = "█▓▒░▞▐"  # glyphs drawn in the state's colour; the others are thin, and have it as their background
 DIM, BOLD = Style(dim=True), Style(bold=True)
-LABEL = 13
-"""Cells of a line's name, with the spaces around it."""
+LABEL = 13  # cells of a line's name, with the spaces around it
 EIGHTHS = " ▁▂▃▄▅▆▇█"
-HEADROOM = 1.15
-"""So that a constant line does not look as if it were at its limit."""
+HEADROOM = 1.15  # so that a constant line does not look as if it were at its limit
 _WRAPPER = Console(width=80, color_system=None, force_terminal=False, legacy_windows=False)
 """Rich needs a console to wrap text; nothing is printed to it."""
 
@@ -256,8 +251,7 @@ class Curve:
     points: Points
     unit: Unit
     colour: str = "default"
-    maximum: float | None = 1.0
-    """Upper end; None: by the largest value."""
+    maximum: float | None = 1.0  # upper end; None: by the largest value
 
     @property
     def last(self) -> str:

@@ -1,7 +1,5 @@
 """The pages of top at any size, and `--once`: facts and a view in, lines of text out."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -22,10 +20,8 @@ from gpuwatch_dashboards.top import Facts, Reader, Sampled, last, sections
 from gpuwatch_dashboards.top.drawing import BOLD, DIM, Curve, curve_lines, fitted, flowed, rule, swatch, words, wrapped
 
 PageName = Literal["runs", "gpus", "findings", "panels", "help"]
-TALL = 40
-"""From this height on curves have several lines, and the shares of time are drawn over time."""
-SMALL = 30
-"""Below this height separator lines are left out."""
+TALL = 40  # from this height on curves have several lines, and the shares of time are drawn over time
+SMALL = 30  # below this height separator lines are left out
 LEAST_AREA, MOST_AREA = 4, 10
 LEAST_WIDTH = 40
 KEYS = (
@@ -52,8 +48,7 @@ _READING = (
 @dataclass(frozen=True)
 class View:
     page: PageName = "runs"
-    run: str | None = None
-    """The key of the selected run; None: the newest running one."""
+    run: str | None = None  # the key of the selected run; None: the newest running one
     gpu: int = 0
 
 

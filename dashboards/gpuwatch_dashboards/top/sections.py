@@ -1,7 +1,5 @@
 """The parts of top's pages: the list of runs, one run, findings, GPUs and the node, each as lines of text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -93,7 +91,8 @@ def step_lines(run: Run, series: Sampled, width: int) -> list[Text]:
         pieces += [d.figure(name, display(seconds, "s"))] if seconds is not None else []
     rates = ((recent.steps_per_s, "steps"), (recent.samples_per_s, "samples"), (recent.tokens_per_s, "tokens"))
     pieces += [d.figure("", shown.digits(rate), f" {what}/s") for rate, what in rates if rate is not None]
-    pieces += [d.figure("MFU ", percent(recent.mfu_ratio))] if recent.mfu_ratio is not None else []
+    mfus = ((recent.mfu_ratio, ""), (recent.mfu_estimated_ratio, " (estimated)"))
+    pieces += [d.figure("MFU ", percent(ratio), how) for ratio, how in mfus if ratio is not None]
     if run.cost is not None:
         lost = money(run.cost.outside_compute, run.cost.currency)
         pieces.append(d.figure("", money(run.cost.total, run.cost.currency), f" ({lost} outside compute)"))
@@ -187,8 +186,7 @@ def all_findings(facts: Facts, width: int) -> list[Text]:
     return lines or [d.words(" No findings: no run and no GPU has a bottleneck that gpuwatch knows.", DIM)]
 
 
-TALL, TALL_ROWS = 28, 3
-"""From this height on curves have several lines."""
+TALL, TALL_ROWS = 28, 3  # from this height on curves have several lines
 NO_GPU, NOT_KNOWN = "No GPU on this node.", "This source does not know which GPUs the node has."
 
 

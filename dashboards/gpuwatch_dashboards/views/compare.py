@@ -1,7 +1,5 @@
 """The page "Compare": two or more runs against the first of them, and whether what was predicted came true."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import streamlit as st

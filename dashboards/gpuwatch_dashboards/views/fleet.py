@@ -1,7 +1,5 @@
 """The page "Fleet": all GPUs that Prometheus knows, whose time is lost now, and the way to their nodes and runs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 
@@ -16,13 +14,11 @@ from gpuwatch_dashboards.selection import MAX_POINTS
 from gpuwatch_dashboards.views.site import Site, answered, choice, draw_panels, foot, redrawn
 
 EVERY_S = 30.0
-RECORDED_S = 300.0
-"""GPU-hours are recorded every five minutes: they need not be read more often."""
+RECORDED_S = 300.0  # GPU-hours are recorded every five minutes: they need not be read more often
 TIMES_S = {"1 h": 3600.0, "24 h": 86_400.0, "7 days": 7 * 86_400.0, "30 days": 30 * 86_400.0}
 DEFAULT_TIME = "24 h"
 LEVELS = ("user", "job", "node", "run")
-MUCH = 0.1
-"""From this share of lost time on, the page's head is a warning."""
+MUCH = 0.1  # from this share of lost time on, the page's head is a warning
 FIRST = ("lost_now", "fleet_alerts", "silent_nodes")
 
 

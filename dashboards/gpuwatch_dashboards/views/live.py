@@ -1,7 +1,5 @@
 """The page "Live": one run's verdict, where its time goes, what to do about it, and the node's GPUs. Redraws itself."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +21,8 @@ ALL_GPUS = "all"
 LEAST_HOLD_S, MOST_HOLD_S = 1.0, 30.0
 """Charts are redrawn when their stretch of time moves; those of a fixed one after half a minute at most."""
 TOP, TOP_HEIGHT_PX = BY_KEY["ledger"], 300
-TABLE_POINTS = 12
-"""Of the GPUs' states, for the mean over the time shown."""
-SMALL_POINTS = 160
-"""A small chart is some 400 px wide: more points than this fall on each other."""
+TABLE_POINTS = 12  # of the GPUs' states, for the mean over the time shown
+SMALL_POINTS = 160  # a small chart is some 400 px wide: more points than this fall on each other
 MORE_HOLD_S = 15.0
 _MORE = "more_panels"
 
@@ -38,8 +34,7 @@ class _Shown:
     runs: Sequence[Run]
     run: Run | None
     node: Node
-    gpu: str | None
-    """Index of the GPU that the charts are narrowed to; None: all of them."""
+    gpu: str | None  # index of the GPU that the charts are narrowed to; None: all of them
     span: Span
 
     @property

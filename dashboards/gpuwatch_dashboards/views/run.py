@@ -1,7 +1,5 @@
 """The page "Run": one rank's steps over its whole life or any part of it, what stands out, and how the ranks compare."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

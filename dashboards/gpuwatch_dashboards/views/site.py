@@ -1,12 +1,11 @@
 """What all pages share: where numbers come from, links between the pages that keep the selection, and errors."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -25,8 +24,7 @@ from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 
 REFRESH_S = 2.0
 CURRENCY_S = 300.0
-CLOSER, CLOSEST_S = 8.0, 0.5
-"""A click shows an eighth of the time that was shown, and no less than half a second."""
+CLOSER, CLOSEST_S = 8.0, 0.5  # a click shows an eighth of the time that was shown, and no less than half a second
 _WANTED, _SHOWN, _ZOOMS = "wanted_run", "shown_run", "zooms"
 LINK_PARAMS: Mapping[str, tuple[str, ...]] = {
     "live": ("node", "run", "rank", "window", "gpu", "from", "to", "more"),
@@ -240,18 +238,7 @@ def foot(site: Site, node: Node | None = None, run: Run | None = None) -> Markup
     return PAGES.foot(site.source.label, reader_clock()(time.time()), node, run)
 
 
-_TAB_JS = """
-export default function ({ setStateValue }) {
-  let sent = false
-  const send = () => {
-    if (document.hidden !== sent) setStateValue("hidden", (sent = document.hidden))
-  }
-  document.addEventListener("visibilitychange", send)
-  send()
-  return () => document.removeEventListener("visibilitychange", send)
-}
-"""
-_tab = st.components.v2.component("gpuwatch_seen", js=_TAB_JS)
+_tab = st.components.v2.component("gpuwatch_seen", js=Path(__file__).parents[1].joinpath("tab.js").read_text())
 _TAB = "seen"
 
 

@@ -3,8 +3,6 @@
 A rule has everything about its cause; a file holds the rules of one subject. Adding one is a function and a line in `RULES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
@@ -23,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     killed.training_killed,
     killed.shm_exhaustion,
     input.input_single_process,
+    input.input_handover,
     input.slow_worker,
     input.input_cpu,
     input.input_cpu_saturated,
@@ -41,8 +40,10 @@ RULES: tuple[Rule, ...] = (
     device.throttled,
     device.host_bound,
     device.eval_share,
+    progress.checkpoint_interval,
     device.checkpoint_stall,
     device.phase_bound,
+    device.mfu_mismatch,
     device.held_idle,
     device.memory_creep,
     device.gpu_saturated,

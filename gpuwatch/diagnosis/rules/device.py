@@ -1,7 +1,5 @@
 """Where a device's time goes other than into waits for input: copies, host code, read-backs, compute, phases; and what its driver reports."""
 
-from __future__ import annotations
-
 from gpuwatch.diagnosis.finding import Evidence, Finding, found, measured, rule, speedup_without
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -207,7 +205,39 @@ def checkpoint_stall(window: Window, thresholds: Thresholds) -> Finding | None:
     )
 
 
+_SIXTEEN_BITS = 0.4
+"""A declared peak under this share of the dense 16-bit one is that of 32-bit arithmetic, which is not done by tensor cores."""
+
+
+@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="Findings")
+def mfu_mismatch(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when the declared MFU is far from what the activity of the tensor cores allows, or above it."""
+    declared, estimate, flops = window.mfu_ratio, window.mfu_estimate, window.flops
+    dense, peak = window.gpus[0].peak_flops if window.gpus else None, None if flops is None else flops.peak
+    if declared is None or estimate is None or dense is None or peak is None or peak < _SIXTEEN_BITS * dense:
+        return None
+    gap = declared - estimate
+    if abs(gap) < thresholds.mfu_gap:
+        return None
+    text = f"peak_flops={peak:.4g}; the dense 16-bit peak of this GPU's model is {dense:.4g}"
+    return found(
+        f"the declared MFU of {percent(declared)} contradicts the tensor cores' activity: about {percent(estimate)}",
+        min(1.0, abs(gap)),
+        *measured("declared MFU", declared, "by the declared operations and peak MFU is {}"),
+        *measured(
+            "estimated MFU", estimate, "activity of the tensor cores times their clock is {} of their dense peak"
+        ),
+        Evidence("peak", peak, "FLOP/s", text),
+        severity="info",
+        advice="count the operations of one rank alone, 6 a token for each active parameter (2 of them forward), and check peak_flops"
+        if gap > 0
+        else "set peak_flops to the dense figure (with sparsity, as data sheets have it first, it is twice that), and count all operations; "
+        "recomputed activations keep the tensor cores busy, and do not count",
+    )
+
+
 _KINDS = {
+    "checkpoint_load rendezvous": "shorten the start: a checkpoint in shards on fast storage, ranks that start together",
     "rollout generat sampl decod": "generate larger batches, for a language model with an inference engine (vLLM, SGLang), or on other "
     "devices while the last batch is trained on",
     "env simul": "step more environments at once, each in a process of its own",

@@ -1,23 +1,28 @@
 """Training waits for data: what the wait costs, and its reasons. Workers, or none of them, that compute too slowly; workers that wait for a
 disk, the network or a lock; and a wait whose reason is not proven. Times in seconds a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, measured, rule
-from gpuwatch.diagnosis.prediction import Plan, free_cores, plan, prefetch_of
+from gpuwatch.diagnosis.prediction import WORTH, Plan, free_cores, plan, prefetch_of
 from gpuwatch.diagnosis.rules.input_rhythm import round_correlation
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
-from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE
+from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
 from gpuwatch.ledger.states import INPUT_WAIT
 
 input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
+
+
+Gain = tuple[float, float] | None
+_DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
+_MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
+_UNCERTAIN = "whether more workers help on these cores is not certain: measure it (gpuwatch tune)"
+_CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
 @dataclass(frozen=True)
@@ -26,17 +31,25 @@ class InputWait:
 
     window: Window
     step: MeanStep
-    share: float  # of all the window's time, 0–1
+    share: float  # of the window's time, 0–1
     severity: Severity
 
     @property
     def mean(self) -> str:
-        return f"on average {duration(self.step.wait_s)} of a {duration(self.step.wait_s + self.step.rest_s)} step"
+        step_s = self.step.wait_s + self.step.rest_s
+        text = f"on average {duration(self.step.wait_s)} of a {duration(step_s)} step"
+        return text + ", start-up and first batches left out" * (abs(self.step.wait_s / step_s - self.share) > _DIFFERS)
 
-    def finding(self, title: str, *evidence: Evidence, advice: str, gain: tuple[float, float] | None = None) -> Finding:
-        """Return the finding of a reason for this wait. `gain`: what the advice brings; None: at most a step without any wait."""
+    def finding(
+        self, title: str, *evidence: Evidence, advice: str, gain: Gain = None, plan: Plan | None = None
+    ) -> Finding:
+        """Return the finding of a reason for this wait. `gain`: of the advice; None: at most a step without any wait. `plan`: workers to advise, if certain."""
         text = f"training waited for data {percent(self.share)} of the time ({self.mean})"
-        bound = round(1 + self.step.wait_s / self.step.rest_s, 2) if self.step.rest_s else None
+        bound = round(1 + self.step.wait_s / self.step.rest_s, 2) if self.step.rest_s else _MOST_BOUND
+        if plan is not None and plan.speedup[0] >= WORTH:
+            advice, gain = advice + plan.note, plan.gain
+        elif plan is not None:
+            advice, bound = f"{_CHEAPER}; {_UNCERTAIN}", _MOST_BOUND
         return found(
             title,
             self.share,
@@ -44,7 +57,7 @@ class InputWait:
             *evidence,
             severity=self.severity,
             advice=advice,
-            predicted_speedup=gain[1] if gain else bound,
+            predicted_speedup=gain[1] if gain else bound if bound < _MOST_BOUND else None,
             predicted_range=gain,
         )
 
@@ -52,7 +65,7 @@ class InputWait:
         """Return the workers that feed the step."""
         return plan(self.window, self.step.wait_s, self.step.rest_s, on_cpu=on_cpu, hidden_s=self.step.hidden_s)
 
-    def more_workers(self, reason: str) -> tuple[str, tuple[float, float] | None]:
+    def more_workers(self, reason: str) -> tuple[str, Gain]:
         """Return the advice to take more workers, as these mostly wait, and its gain; empty and None where there are enough."""
         plan, have = self.plan(on_cpu=False), self.window.workers
         if not have or plan.workers <= have:
@@ -70,10 +83,12 @@ def input_wait(window: Window, thresholds: Thresholds) -> InputWait | None:
 
 def waited(window: Window, thresholds: Thresholds) -> InputWait | None:
     """The same, whatever bounds the steps."""
-    share, step = window.share(INPUT_WAIT), window.mean_step
+    step, share, waits_s = window.mean_step, window.share(INPUT_WAIT), sum(window.steps.data_wait_s)
+    if waits_s > 0 and sum(window.steps.epoch_start) > 1:  # of several, as many are kept as of other steps
+        share *= step.wait_s * step.steps / waits_s
     if window.waits_hidden_in is not None or step.steps < thresholds.min_steps or share < thresholds.input_share:
         return None
-    if step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
+    if step.wait_s <= 0 or step.wait_s < thresholds.input_share * (step.wait_s + step.rest_s):
         return None
     severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
     return InputWait(window, step, share, severity)
@@ -125,30 +140,53 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
         Evidence("loader workers", 0, "", "num_workers=0"),
         *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
         *place_evidence(window),
-        advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True){plan.note}",
-        gain=plan.gain,
+        advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True)",
+        plan=plan,
+    )
+
+
+@input_rule(explains=("burst_every_n", "slow_worker", "input_cpu", "input_cpu_saturated", "input_unexplained"))
+def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when training waits for a loader whose workers have batches ready (behind a wrapper: in the user's code), and its thread works in the fetch."""
+    wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
+    if wait is None or not window.workers or on_cpu is None or on_cpu < thresholds.fetch_on_cpu:
+        return None
+    if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
+        return None  # a thread that waits for a core after each wake-up looks as if it worked
+    text = "in {} of a fetch the training thread itself works: it unpickles the batch, or changes it"
+    return wait.finding(
+        "taking batches over from the workers takes the training thread's time",
+        *measured("fetch on CPU", min(1.0, on_cpu), text),
+        *place_evidence(window),
+        *queue_evidence(window),
+        advice="let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a "
+        "batch between loader and step; more workers will not help",
     )
 
 
 @input_rule(explains=("burst_every_n", "input_cpu", "input_unexplained"))
 def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits once in every round of the workers, and one of them alone is busy on the CPU.
+    """Found when training waits for one worker while the others have batches ready; or once in every round of the workers, of which one alone is busy.
 
     Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
-    if wait is None or len(ratios) < 3 or window.workers != len(ratios):
+    if wait is None or (window.workers or 0) < 2:
         return None
-    busiest, *others = sorted(ratios, reverse=True)
-    usual = median(others)
-    if busiest < thresholds.worker_busy or usual > thresholds.worker_uneven * busiest:
+    ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
+    evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
+    if len(ratios) >= 3 and window.workers == len(ratios):
+        busiest, *others = sorted(ratios, reverse=True)
+        usual = median(others)
+        text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
+        uneven = busiest >= thresholds.worker_busy and usual <= thresholds.worker_uneven * busiest
+        evidence += [Evidence("slowest worker", busiest, "ratio", text)] if uneven else []
+        ahead |= uneven and (round_correlation(window, thresholds, len(ratios)) or 0.0) >= thresholds.burst_correlation
+    if not ahead:
         return None
-    if (round_correlation(window, thresholds, len(ratios)) or 0.0) < thresholds.burst_correlation:
-        return None
-    text = f"one worker is busy {percent(busiest)} of the time, the other {len(others)} {percent(usual)} (median)"
     return wait.finding(
         "one loader worker is slow, and the others wait for it",
-        Evidence("slowest worker", busiest, "ratio", text),
+        *evidence,
         advice="spread expensive items and large shards over the workers, or bound the work of one item: this worker's part of the data costs more",
     )
 
@@ -176,12 +214,9 @@ def input_cpu(window: Window, thresholds: Thresholds) -> Finding | None:
         Evidence("worker CPU", mean, "ratio", text),
         Evidence("idle cores", idle, "cores", f"about {idle} of {host.cpu_cores} cores are idle"),
         *queue_evidence(window),
-        advice=f"num_workers {window.workers} → {plan.workers}{plan.note}",
-        gain=plan.gain,
+        advice=f"num_workers {window.workers} → {plan.workers}",
+        plan=plan,
     )
-
-
-_CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
 @input_rule(explains=("burst_every_n", "too_many_workers", "input_unexplained"))
@@ -199,7 +234,8 @@ def input_cpu_saturated(window: Window, thresholds: Thresholds) -> Finding | Non
     if not working or not (exhausted or all_given or throttled):
         return None
     title, quota = "the CPUs cannot make batches fast enough", []
-    advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers will not help"
+    more = "will not help" if exhausted else "than cores hardly help: measure it (gpuwatch tune)"
+    advice = f"{_CHEAPER}, or give the job more cores per GPU; more workers {more}"
     if throttled:
         title = "the job's CPU quota limits the loader workers"
         advice = f"raise the job's CPU limit (docker run --cpus, resources.limits.cpu), or {_CHEAPER}; more workers will not help"
@@ -283,16 +319,18 @@ def input_network(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @input_rule(explains=("burst_every_n", "input_unexplained"))
 def artificial_limit(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when training waits for workers that wait for a lock, while neither the CPUs nor a disk are fully used."""
+    """Found when training waits for workers that wait for a lock, while neither a disk nor, by these workers, the CPUs are fully used."""
     wait, cpu, disk = input_wait(window, thresholds), window.host.cpu_busy_ratio, window.host.disk_busy_ratio
     blocked = blocked_evidence(window, thresholds, LOCK, "workers at a lock", "a lock")
-    if wait is None or not blocked or cpu is None or cpu >= thresholds.cores_exhausted:
+    if wait is None or not blocked or cpu is None:
+        return None
+    if cpu >= thresholds.cores_exhausted and median(window.busy_ratios or (1.0,)) >= thresholds.worker_sleeping:
         return None
     if disk is not None and disk >= thresholds.disk_busy:
         return None
     busiest = "" if disk is None else f", the busiest disk {percent(disk)}"
     return wait.finding(
-        "loader workers wait for a lock while CPUs and disks have capacity left",
+        "loader workers wait for a lock, not for a CPU or a disk",
         *blocked,
         *measured("CPU busy", cpu, f"the CPUs are {{}} busy{busiest}"),
         advice="find what the workers queue for (gpuwatch stacks): a lock, a shared file, a fixed pool of connections; give each worker "
@@ -317,6 +355,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
             kind, share = max(window.worker_waits.items(), key=lambda item: item[1])
             text = f"most often they were found at: {kind} ({{}} of the samples)"
             evidence += measured("workers blocked on", share, text)
+            if kind == SLEEP and share >= thresholds.worker_waiting:
+                title = "loader workers sleep: they wait on a timer (a retry, a rate limit, polling)"
         if blocked_evidence(window, thresholds, QUEUE, "workers idle", "their queue"):
             advice = (
                 "send fewer and larger tensors, collate in the worker, and leave one core to the training thread: batches are ready, but "
@@ -325,10 +365,10 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         elif mean < thresholds.worker_sleeping:
             more, gain = wait.more_workers("if each waits independently,")
             advice = f"find out what the workers wait for, storage, the network or a lock (gpuwatch stacks): they mostly sleep, so cores do not limit them{more}"
-    elif fetch is not None and window.workers is None:
-        computes = fetch >= thresholds.fetch_on_cpu
+    elif window.workers is None and (fetch is not None or place is not None):
+        computes = (fetch or 0.0) >= thresholds.fetch_on_cpu
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
-        evidence += measured("fetch on CPU", min(1.0, fetch), text) + place_evidence(window)
+        evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"

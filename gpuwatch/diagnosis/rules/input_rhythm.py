@@ -1,13 +1,11 @@
 """Waits that come back: at every pass, or once in a round of the workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress, pairwise
 from operator import mul
 from statistics import fmean, median
 
-from gpuwatch.diagnosis.finding import Evidence, Finding, found, rule, speedup_without
+from gpuwatch.diagnosis.finding import Evidence, Finding, Severity, found, rule, speedup_without
 from gpuwatch.diagnosis.prediction import prefetch_of
 from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import Window
@@ -71,31 +69,40 @@ def share_of_slowest(values: Sequence[float], count: int) -> float:
 
 @rule(explains=("input_unexplained",), explained_by=(), stacks="workers", alert="EpochPauses", runbook="EpochPauses")
 def epoch_start_pause(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, over two passes or more, training waits far longer for first batches than for later ones."""
+    """Found when training waits far longer for first batches than for later ones, or each batch is the first one of an iterator."""
     steps, loader = window.steps, window.loader
     firsts = [*compress(steps.data_wait_s, steps.epoch_start)]
     later = [*compress(steps.data_wait_s, (not first for first in steps.epoch_start))]
-    if len(firsts) < 2 or len(later) < thresholds.min_steps or window.waits_hidden_in:
+    if not firsts or len(steps) < thresholds.min_steps or window.waits_hidden_in:
         return None
-    usual, pause = median(later), median(firsts)
+    usual, pause = median(later or [0.0]), median(firsts)
     lost = sum(max(0.0, first - usual) for first in firsts)
     whole = sum(steps.data_wait_s) + sum(steps.transfer_s) + sum(steps.compute_s)
     share = lost / whole if whole > 0 else 0.0
-    least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual)
-    if pause < least or share < thresholds.first_batch_share:
-        return None
-    who = "a worker" if window.workers else "the dataset"
-    advice = f"shorten what {who} does before its first item (opening files, shuffling an index), or make passes longer"
-    if window.workers and not loader.persistent_workers:
-        advice = "persistent_workers=True: the workers, and what they have loaded, then live on from pass to pass"
     first = f"the first batch of a pass takes {duration(pause)}, later ones {duration(usual)} (medians)"
-    passes = f"{len(firsts)} passes; the pauses take {percent(share)} of the step time"
+    severity: Severity = "critical" if share >= thresholds.input_share_critical else "warning"
+    title, who = "every pass over the loader begins with a pause", "a worker" if window.workers else "the dataset"
+    advice = f"shorten what {who} does before its first item (opening files, shuffling an index, imports), or make passes longer"
+    least_s, least = max(thresholds.first_batch_min_s, thresholds.first_batch_factor * usual), thresholds.input_share
+    if not later:  # what follows a single batch is in no step
+        share, least_s = window.share(INPUT_WAIT), 0.0
+        title, first = "each batch is the first one of a new iterator", f"each takes {duration(pause)}"
+        advice = "make the iterator once, before the loop (batches = iter(loader)), and call next(batches) in it"
+    elif len(firsts) == 1:
+        share = lost / (window.duration_s or 1.0)  # of the others only the last ones are known
+        title, severity = "the first batch takes long", "info"
+    else:
+        least = thresholds.first_batch_share
+        if window.workers and not loader.persistent_workers:
+            advice = "persistent_workers=True: the workers, and what they have loaded, then live on from pass to pass"
+    if pause < least_s or share < least:
+        return None
     return found(
-        "every pass over the loader begins with a pause",
+        title,
         share,
         Evidence("first batch", pause, "s", first),
-        Evidence("passes", len(firsts), "", passes),
-        severity="critical" if share >= thresholds.input_share_critical else "warning",
+        Evidence("passes", len(firsts), "", f"passes: {len(firsts)}; the pauses take {percent(share)} of the time"),
+        severity=severity,
         advice=advice,
-        predicted_speedup=speedup_without(share),
+        predicted_speedup=None if severity == "info" else speedup_without(share),
     )

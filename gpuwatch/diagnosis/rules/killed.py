@@ -1,7 +1,5 @@
 """A process was killed, or is about to be: a bus error is a full /dev/shm, SIGKILL usually the kernel's answer to a lack of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from signal import SIGBUS, SIGKILL, Signals
 

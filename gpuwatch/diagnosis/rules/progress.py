@@ -1,7 +1,8 @@
-"""No training step for far longer than one takes; and a rank that is late at every step, so that all others wait for it."""
+"""No training step for far longer than one takes; a rank that is late at every step, so that all others wait for it; and steps that a crash undoes."""
 
 from __future__ import annotations
 
+from math import expm1, sqrt
 from statistics import median
 from typing import Literal
 
@@ -60,6 +61,62 @@ def hung(window: Window, thresholds: Thresholds) -> Finding | None:
             advice="take the stacks of all ranks before you end any of them (gpuwatch stacks): a collective waits for a rank that does not arrive",
         )
     return None
+
+
+@rule(explains=(), explained_by=(), stacks=None, alert=None, runbook="JobGoodputLow")
+def checkpoint_interval(window: Window, thresholds: Thresholds) -> Finding | None:
+    """Found when a job that is interrupted again and again would do more new steps with another interval between its checkpoints.
+
+    The interval is Daly's (2006), of which Young's, sqrt(2 × cost × mean time between interruptions), is the first term. What a restart
+    takes changes the throughput of both intervals alike. The range is that of the mean time which the interruptions seen leave open.
+    """
+    job = window.job
+    if job is None or job.interruptions < thresholds.checkpoint_interruptions or not job.saves or job.trained_s <= 0:
+        return None
+    cost_s, now_s, count = job.save_s / job.saves, job.interval_s, job.interruptions
+    mean_s = job.alive_s / count
+    best_s = _daly_s(cost_s, mean_s)
+    if cost_s <= 0:
+        return None
+    gain, *gains = (
+        _efficiency(best_s, cost_s, each_s) / _efficiency(now_s, cost_s, each_s)
+        for each_s in (mean_s, *(job.alive_s / number for number in _expected(count)))
+    )
+    if gain < 1 + thresholds.checkpoint_gain:
+        return None
+    return found(
+        f"checkpoints are too {'rare' if best_s < now_s else 'frequent'} for a job that is interrupted every {duration(mean_s)}",
+        1 - 1 / gain,
+        Evidence("interval", now_s, "s", f"a checkpoint every {duration(now_s)}, which takes {duration(cost_s)}"),
+        Evidence("interruptions", count, "", f"{count} interruptions in {duration(job.alive_s)}"),
+        Evidence("restart", job.restart_s / count, "s", f"each took {duration(job.restart_s / count)} to come back"),
+        Evidence(
+            "repeated", job.repeated_s / count, "s", f"and {duration(job.repeated_s / count)} of steps to do again"
+        ),
+        advice=f"save every {duration(best_s)} instead of every {duration(now_s)}",
+        predicted_speedup=round(gain, 2),
+        predicted_range=(round(max(1.0, min(gains)), 2), round(max(gains), 2)),
+    )
+
+
+def _daly_s(cost_s: float, mean_s: float) -> float:
+    """Return the interval between checkpoints that loses least. https://doi.org/10.1016/j.future.2004.11.016"""
+    if cost_s >= 2 * mean_s:
+        return mean_s
+    part = cost_s / (2 * mean_s)
+    return sqrt(2 * cost_s * mean_s) * (1 + sqrt(part) / 3 + part / 9) - cost_s
+
+
+def _efficiency(interval_s: float, cost_s: float, mean_s: float) -> float:
+    """Return the share of the time that does new steps, without restarts, at a constant rate of interruptions."""
+    cycles = min(600.0, (interval_s + cost_s) / mean_s)
+    return interval_s / (mean_s * expm1(cycles))
+
+
+def _expected(count: int) -> tuple[float, float]:
+    """Return how few and how many interruptions can be expected where `count` were seen: 80% of the cases, by Wilson and Hilferty."""
+    low, high = (n * (1 - 1 / (9 * n) + z / (3 * sqrt(n))) ** 3 for n, z in ((count, -1.28), (count + 1, 1.28)))
+    return low, high
 
 
 _RANKS_SHOWN = 8

@@ -5,8 +5,6 @@ record events on a device, whose stream waits. What is reduced while the backwar
 FSDP makes the stream wait for each collective by `Stream.wait_event`: `stream_waits` records events around that.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Time that torch spends compiling, told by dynamo's own callbacks: the state `compile`.
+"""Time that torch spends compiling, by dynamo's own callbacks: the state `compile`.
 
 Meanwhile what stands in place of torch's own methods steps aside, whichever thread compiles. Dynamo is imported by the first optimizer or the
 first `torch.compile`: where that comes while a loop runs, the import is noticed.
@@ -72,7 +72,7 @@ class CompileWatch:
             _registered.remove(self)
         if not _registered:
             vars(handler).pop("clear", None)
-        with contextlib.suppress(ValueError):  # somebody has cleared all callbacks
+        with contextlib.suppress(ValueError):  # all callbacks were cleared
             handler.remove_start_callback(callbacks[0])
         with contextlib.suppress(ValueError):
             handler.remove_end_callback(callbacks[1])

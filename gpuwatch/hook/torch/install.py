@@ -1,13 +1,12 @@
-"""What is hooked in torch and JAX while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
-
-from __future__ import annotations
+"""What is hooked in torch while a training is watched: device times, copies, compilations, checkpoints. All of it is removed again."""
 
 import sys
 from collections.abc import Callable
-from threading import get_ident
+from functools import partial
+from threading import current_thread, get_ident, main_thread
 from typing import Any
 
-from gpuwatch.hook.jax_timeline import asynchronous_framework, jax_timeline, torch_steps
+from gpuwatch.hook.identity import asynchronous_framework, torch_steps
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.communication import CommunicationWatch
 from gpuwatch.hook.torch.compile import CompileWatch
@@ -18,19 +17,23 @@ from gpuwatch.hook.torch.stream_waits import StreamWaits
 from gpuwatch.hook.torch.transfers import READS, TransferWatch
 from gpuwatch.ledger.device_pieces import Events
 from gpuwatch.ledger.device_timeline import DeviceTimeline
-from gpuwatch.ledger.events import BETWEEN, IN_STEP
-from gpuwatch.ledger.states import CHECKPOINT
+from gpuwatch.ledger.events import BETWEEN, IN_STEP, STARTUP
+from gpuwatch.ledger.states import CHECKPOINT, CHECKPOINT_LOAD, RENDEZVOUS
 
-# Modules, their functions that write or read checkpoints, and the package that has these by the same names.
-_CHECKPOINTS = (
-    ("torch.serialization", ("save", "load"), "torch"),
-    ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
-    ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
-)
+PHASES: dict[str, tuple[str, dict[str, str]]] = {
+    "torch.serialization": ("torch", {"save": CHECKPOINT, "load": CHECKPOINT_LOAD}),
+    "torch.distributed.checkpoint.state_dict_saver": (
+        "torch.distributed.checkpoint",
+        {"save": CHECKPOINT, "async_save": CHECKPOINT},
+    ),
+    "torch.distributed.checkpoint.state_dict_loader": ("torch.distributed.checkpoint", {"load": CHECKPOINT_LOAD}),
+    "torch.distributed.distributed_c10d": ("torch.distributed", {"init_process_group": RENDEZVOUS}),
+}
+"""By module: the package that has its functions by the same names, and the phase that each of these is."""
 
 
-class CheckpointWatch:
-    """Books what a training's own loop saves and loads as `checkpoint`, from the first pass or step on until the run is closed."""
+class PhaseWatch:
+    """Books what the training thread saves, loads and waits for other ranks at the start as phases, while a run is open."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -39,22 +42,27 @@ class CheckpointWatch:
 
     def install(self) -> None:
         """Wrap the functions of those modules that are imported by now."""
-        for name, functions, package in _CHECKPOINTS:
+        for name, (package, functions) in PHASES.items():
             module = sys.modules.get(name)
-            if module is not None and name not in self._wrapped:
+            if module is not None and package in sys.modules and name not in self._wrapped:
                 self._wrapped.add(name)
-                for function in functions:
-                    self._patches.wrap(module, function, self._timed, sys.modules[package])
+                for function, phase in functions.items():
+                    if hasattr(module, function):
+                        self._patches.wrap(module, function, partial(self._timed, phase), sys.modules[package])
 
     def remove(self) -> None:
         self._patches.restore()
 
-    def _timed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _timed(self, phase: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
         # A data set may load its samples so: in a fetch it is a part of that. So is what happens in a declared phase.
-        if recorder.thread != get_ident() or recorder.doing() not in (IN_STEP, BETWEEN):
+        if recorder.doing() not in (IN_STEP, BETWEEN, STARTUP):
             return original(*args, **kwargs)
-        level = recorder.enter(CHECKPOINT, recorder.clock())
+        if recorder.thread is None and current_thread() is main_thread():  # before the first pass or step
+            recorder.claim_thread(steps=False)
+        if recorder.thread != get_ident():
+            return original(*args, **kwargs)
+        level = recorder.enter(phase, recorder.clock())
         try:
             return original(*args, **kwargs)
         finally:
@@ -80,7 +88,7 @@ class TorchHooks:
         self.optimizer = OptimizerSteps(recorder, self._begin_optimizer_step)
         self.communication = CommunicationWatch(recorder)
         self._streams = StreamWaits(recorder)
-        self._checkpoints = CheckpointWatch(recorder)
+        self.phases = PhaseWatch(recorder)
         self._accelerate: Patches | None = None
 
     def make_loader(self, prepare: Callable[[], Patches]) -> None:
@@ -94,7 +102,7 @@ class TorchHooks:
         if self._transfers is not None:
             self._transfers.install()
         self._compiling.install()
-        self._checkpoints.install()
+        self.phases.install()
         self.optimizer.install()
 
     def _begin_optimizer_step(self) -> None:
@@ -108,7 +116,7 @@ class TorchHooks:
     def begin_step(self) -> None:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
         self._compiling.install()
-        self._checkpoints.install()
+        self.phases.install()
         self.find_device()
 
     def end_loop(self) -> None:
@@ -129,10 +137,6 @@ class TorchHooks:
         events = torch_events(torch) if is_used else None
         if events is not None:
             self.attach(events)
-        elif timeline is not None and torch_steps.seen:
-            recorder.release_device(recorder.clock())
-        elif timeline is None and (found := jax_timeline(recorder.clock)) is not None:
-            recorder.adopt_device(found)
 
     def attach(self, events: Events) -> None:
         """Measure by these events from the next batch on."""
@@ -155,7 +159,7 @@ class TorchHooks:
         self._leave_accelerate()
         if self._transfers is not None:
             self._transfers.remove_all()
-        for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self._checkpoints):
+        for hooked in (self._compiling, self.optimizer, self.communication, self._streams, self.phases):
             hooked.remove()
         hooks, self._optimizer_hook, self._torch_hook = (self._optimizer_hook, self._torch_hook), None, None
         for hook in hooks:

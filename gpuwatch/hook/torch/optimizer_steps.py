@@ -4,8 +4,6 @@ The time from an optimizer step to the next forward pass is the step's wait: tor
 gradients are an evaluation. And the count of optimizer steps distinguishes training from a pass that only reads.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -78,8 +76,7 @@ class OptimizerSteps:
             call()
         except Exception as error:
             self._has_failed = True
-            if self._recorder.failed is not None:
-                self._recorder.failed("bounding steps by the optimizer", error)
+            self._recorder.failed("bounding steps by the optimizer", error)
 
     def _step(self) -> None:
         self.count += 1

@@ -1,7 +1,5 @@
 """Functions of others, replaced for as long as a training runs, and put back on any exit."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable
@@ -32,7 +30,7 @@ class Patches:
             return False
         original = getattr(owner, name, None)
         if not callable(original):
-            say_once(f"{_name(owner)} has no {name}(): what gpuwatch would see there is not told apart")
+            say_once(f"{_name(owner)} has no {name}(): what gpuwatch measures by it is counted as other time")
             return False
 
         @functools.wraps(original)

@@ -5,8 +5,6 @@ A replacement acts while a loop is open, in the training thread, inside a step; 
 TorchFunctionMode: those change how every operation is dispatched. A Tensor subclass or such a mode gets the original function.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from threading import get_ident
@@ -42,7 +40,7 @@ class TransferWatch:
         except AttributeError:  # a torch that is built otherwise
             return original(tensor, *args, **kwargs)
         if modes > 1 or (modes and _overrides(torch, tensor)):
-            # Only the first of several can be told: leave the method to torch until the last loop ends.
+            # Only the first of several can be seen: leave the method to torch until the last loop ends.
             self.methods.leave(torch, name)
             return original(tensor, *args, **kwargs)
         recorder = self._recorder

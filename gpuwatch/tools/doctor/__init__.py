@@ -3,8 +3,6 @@
 A check is a function of `Machine` that returns an `Outcome`. Adding one is a function and a line in CHECKS.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
 
-from gpuwatch.tools.doctor import gpus, limits, processes, services, software
+from gpuwatch.tools.doctor import gpus, limits, services, software
 from gpuwatch.tools.doctor.machine import Machine, in_background
 from gpuwatch.tools.doctor.outcome import Outcome, problem, warning
 
@@ -29,8 +27,8 @@ CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
     ("GPU", "driver", gpus.driver),
     ("GPU", "pynvml", software.pynvml),
     ("GPU", "visible GPUs", gpus.visible_gpus),
-    ("Permissions", "pid namespace", processes.pid_namespace),
-    ("Permissions", "ptrace", processes.ptrace),
+    ("Permissions", "pid namespace", limits.pid_namespace),
+    ("Permissions", "ptrace", limits.ptrace),
     ("Limits", "/dev/shm", limits.shm),
     ("Limits", "open files", limits.open_files),
     ("Limits", "locked memory", limits.locked_memory),
@@ -42,8 +40,8 @@ CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
     ("Agent", "collectors", services.collectors),
     ("Agent", "version", services.agent_version),
     ("Agent", "hook socket", services.hook_socket),
-    ("Agent", "agent port", processes.agent_port),
-    ("Agent", "page port", processes.page_port),
+    ("Agent", "agent port", services.agent_port),
+    ("Agent", "page port", services.page_port),
     ("Agent", "history", services.history),
     ("Prometheus", "targets", services.prometheus),
     ("Prometheus", "alert rules", services.alert_rules),

@@ -1,7 +1,5 @@
 """The NVIDIA driver, the GPUs that a training sees, and whether torch's build fits the driver. Nothing initialises CUDA."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +10,7 @@ from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.tools.doctor.software import numbers
 
 _NVIDIA = "0x10de"
-_DISPLAY = "0x03"
-"""PCI class of graphics and compute: an NVIDIA sound function or an NVSwitch is no GPU."""
+_DISPLAY = "0x03"  # PCI class of graphics and compute: an NVIDIA sound function or an NVSwitch is no GPU
 _BROKEN = {
     "mismatch": (
         "the driver's library and its kernel module are of different versions",

@@ -1,8 +1,8 @@
-"""What loader workers run out of: /dev/shm, open files, locked memory, processes, cores. And whether the clock is synchronised."""
-
-from __future__ import annotations
+"""What the kernel allows: which processes the agent can read; /dev/shm, files, memory, processes and cores, of which workers run out. And the clock."""
 
 import resource
+from collections.abc import Iterator
+from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.errors import NoData
@@ -15,6 +15,74 @@ from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 _MIB, _GIB = 1 << 20, 1 << 30
 _LARGER = "docker run --shm-size=16g; compose: shm_size: 16gb; Kubernetes: an emptyDir with medium: Memory"
 _FEW, _ENOUGH = 256, 4096
+_NODE_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the inode of the kernel's first pid namespace is a constant."""
+_SAMPLED = 20
+_HOST_PIDS = "pid: host in compose, docker run --pid=host, hostPID: true in Kubernetes"
+_PTRACE = (
+    "docker run --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH (compose: cap_add), or run the agent as root; where both are there, "
+    "AppArmor or a user namespace forbids it: docker run --security-opt apparmor=unconfined"
+)
+"""Both: /proc/PID/io is mode 0400 as well, which SYS_PTRACE alone does not pass."""
+
+
+def pid_namespace(machine: Machine) -> Outcome:
+    """Whether /proc is the node's: NVML reports the node's pids, which mean nothing in another pid namespace."""
+    try:
+        namespace = str((machine.procfs / "self/ns/pid").readlink())
+    except OSError:
+        return skipped(f"{machine.procfs}/self/ns/pid cannot be read")
+    if namespace == _NODE_PID_NAMESPACE:
+        return ok("/proc is the node's")
+    found = f"/proc is a container's ({namespace})"
+    if any(_is_agent(pid, machine.procfs) for pid in _pids(machine.procfs)):
+        return problem(f"{found}: the agent here cannot match GPUs to processes", f"give it the node's: {_HOST_PIDS}")
+    return warning(f"{found}: fine for training, not for an agent", f"for an agent: {_HOST_PIDS}")
+
+
+def ptrace(machine: Machine) -> Outcome:
+    """Whether /proc/PID/io and /proc/PID/root of other users' processes can be read; yama restricts only py-spy."""
+    yama = _yama(machine.procfs)
+    others, refused = 0, 0
+    for pid in _pids(machine.procfs):
+        place = machine.procfs / str(pid)
+        try:
+            if place.stat().st_uid == machine.uid or not (place / "io").exists():
+                continue
+        except OSError:
+            continue
+        others += 1
+        refused += not (machine.reads(place / "io") and machine.reads(place / "root"))
+        if others == _SAMPLED:
+            break
+    if not others:
+        return skipped(f"there is no process of another user to try{yama}")
+    if not refused:
+        return ok(f"processes of other users can be read{yama}")
+    found = (
+        f"I/O and /dev/shm of {refused} of {others} processes of other users cannot be read: an agent would lack them"
+    )
+    return warning(f"{found}{yama}", _PTRACE)
+
+
+def _yama(procfs: Path) -> str:
+    try:
+        scope = (procfs / "sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return ""
+    return "" if scope == "0" else f"; yama ptrace_scope {scope}: py-spy needs root"
+
+
+def _pids(procfs: Path) -> Iterator[int]:
+    return (int(path.name) for path in procfs.glob("[0-9]*") if path.name.isdigit())
+
+
+def _is_agent(pid: int, procfs: Path) -> bool:
+    """Return whether a process is what `gpuwatch agent` goes on as, see gpuwatch_agent/__main__.py."""
+    try:
+        return b"gpuwatch_agent" in (procfs / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def shm(machine: Machine) -> Outcome:

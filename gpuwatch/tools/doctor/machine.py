@@ -10,10 +10,12 @@ import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,8 +26,9 @@ import msgspec
 
 import gpuwatch
 from gpuwatch.api import Status
-from gpuwatch.api.client import Reply, fetch, why
+from gpuwatch.api.client import Reply, api_token, fetch, reason_of, why, without_password
 from gpuwatch.wire import endpoint
+from gpuwatch.wire.endpoint import is_loopback
 
 DISTRIBUTION = "gpuwatch-training"
 _NVML_DEADLINE_S = 2.0
@@ -55,12 +58,9 @@ class NvmlFacts:
     state: Literal["answers", "no module", "no library", "not loaded", "mismatch", "hangs", "fails"]
     error: str = ""
     driver: str = ""
-    cuda: tuple[int, int] | None = None
-    """The newest CUDA (major, minor) that the driver runs. None: unknown."""
-    gpus: tuple[tuple[str, str], ...] = ()
-    """(UUID, name) of the GPUs that answer, in NVML's order."""
-    lost: tuple[str, ...] = ()
-    """The GPUs that are listed and do not answer, each with NVML's error message."""
+    cuda: tuple[int, int] | None = None  # the newest CUDA (major, minor) that the driver runs. None: unknown.
+    gpus: tuple[tuple[str, str], ...] = ()  # (UUID, name) of the GPUs that answer, in NVML's order
+    lost: tuple[str, ...] = ()  # the GPUs that are listed and do not answer, each with NVML's error message
 
 
 def read_nvml() -> NvmlFacts:
@@ -119,21 +119,22 @@ class AgentView:
     url: str
     state: Literal["answers", "refused", "foreign", "unreachable"]
     """An agent answers; the connection is refused; another program answers; any other error."""
-    status: Status | None = None
-    """Its /api/v1/status. None unless `state` is "answers"."""
+    status: Status | None = None  # its /api/v1/status. None unless `state` is "answers".
     error: str = ""
     ready: bool = False
-    not_ready: str = ""
-    """Its reason at /readyz."""
+    not_ready: str = ""  # its reason at /readyz
 
 
 def ask_agent(url: str, fetch: Fetch) -> AgentView:
+    asked, url = url, without_password(url)
     try:
-        answer = fetch(f"{url}/api/v1/status")
+        answer = fetch(f"{asked}/api/v1/status")
+        if answer.status in (401, 403, 421):
+            return AgentView(url, "unreachable", error=f"it answers with status {answer.status}: {reason_of(answer)}")
         if answer.status != 200:
             return AgentView(url, "foreign", error=f"another program answers there (status {answer.status})")
         status = msgspec.json.decode(answer.body, type=Status)
-        ready = fetch(f"{url}/readyz")
+        ready = fetch(f"{asked}/readyz")
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)
         return AgentView(url, "refused" if refused else "unreachable", error=why(error))
@@ -144,8 +145,7 @@ def ask_agent(url: str, fetch: Fetch) -> AgentView:
 
 
 def is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 @dataclass(eq=False)
@@ -153,11 +153,9 @@ class Machine:
     """What a check may read. Every method may be called from any thread; tests replace what they are about."""
 
     agent_url: str
-    agent_wanted: bool
-    """Whether the user named the agent: one that does not answer is a problem then."""
+    agent_wanted: bool  # whether the user named the agent: one that does not answer is a problem then
     prometheus_url: str | None
-    history: Path | None
-    """Where an agent started by this user keeps its history. None without the agent extra."""
+    history: Path | None  # where an agent started by this user keeps its history. None without the agent extra.
     page_port: int
     nvml: Callable[[], NvmlFacts]
     agent: Callable[[], AgentView]
@@ -230,6 +228,16 @@ class Machine:
             return False
         return True
 
+    def accepts(self, where: str, token: str) -> bool:
+        """Return whether an agent accepts a token over TCP, within half a second."""
+        from gpuwatch.wire.sockets import ZmqSender
+
+        sender, deadline_s = ZmqSender(where, token), time.monotonic() + _CONNECT_S
+        while (accepted := sender.is_accepted()) is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        sender.close()
+        return bool(accepted)
+
     def writes(self, path: Path) -> bool:
         return os.access(path, os.W_OK)
 
@@ -238,5 +246,5 @@ def this_machine(
     agent_url: str, agent_wanted: bool, prometheus_url: str | None, history: Path | None, page_port: int
 ) -> Machine:
     """Return this machine, as this process sees it. NVML and the agent are read once, in the background."""
-    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, fetch))
+    nvml, agent = in_background(read_nvml), in_background(lambda: ask_agent(agent_url, partial(fetch, token=api_token)))
     return Machine(agent_url, agent_wanted, prometheus_url, history, page_port, nvml.result, agent.result)

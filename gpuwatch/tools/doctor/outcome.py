@@ -1,7 +1,5 @@
 """The result of a check, and the report of all of them: for a terminal, for a pipe and as JSON."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ _STYLES: dict[Status, dict[str, Any]] = {
 class Outcome:
     status: Status
     found: str
-    remedy: str | None = None
-    """One line; None where there is nothing to do."""
+    remedy: str | None = None  # one line; None where there is nothing to do
     group: str = ""
     name: str = ""
 

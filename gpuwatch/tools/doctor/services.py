@@ -1,13 +1,13 @@
-"""The agent, the socket through which a hook finds it, its history, and a Prometheus that scrapes it."""
-
-from __future__ import annotations
+"""The agent, the socket through which a hook finds it, the ports of agent and page, its history, and a Prometheus that scrapes it."""
 
 import json
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from gpuwatch.api.client import why
+from gpuwatch.api.client import why, without_password
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
 from gpuwatch.tools.doctor.machine import Machine, is_local
@@ -16,11 +16,11 @@ from gpuwatch.wire import endpoint
 
 _NO_AGENT = "no agent answers"
 _START = "start an agent: gpuwatch up"
-_LEAST_BYTES, _ENOUGH_BYTES = 100 << 20, 2 << 30
-"""By default the history is kept below 2 GiB."""
+_LEAST_BYTES, _ENOUGH_BYTES = 100 << 20, 2 << 30  # by default the history is kept below 2 GiB
 _OTHER_FILE = "gpuwatch agent --history FILE, or GPUWATCH_HISTORY=FILE"
 _JOB = "gpuwatch"
 _RULE = "GpuStarved"
+_TOKEN = "set GPUWATCH_TOKEN_FILE to a copy of the file that the agent has as --token-file"
 _SCRAPE = f"scrape_configs: [{{job_name: {_JOB}, static_configs: [{{targets: ['HOST:9478']}}]}}], then reload it"
 
 
@@ -119,7 +119,14 @@ def _declared(machine: Machine, declared: str) -> Outcome:
     host, _, port = checked.removeprefix("tcp://").rpartition(":")
     if not machine.connects(host.strip("[]"), int(port)):
         return problem(f"GPUWATCH_ENDPOINT={declared}: no process listens", remedy)
-    return ok(f"{checked}: a process listens")
+    try:
+        token = endpoint.token("GPUWATCH_TOKEN", machine.environ)
+    except ConfigError as error:
+        return problem(str(error), _TOKEN)
+    if token is None or not machine.accepts(checked, token):
+        what = "does not accept this token" if token else "needs the agent's token"
+        return problem(f"GPUWATCH_ENDPOINT={declared}: what listens there {what}", _TOKEN)
+    return ok(f"{checked}: an agent accepts the token")
 
 
 def _owner(path: Path) -> str:
@@ -127,6 +134,34 @@ def _owner(path: Path) -> str:
         return f"{path.owner()}:{path.group()}"
     except (KeyError, OSError):
         return "unknown owner"
+
+
+def agent_port(machine: Machine) -> Outcome:
+    """The port of the agent's /metrics and API: free, gpuwatch's, or taken by another program."""
+    if not is_local(machine.agent_url):
+        return skipped(f"{without_password(machine.agent_url)} is another machine's")
+    parts = urlsplit(machine.agent_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if (status := machine.agent().status) is not None:
+        return ok(f"{port} is answered by gpuwatch {status.version}")
+    if not machine.connects("127.0.0.1", port):
+        return ok(f"{port} is free")
+    return problem(
+        f"{port} is taken, and no agent answers there",
+        f"ss -ltnp shows by which program; stop it, or gpuwatch agent --http 127.0.0.1:{port + 2}",
+    )
+
+
+def page_port(machine: Machine) -> Outcome:
+    """The port of the live page: free, a Streamlit page's, or taken by another program."""
+    port = machine.page_port
+    if not machine.connects("127.0.0.1", port):
+        return ok(f"{port} is free")
+    with suppress(OSError):
+        if machine.fetch(f"http://127.0.0.1:{port}/_stcore/health").body.strip() == b"ok":
+            return ok(f"{port} is answered by a Streamlit page")
+    remedy = f"ss -ltnp shows which; stop it, or gpuwatch up --port {port + 1}"
+    return warning(f"{port} is taken by another program", remedy)
 
 
 def history(machine: Machine) -> Outcome:

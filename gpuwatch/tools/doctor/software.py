@@ -1,7 +1,5 @@
 """Versions of Python, gpuwatch and what its extras require; the GPUWATCH_* variables."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable
@@ -144,14 +142,15 @@ _SERVICES = ("AGENT", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "DASHBOARD")
 KNOWN: dict[str, Accepted] = {
     "GPUWATCH_ENDPOINT": (
         lambda value: endpoint.checked(value, "it"),
-        "ipc:///absolute/path.sock or tcp://127.0.0.1:PORT",
+        "ipc:///absolute/path.sock or tcp://ADDRESS:PORT",
     ),
-    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "GRAFANA_PASSWORD")},
+    **{f"GPUWATCH_{name}": _ANY for name in ("RUN", "JOB", "TAG", "GRAFANA_PASSWORD", "TOKEN", "API_TOKEN")},
     **{f"GPUWATCH_{name}": _FLAG for name in ("QUIET", "DISABLE", "AUTO")},
     "GPUWATCH_AUTO_PID": (str.isdigit, "a process id"),
     "GPUWATCH_LOG": (lambda value: value.lower() == "auto" or _FLAG[0](value), "auto"),
     "GPUWATCH_HTTP": (is_address, "HOST:PORT"),
-    **{f"GPUWATCH_{name}": _FILE for name in ("HISTORY", "CONFIG")},
+    "GPUWATCH_AGENT_SCHEME": (lambda value: value in ("http", "https"), "http or https"),
+    **{f"GPUWATCH_{name}": _FILE for name in ("HISTORY", "CONFIG", "TOKEN_FILE", "API_TOKEN_FILE", "CLIENT_CERT")},
     **{f"GPUWATCH_{name}": _URL for name in ("AGENT", "AGENT_URL", "PROMETHEUS", "PROMETHEUS_URL")},
     "GPUWATCH_RUN_DIR": (lambda value: value.startswith("/"), "an absolute path"),
     "GPUWATCH_GPU_HOUR": (parse_price, "a price and its currency, as in 4.2 EUR"),

@@ -1,7 +1,5 @@
 """Two runs side by side: what changed and how sure that is, what was predicted, and the limits of `--fail-on`."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,8 +15,7 @@ from gpuwatch.tools.reports.model import RunReport
 from gpuwatch.tools.reports.statistics import speedup
 
 SCHEMA = "gpuwatch-compare/1"
-VISIBLE = 0.0005
-"""Shares below it are 0.0% in a table and nothing in a bar."""
+VISIBLE = 0.0005  # shares below it are 0.0% in a table and nothing in a bar
 STEP, SLOWER = "step_s", "slower"
 _STEP_ROWS = {
     "step, mean": "mean_s",
@@ -35,13 +32,10 @@ class Prediction(msgspec.Struct, frozen=True):
 
     cause: str
     advice: str
-    predicted: float
-    """Times the throughput."""
+    predicted: float  # times the throughput
     predicted_range: tuple[float, float] | None
-    achieved: float | None
-    """None: one of the runs has no steps."""
-    fulfilled: float | None
-    """Achieved over predicted throughput: 1.0 is as predicted."""
+    achieved: float | None  # None: one of the runs has no steps
+    fulfilled: float | None  # achieved over predicted throughput: 1.0 is as predicted
     gone: bool
 
 
@@ -51,16 +45,13 @@ class Comparison(msgspec.Struct, frozen=True):
     schema: str
     a: RunReport
     b: RunReport
-    share_change: dict[str, float]
-    """Share of each state in `b` minus that in `a`."""
+    share_change: dict[str, float]  # share of each state in `b` minus that in `a`
     speedup: float | None
     """Step time of `a` over that of `b`: above 1, `b` is faster. Samples a step are taken into account where both know them."""
     speedup_interval: tuple[float, float] | None
     """95%: Welch's t on the logarithms of the means of blocks of consecutive steps; None with too few steps."""
-    per_sample: bool
-    """Whether batches differ, so that it is the time of a sample that is compared."""
-    prediction: Prediction | None
-    """None where the first run had no prediction."""
+    per_sample: bool  # whether batches differ, so that it is the time of a sample that is compared
+    prediction: Prediction | None  # none where the first run had no prediction
 
     @property
     def outcome(self) -> list[str]:
@@ -183,8 +174,7 @@ class Broken:
     """A state, whose share of the run's time is limited (0–1), `step_s`, the mean step in seconds, or `slower`: by which share the
     second of two runs may be slower."""
     most: float
-    value: float | None
-    """None: not measured, which keeps no limit."""
+    value: float | None  # None: not measured, which keeps no limit
 
     def __str__(self) -> str:
         text = duration if self.name == STEP else percent

@@ -4,11 +4,11 @@ Colours are Okabe and Ito's (distinct for colour-blind readers, on light and dar
 States that mean trouble without a loader to blame also have a pattern, so that colour is never the only carrier.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuwatch.formatting import percent
+from gpuwatch.ledger.states import ENERGY_KINDS, shares
 
 BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
 SKY, PINK, YELLOW = "#56B4E9", "#CC79A7", "#E3D02F"
@@ -120,13 +120,10 @@ class Scale:
 class Shown:
     """How values of a unit are shown, and which metrics have it."""
 
-    scales: tuple[tuple[float, Scale], ...]
-    """The least magnitude that a scale is meant for, largest first."""
+    scales: tuple[tuple[float, Scale], ...]  # the least magnitude that a scale is meant for, largest first
     grafana: str = "short"
-    metric: str | None = None
-    """The unit of metrics (`gpuwatch/metrics.py`) whose values are in this one."""
-    rate_of: str | None = None
-    """The unit of metrics whose rates are in this one."""
+    metric: str | None = None  # the unit of metrics (`gpuwatch/metrics.py`) whose values are in this one
+    rate_of: str | None = None  # the unit of metrics whose rates are in this one
 
 
 def _only(suffix: str, factor: float = 1.0) -> tuple[tuple[float, Scale], ...]:
@@ -180,3 +177,11 @@ def digits(value: float) -> str:
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def energy(joules: Mapping[str, float]) -> str:
+    """Return e.g. "3.10 kWh, 38% of it waiting for data": the energy by state, and the state other than work that has most of it."""
+    whole = sum(joules.values())
+    text = f"{digits(whole / 3.6e6)} kWh" if whole >= 3.6e5 else f"{digits(whole / 3600)} Wh"
+    lost = [item for item in shares(joules).items() if item[0] not in ENERGY_KINDS["working"] and item[1] >= 0.01]
+    return text + "".join(f", {percent(share)} of it {STATES[state].name}" for state, share in lost[:1])

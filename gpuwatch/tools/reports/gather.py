@@ -1,7 +1,5 @@
 """Make a `RunReport` of a run that a source knows: choose the run, order its findings, and measure its steps."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -24,13 +22,11 @@ from gpuwatch.ledger.states import RUN_STATES, shares
 from gpuwatch.tools.reports import model
 from gpuwatch.tools.reports.statistics import block_means, mean_interval, quantile
 
-_POINTS = 120
-"""Intervals of the ledger over time, and groups of steps, at most."""
+_POINTS = 120  # intervals of the ledger over time, and groups of steps, at most
 _STEPS = 20_000
 _OF_RUN = ("name", "user", "job", "host", "device", "world_size", "steps", "versions", "tags")
 """What a report takes over from rank 0."""
-_MISSED = 0.01
-"""Share of a run's step records that may be missing for other reasons than that they are old."""
+_MISSED = 0.01  # share of a run's step records that may be missing for other reasons than that they are old
 _ENDS_A_RUN = tuple(rule.cause for rule in RULES if rule.ends_run)
 """Causes that nothing is weighed against: they are found once, at the end."""
 _DEVICE = ("input_wait_s", "device_transfer_s", "device_compute_s", "host_wait_s")
@@ -66,6 +62,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
     first = ranks[0]
     run = first.run
     states = _ordered({state: sum(rank.states.get(state, 0.0) for rank in ranks) for state in RUN_STATES})
+    joules = _ordered({state: sum(rank.energy_joules.get(state, 0.0) for rank in ranks) for state in RUN_STATES})
     names = [name for rank in ranks for name in rank.phases]
     phases = {name: sum(rank.phases.get(name, 0.0) for rank in ranks) for name in names}
     started_s, until_s = min(rank.started_s for rank in ranks), max(rank.watermark_s for rank in ranks)
@@ -92,6 +89,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
         states=states,
         shares=shares(states),
         phases=phases,
+        energy_joules=joules,
         samples=sum(samples) if samples else None,
         records_lost=sum(rank.records_lost for rank in ranks),
         verdict=give_verdict(judged),
@@ -101,7 +99,7 @@ def gather(source: RunSource, wanted: str, now_s: float, prices: Prices | None =
             model.Rank(rank.rank, rank.host, rank.pid, rank.status, rank.steps, _ordered(rank.states)) for rank in ranks
         ),
         loader={name: value for name, value in loader.items() if name != "worker_pids"} or None,
-        gpus=_gpu_models(source, run, started_s, now_s),
+        gpus=tuple(model or "GPU" for rank in ranks for model in rank.gpus),
         over_time=_over_time(source, run, started_s, until_s),
         steps_over_time=_steps_over_time(source.steps(run, first.rank, _POINTS) or Steps()),
         cost=_cost(ranks, prices),
@@ -197,16 +195,6 @@ def _over_time(source: RunSource, run: str, started_s: float, until_s: float) ->
     return model.LedgerOverTime(
         tuple(ends), {state: tuple(grown[end].get(state, 0.0) for end in ends) for state in seen}
     )
-
-
-def _gpu_models(source: RunSource, run: str, started_s: float, now_s: float) -> tuple[str, ...]:
-    owned = source.series("gpuwatch_gpu_owner_info", {"run": run}, started_s, now_s, 2)
-    uuids = {series.labels["UUID"] for series in owned}
-    if not uuids:
-        return ()
-    infos = source.series("gpuwatch_gpu_info", {}, started_s, now_s, 2)
-    models = {s.labels["UUID"]: s.labels.get("modelName") or s.labels.get("model") for s in infos}
-    return tuple(models.get(uuid) or "GPU" for uuid in sorted(uuids))
 
 
 def _cost(ranks: Sequence[Run], prices: Prices | None) -> Cost | None:

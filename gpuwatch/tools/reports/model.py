@@ -3,8 +3,6 @@
 Times in Unix seconds, durations in seconds, ratios 0–1. None: not measured. Fields are only ever added within a schema's number.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import msgspec
@@ -130,6 +128,8 @@ class RunReport(msgspec.Struct, frozen=True):
     cost: Cost | None = None
     phases: dict[str, float] = {}
     """Seconds by name of the declared phases that are a part of the state `other`."""
+    energy_joules: dict[str, float] = {}
+    """Energy by state of the GPUs that its ranks alone held; empty: not measured."""
 
     @property
     def headline(self) -> str:

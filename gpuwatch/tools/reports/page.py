@@ -5,8 +5,6 @@ Plots are inline SVG for any width: shapes lie in an inner `<svg>` that is stret
 of the outer one, so that they keep their size on a phone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -44,6 +42,7 @@ def environment() -> Environment:
     )
     filters = (code, display.digits, display.display, duration, money, percent, plain, sentence, shares, when)
     made.filters |= {each.__name__: each for each in filters}
+    made.filters["energy"] = display.energy
     made.filters["hours"] = lambda hours: f"{display.digits(hours) if hours else 0} h"
     made.globals |= {name: getattr(display, name) for name in _DISPLAY}
     made.globals |= {"VISIBLE": VISIBLE, "stack_rows": stack_rows}

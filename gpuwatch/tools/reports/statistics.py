@@ -4,8 +4,6 @@ Consecutive steps are correlated, so that a standard error over single steps wou
 over the means of 20 blocks of consecutive steps (the method of batch means).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp, log, sqrt
 from statistics import fmean, variance

@@ -3,8 +3,6 @@
 Rendering a page is then arithmetic on some hundred numbers, so that one process serves a thousand nodes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +22,9 @@ PHASES = {
     "transfer": (s.TRANSFER,),
     "compute": (s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT),
 }
-BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
-GONE_AFTER_S = 900.0
-"""A run's series disappear this long after its end, as with the agent."""
+TAKEN_AFTER_S, GONE_AFTER_S = 10.0, 120.0
+"""A run's series disappear this long after its end, and its `run_up`, as with an agent that is scraped every 5 s."""
+QUIET_S = 900.0  # A state of a GPU disappears so long after its last second
 GPU_BYTES = 141 * 2**30
 NODE_RATES = {
     "cpu_seconds": {"user": 28.0, "system": 3.0, "iowait": 1.0, "idle": 160.0},
@@ -42,7 +40,6 @@ NODE_RATES = {
     "pressure_memory_stalled_seconds": {"": 0.0},
     "messages_received": {"": 16.0},
     "agent_cpu_seconds": {"": 0.03},
-    "nvml_call_seconds": {"utilization": 0.002, "memory": 0.001, "processes": 0.004, "gpm": 0.003},
 }
 NODE_GAUGES = {
     "cpu_cores": (192, 0),
@@ -51,14 +48,14 @@ NODE_GAUGES = {
     "memory_total_bytes": (2 * 2**40, 0),
     "memory_available_bytes": (1.5 * 2**40, 2**30),
     "history_bytes": (5e8, 0),
-    "history_failures_total": (0, 0),
+    **dict.fromkeys(("history_failures_total", "history_waiting_seconds"), (0, 0)),
     "agent_resident_memory_bytes": (1.2e8, 0),
 }
 COLLECTORS = ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process")
-PER_STEP = {"steps": 1.0, "samples": 64.0, "comm_steps": 1.0, "device_steps": 1.0, "fetches_sampled": 1 / 8}
+PER_STEP = {"steps": 1.0, "samples": 64.0}
 PER_STEP |= {"loader_fetches": 1.0, "loader_ready_batches": 3.0}
-PER_SECOND = {"hook_overhead_seconds": 0.002, "step_records_lost": 0.0, "loader_worker_cpu_seconds": 4.0}
-PER_SECOND |= {"loader_worker_read_bytes": 2e7, "loader_worker_run_queue_seconds": 0.1}
+PER_SECOND = {"hook_overhead_seconds": 0.002, "loader_worker_cpu_seconds": 4.0}
+PER_SECOND |= {"loader_worker_read_bytes": 2e7}
 FAULTY_GPU = ("ecc_errors", "nvlink_errors", "pcie_replays")
 FAULTY_NODE = ("infiniband_symbol_errors", "infiniband_link_downed", "messages_rejected", "run_failures")
 FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged")
@@ -102,8 +99,9 @@ class NodePages:
         self._pieces = node.pieces()
         self._piece = next(self._pieces)
         self._states = dict.fromkeys(s.GPU_STATES, 0.0)
+        self._left_s: dict[str, float] = {}  # by state: when the GPUs were last in it
         self._run_states: dict[str, float] = dict.fromkeys(s.RUN_STATES, 0.0)
-        self._energy_j = 0.0
+        self._joules = dict.fromkeys(s.ENERGY_KINDS, 0.0)
         self._former: tuple[Job, dict[str, float]] | None = None
         self._template: Template | None = None
 
@@ -124,7 +122,9 @@ class NodePages:
         for states in (self._states, self._run_states):
             for state in states.keys() & piece.mix.keys():
                 states[state] += piece.mix[state] * length_s
-        self._energy_j += piece.power_w * length_s
+        for kind, share in s.by_kind(piece.mix).items():
+            self._joules[kind] += share * piece.power_w * length_s
+        self._left_s |= dict.fromkeys(piece.mix, piece.end_s)
         self._piece = next(self._pieces)
         if self._piece.job is not piece.job:
             self._former = (piece.job, self._run_states) if piece.job.run else None
@@ -132,14 +132,22 @@ class NodePages:
 
     def _make(self, time_s: float) -> Template:
         piece, lost_s = self._piece, self.node.gpu_lost_s
-        gone_s = self._former[0].end_s + GONE_AFTER_S if self._former is not None else None
+        former = self._former
+        ends = [former[0].end_s + after_s for after_s in (TAKEN_AFTER_S, GONE_AFTER_S)] if former is not None else []
         lost = lost_s is not None and time_s >= lost_s
-        changes = [piece.end_s, *(at_s for at_s in (lost_s, gone_s) if at_s is not None and at_s > time_s)]
+        quiet = [left_s + QUIET_S for left_s in self._left_s.values()]
+        changes = [piece.end_s, *(at_s for at_s in (lost_s, *ends, *quiet) if at_s is not None and at_s > time_s)]
         template = Template(piece.begin_s, min(changes))
         by_family: dict[str, list[Line]] = {metric.name: [] for metric in CATALOGUE}
-        for line in self._lines(lost, self._former if gone_s is not None and time_s < gone_s else None):
-            family = line.metric if line.metric in by_family else line.metric.rpartition("_")[0]  # of a histogram
-            by_family[family].append(line)
+        for line in self._lines(time_s, lost):
+            when = BY_NAME[line.metric].when
+            if when == "always" or (when in ("counted", "seen") and (line.base or line.pace or line.wiggle)):
+                by_family[line.metric].append(line)
+        if former is not None and time_s < ends[1]:
+            for gpu in range(self.node.gpus):
+                for line in _rank_lines(former[0], self.node, gpu, former[1], None, self._epoch_s):
+                    if line.metric == "gpuwatch_run_up" or (time_s < ends[0] and (line.base or line.pace)):
+                        by_family[line.metric].append(line)
         for name, lines in by_family.items():
             if not lines:
                 continue
@@ -155,10 +163,10 @@ class NodePages:
                     template.text += f"{line.base:.10g}\n"
         return template
 
-    def _lines(self, lost: bool, former: tuple[Job, dict[str, float]] | None) -> Iterator[Line]:
+    def _lines(self, time_s: float, lost: bool) -> Iterator[Line]:
         piece, node = self._piece, self.node
         for gpu in range(node.gpus - lost):
-            yield from self._gpu_lines(gpu)
+            yield from self._gpu_lines(time_s, gpu)
         if lost:
             key = self._key(node.gpus - 1)
             yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
@@ -167,8 +175,6 @@ class NodePages:
         for gpu in range(node.gpus):
             if piece.job.run:
                 yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
-            if former is not None:
-                yield from _rank_lines(former[0], node, gpu, former[1], None, self._epoch_s)
         if piece.job.run:
             yield from self._run_lines()
         yield from self._node_lines(lost)
@@ -176,23 +182,27 @@ class NodePages:
     def _key(self, gpu: int) -> dict[str, str]:
         return {"gpu": str(gpu), "UUID": f"GPU-{self.node.number:05d}-{gpu:02d}"}
 
-    def _gpu_lines(self, gpu: int) -> Iterator[Line]:
+    def _gpu_lines(self, time_s: float, gpu: int) -> Iterator[Line]:
         piece, job, key = self._piece, self._piece.job, self._key(gpu)
         held, hot, busy = job.kind != "free", self.node.throttled and gpu == 0, piece.utilization > 0
         for state in s.GPU_STATES:
             share = piece.mix.get(state, 0.0)
-            yield Line("gpuwatch_gpu_seconds_total", {**key, "state": state}, self._states[state], share)
+            if share or time_s - self._left_s.get(state, -QUIET_S) < QUIET_S:
+                yield Line("gpuwatch_gpu_seconds_total", {**key, "state": state}, self._states[state], share)
         yield Line("gpuwatch_gpu_ledger_watermark_timestamp_seconds", key, self._epoch_s + piece.begin_s, 1.0)
         info = {"model": "NVIDIA H200", "pci_bus_id": f"0000:{gpu:02x}:00.0", "driver_version": "580.0"}
         yield Line("gpuwatch_gpu_info", {**key, **info}, 1)
         rank = str(self.node.first_rank + gpu) if job.run else ""
-        tenant = {"user": job.user, "job_id": str(job.number)} if held else {}
+        tenant = {"user": job.user, "job_id": job.id} if held else {}
         yield Line("gpuwatch_gpu_owner_info", {**key, "run": job.run, "rank": rank, **tenant}, 1)
         yield Line("gpuwatch_gpu_utilization_ratio", key, piece.utilization, 0, 0.03 * busy)
         yield Line("gpuwatch_gpu_memory_used_bytes", key, 0.8 * GPU_BYTES if held else 5e8)
         yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
         yield Line("gpuwatch_gpu_power_watts", key, piece.power_w, 0, 9)
-        yield Line("gpuwatch_gpu_energy_joules_total", key, self._energy_j, piece.power_w)
+        for kind, part in s.by_kind(piece.mix).items():
+            yield Line(
+                "gpuwatch_gpu_energy_joules_total", {**key, "kind": kind}, self._joules[kind], part * piece.power_w
+            )
         yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)
         for reason in ("power", "thermal", "hardware"):
             yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
@@ -201,7 +211,6 @@ class NodePages:
         yield Line("gpuwatch_gpu_processes", key, float(held))
         if s.HELD_IDLE in piece.mix:
             yield Line("gpuwatch_gpu_holder_pid", {**key, "command": "python"}, 4000 + gpu)
-        yield Line("gpuwatch_gpu_sm_clock_hertz", key, 1.98e9 if busy else 3.45e8)
         for what, share in {"sm_active": 0.8, "tensor_active": 0.4, "dram_bandwidth": 0.5}.items():
             yield Line(f"gpuwatch_gpu_{what}_ratio", key, share * piece.mix.get(s.COMPUTE, 0.0), 0, 0.02 * busy)
 
@@ -214,12 +223,13 @@ class NodePages:
             yield Line("gpuwatch_finding_evidence_ratio", {"run": run, "cause": cause}, 0.3)
         if cause == "straggler" and self.node.first_rank == 0:
             yield Line("gpuwatch_straggler_excess_ratio", {"run": run, "rank": "0"}, 0.18)
-        job = {"job_id": str(piece.job.number)}
+        job = {"job_id": piece.job.id}
         for state in s.RUN_STATES:
             share = piece.mix.get(state, 0.0)
             if states[state] or share:
                 yield Line("gpuwatch_job_seconds_total", {**job, "state": state}, states[state], share)
         yield Line("gpuwatch_job_attempts_total", job, 1)
+        yield Line("gpuwatch_job_lost_seconds", job, 0)
         if wall_s := sum(states.values()):
             yield Line("gpuwatch_job_goodput_ratio", job, states[s.COMPUTE] / wall_s)
 
@@ -244,7 +254,6 @@ class NodePages:
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
         yield Line("gpuwatch_shm_used_bytes", {"mount": "host"}, 0.2 * 2**40, 0, 2**30)
         for collector in COLLECTORS:
-            yield Line("gpuwatch_collector_duration_seconds", {"collector": collector}, 0.002, 0, 0.0005)
             yield Line("gpuwatch_collector_success", {"collector": collector}, 1)
         yield Line("gpuwatch_build_info", {"version": "simulated"}, 1)
         yield Line("gpuwatch_sample_timestamp_seconds", {}, self._epoch_s + self._piece.begin_s, 1.0)
@@ -275,29 +284,25 @@ def _rank_lines(
         yield Line("gpuwatch_phase_seconds_total", {**key, "phase": "rollout"}, *spent(s.OTHER))
     stepped_s, stepping = spent(*STEP_STATES)
     steps, steps_per_s = stepped_s / job.step_s, stepping / job.step_s
-    for bound in (*BUCKETS_S, float("inf")):
-        share = 1.0 if bound >= job.step_s * 1.5 else 0.9 if bound >= job.step_s else 0.0
-        text = "+Inf" if bound == float("inf") else repr(bound)
-        yield Line("gpuwatch_step_seconds_bucket", {**key, "le": text}, share * steps, share * steps_per_s)
-    yield Line("gpuwatch_step_seconds_count", key, steps, steps_per_s)
-    yield Line("gpuwatch_step_seconds_sum", key, stepped_s, stepping)
     settings = {"timeline": "device", "device": "cuda", "num_workers": "8", "version": "simulated"}
-    who = {"name": f"{job.kind}-{job.number}", "job_id": str(job.number), "user": job.user}
+    who = {"name": f"{job.kind}-{job.number}", "job_id": job.id, "user": job.user}
     world = str(node.gpus * 4 if node.shares_runs else node.gpus)
     yield Line("gpuwatch_run_info", {**key, **who, **settings, "world_size": world}, 1)
     yield Line("gpuwatch_ledger_watermark_timestamp_seconds", key, epoch_s + begin_s, up)
-    yield Line("gpuwatch_last_step_timestamp_seconds", key, epoch_s + begin_s, float(stepping > 0))
-    per_step = {**PER_STEP, **({"unverified_steps": 0.01} if job.kind == "starved" else {})}
+    per_step = dict(PER_STEP)
     if job.number % 2:  # a language model that declares its operations and counts its tokens
         per_step["tokens"] = 2048.0
         if stepping:
             yield Line("gpuwatch_run_mfu_ratio", key, 0.5 * mix[s.COMPUTE])
+            yield Line("gpuwatch_run_mfu_estimated_ratio", key, 0.54 * mix[s.COMPUTE])
     for name, each in per_step.items():
         yield Line(f"gpuwatch_{name}_total", key, each * steps, each * steps_per_s)
     waited, waiting = spent(s.INPUT_WAIT)
     yield Line("gpuwatch_loader_empty_fetches_total", key, waited / job.step_s, waiting / job.step_s)
     yield Line("gpuwatch_hidden_input_wait_seconds_total", key, 0.1 * stepped_s, 0.1 * stepping)
     per_second = {**PER_SECOND, **({"loader_worker_written_bytes": 1e5} if job.kind == "starved" else {})}
+    if job.kind == "hang":
+        per_second["step_records_lost"] = 0.01
     if gpu == 0:  # one series a control group
         per_second |= {f"run_pressure_{what}_waiting_seconds": 0.02 for what in ("cpu", "io", "memory")}
         yield Line("gpuwatch_run_memory_limit_bytes", key, 1.8 * 2**40)
@@ -311,8 +316,7 @@ def _rank_lines(
             yield Line("gpuwatch_step_percentile_seconds", {**key, "percentile": percentile}, longer * job.step_s)
     yield Line("gpuwatch_run_up", key, up)
     yield Line("gpuwatch_loader_workers", key, 8 * up)
-    yield Line("gpuwatch_loader_workers_in_disk_wait", key, 0)
-    yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10)
+    yield Line("gpuwatch_run_resident_memory_bytes", key, 4e10 * up)
 
 
 class Fleet:

@@ -4,16 +4,15 @@ A story is a sequence of pieces with constant rates, so that a counter at any ti
 term. Times in seconds since the simulation's start; a story starts up to an hour before it.
 """
 
-from __future__ import annotations
-
 import random
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwatch.ledger import states as s
 
-GROUP = 4
-"""In every other group of this many neighbouring nodes, runs span all nodes of the group."""
+TRIAL_S = 180.0  # about how long a run of a sweep is; all of them are one job of the scheduler
+GROUP = 4  # in every other group of this many neighbouring nodes, runs span all nodes of the group
 _STATES = (s.COMPUTE, s.INPUT_WAIT, s.TRANSFER, s.HOST_WAIT, s.COMM_WAIT, s.EVAL, s.CHECKPOINT, s.OTHER)
 _HEALTHY = (0.80, 0.03, 0.02, 0.03, 0.06, 0.04, 0.02, 0.0)
 MIXES = {
@@ -23,10 +22,12 @@ MIXES = {
         "starved": (0.50, 0.36, 0.04, 0.03, 0.03, 0.03, 0.01, 0.0),
         "straggler": (0.57, 0.05, 0.02, 0.03, 0.24, 0.03, 0.01, 0.05),
         "hang": _HEALTHY,
+        "sweep": (0.66, 0.16, 0.02, 0.03, 0.06, 0.04, 0.03, 0.0),
     }.items()
 }
 KINDS = {
-    "healthy": 0.55,
+    "healthy": 0.47,
+    "sweep": 0.08,
     "starved": 0.12,
     "straggler": 0.03,
     "hang": 0.03,
@@ -46,8 +47,8 @@ class Job:
     run: str
     user: str
     step_s: float
-    hang_s: float
-    """When a job of the kind "hang" hangs."""
+    hang_s: float  # when a job of the kind "hang" hangs
+    id: str  # of the scheduler
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class Piece:
     job: Job
     begin_s: float
     end_s: float
-    mix: Mapping[str, float]
-    """Share of time by state; the shares add up to 1."""
+    mix: Mapping[str, float]  # share of time by state; the shares add up to 1
     utilization: float
     power_w: float
 
@@ -100,8 +100,13 @@ class Node:
             run = f"{self._schedule}-{number}" if kind in MIXES else ""
             hang_s = begin_s + length_s * dice.uniform(0.2, 0.7)
             user = f"user{dice.randrange(40):02d}"
-            yield Job(number, kind, begin_s, begin_s + length_s, run, user, dice.uniform(0.05, 1.5), hang_s)
-            begin_s, number = begin_s + length_s, number + 1
+            step_s, trials = dice.uniform(0.05, 1.5), max(1, int(length_s / TRIAL_S)) if kind == "sweep" else 1
+            for trial in range(trials):
+                end_s, own = begin_s + length_s / trials, f"{run}.{trial}" if trials > 1 else run
+                job_id = f"{zlib.crc32(self._schedule.encode()) % 10**5}{number:03d}"
+                yield Job(number, kind, begin_s, end_s, own, user, step_s, hang_s, job_id)
+                begin_s = end_s
+            number += 1
 
     def pieces(self) -> Iterator[Piece]:
         for job in self.jobs():
@@ -136,7 +141,8 @@ def _pieces(job: Job) -> Iterator[Piece]:
         state, utilization, power_w = without_hook[job.kind]
         yield Piece(job, job.begin_s, job.end_s, {state: 1.0}, utilization, power_w)
     else:
-        started_s, compiled_s = job.begin_s + 60, job.begin_s + 120
+        early_s = min(60, (job.end_s - job.begin_s) / 6)
+        started_s, compiled_s = job.begin_s + early_s, job.begin_s + 2 * early_s
         yield Piece(job, job.begin_s, started_s, {s.STARTUP: 1.0}, 0.05, 110.0)
         yield Piece(job, started_s, compiled_s, {s.COMPILE: 1.0}, 0.2, 150.0)
         mix = MIXES[job.kind]

@@ -1,7 +1,5 @@
 """Sampled stacks as records, in the API, in reports and in `gpuwatch stacks --json`; and as text. Ratios 0–1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -41,18 +39,13 @@ class ProcessStacks(msgspec.Struct, frozen=True):
 
     rank: int
     pid: int
-    kind: str
-    """training, worker (of a DataLoader) or child."""
-    index: int
-    """Workers are counted from 0 in the order of their pids."""
-    samples: int = msgspec.field(name="looks")
-    """The name is that of a report's JSON, whose fields never change."""
-    lines: tuple[HotLine, ...]
-    """The hottest first, at most five; empty where no sample had a line of the user's code."""
+    kind: str  # training, worker (of a DataLoader) or child
+    index: int  # workers are counted from 0 in the order of their pids
+    samples: int = msgspec.field(name="looks")  # the name is that of a report's JSON, whose fields never change
+    lines: tuple[HotLine, ...]  # the hottest first, at most five; empty where no sample had a line of the user's code
     elsewhere_ratio: float
     """Share of samples without a line of the user's code on the stack: in libraries only, or waiting for work."""
-    elsewhere: str = ""
-    """The most frequent place in those, e.g. "selectors.py:415 PollSelector.select"."""
+    elsewhere: str = ""  # the most frequent place in those, e.g. "selectors.py:415 PollSelector.select".
 
     def name(self, ranks: int = 1) -> str:
         """Return e.g. "worker 0", "rank 1 worker 0", "training", "rank 1"."""
@@ -78,8 +71,7 @@ class Stacks(msgspec.Struct, frozen=True):
     seconds: float
     rate_hz: float
     processes: tuple[ProcessStacks, ...]
-    flame_graphs: tuple[str, ...]
-    """Files on the node where they were taken, one per rank: speedscope's format."""
+    flame_graphs: tuple[str, ...]  # files on the node where they were taken, one per rank: speedscope's format
 
 
 def rows(stacks: Stacks) -> list[tuple[str, str]]:

@@ -7,8 +7,6 @@ parent's stack below its own: what lies below multiprocessing's `_bootstrap` doe
 Source: https://www.speedscope.app/file-format-schema.json; frames are listed from the outermost on.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -26,8 +24,7 @@ from gpuwatch.errors import GpuwatchError, MissingExtra
 from gpuwatch.host.frames import is_users, may_be_users
 from gpuwatch.tools.stacks.records import CHILD, TRAINING, WORKER, HotLine, ProcessStacks, Stacks
 
-_SLACK_S = 30.0
-"""py-spy first reads the symbols of every process, which takes a while on a busy node."""
+_SLACK_S = 30.0  # py-spy first reads the symbols of every process, which takes a while on a busy node
 _LINES = 5
 _REMEDY = (
     "run it as root (sudo); in a container start it with --cap-add SYS_PTRACE (and the agent with pid: host); "
@@ -140,8 +137,7 @@ class _File(msgspec.Struct):
     profiles: list[_Profile]
 
 
-_Stack = list[_Frame]
-"""One sample, cut to the process's own frames."""
+_Stack = list[_Frame]  # one sample, cut to the process's own frames
 
 
 def read_profile(text: bytes, pid: int, rank: int = 0) -> tuple[ProcessStacks, ...]:

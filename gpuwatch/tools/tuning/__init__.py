@@ -3,8 +3,6 @@
 The loader runs alone, each setting in a separate process, within the available cores, memory and /dev/shm.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Which settings to try, which to choose, and why: pure functions of the rows so far."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import floor, hypot, sqrt
 
@@ -9,14 +7,11 @@ from gpuwatch.diagnosis.thresholds import THRESHOLDS
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.tools.tuning.result import Failed, LeftOut, Limit, Measured, Room, Row, Setting, cost_s, measured
 
-SHARE = 0.60
-"""Of free memory and of free /dev/shm that a loader may take."""
+SHARE = 0.60  # of free memory and of free /dev/shm that a loader may take
 _FEWEST_TRIED, _MOST_TRIED = 32, 128
 """Bounds of the number of workers tried for a fetch that sleeps, whatever the number of cores."""
-SPARE = 0.90
-"""A step is fed when the time between batches is at most this share of it."""
-ALONE = 0.05
-"""Without workers the step waits for the whole fetch, which is harmless up to this share of the step."""
+SPARE = 0.90  # a step is fed when the time between batches is at most this share of it
+ALONE = 0.05  # without workers the step waits for the whole fetch, which is harmless up to this share of the step
 WORTH = 0.05
 _ALONE_FASTER = 0.80
 """Without a known step, no workers are chosen only if that takes at most this share of the time: a worker also hides its fetch."""

@@ -65,7 +65,8 @@ def measure(target: Target, setting: Setting, plan: Plan, cores: int) -> Measure
     with tempfile.TemporaryFile() as output, receiver:
         process = context.Process(target=_child, args=(target, setting, plan, cores, sender, output))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, as every DataLoader does
+            # A fork of a process with threads, as every DataLoader makes:
+            warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         sender.close()
         assert process.pid is not None
@@ -221,6 +222,6 @@ def _end(process: BaseProcess, at_once: bool) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        return stat_fields(Path(f"/proc/{pid}"))[0] not in "ZX"
+        return stat_fields(pid)[0] not in "ZX"
     except (NoData, IndexError):
         return False

@@ -1,7 +1,5 @@
 """What was tried and what to choose, as records, as a table and as JSON. Times in seconds, sizes in bytes, ratios 0–1; None: not measured."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -66,32 +64,24 @@ class Usage:
 class Measured:
     setting: Setting
     make_s: float
-    first_batch_s: float
-    """From `iter()` to the first batch: the workers' start and one fetch."""
+    first_batch_s: float  # from `iter()` to the first batch: the workers' start and one fetch
     batch_s: float
     """Median time between batches once the prefetched ones are used up; a cycle of all workers counts as one."""
-    spread_ratio: float | None
-    """Half of the interquartile range over the median; None with fewer than four cycles."""
+    spread_ratio: float | None  # half of the interquartile range over the median; None with fewer than four cycles
     batches: int
     steady: bool = True
     """False: a pass is shorter than what is prefetched, and whole passes were timed, start-up included."""
-    batch_bytes: int | None = None
-    """Tensors and arrays of the largest batch."""
-    shared_bytes: int | None = None
-    """Those of them that workers pass through /dev/shm: torch tensors."""
+    batch_bytes: int | None = None  # tensors and arrays of the largest batch
+    shared_bytes: int | None = None  # those of them that workers pass through /dev/shm: torch tensors
     cpu_cores: float | None = None
-    others_cores: float | None = None
-    """Cores that all other processes of the node kept busy meanwhile."""
+    others_cores: float | None = None  # cores that all other processes of the node kept busy meanwhile
     main_cpu_ratio: float | None = None
-    worker_cpu_ratio: float | None = None
-    """CPU use of a worker, 1.0 = one core, on average."""
+    worker_cpu_ratio: float | None = None  # CPU use of a worker, 1.0 = one core, on average
     cpu_demand_ratio: float | None = None
     """Share of time in which the fetching process (a worker, or the main process) ran or waited for a core, 0–1."""
-    read_bytes_per_s: float | None = None
-    """Read from storage (not from the page cache)."""
+    read_bytes_per_s: float | None = None  # read from storage (not from the page cache)
     second_first_batch_s: float | None = None
-    copy_s: float | None = None
-    """To copy a batch to the GPU, median; None without CUDA."""
+    copy_s: float | None = None  # to copy a batch to the GPU, median; None without CUDA
     usage: Usage = field(default_factory=Usage)
 
     @property
@@ -128,8 +118,7 @@ class TuneResult:
     rows: tuple[Row, ...]
     chosen: Setting
     """The smallest setting that feeds the step; without a step, or where nothing feeds it, the smallest within 5% of the best."""
-    feeds: bool | None
-    """Whether `chosen` feeds the step with 10% to spare; None: no step was given."""
+    feeds: bool | None  # whether `chosen` feeds the step with 10% to spare; None: no step was given
     why: str
     step_s: float | None
     cores: int

@@ -1,7 +1,5 @@
 """The order of trials: workers 0, 1, 2, 4, 8 …, then in between, then the other options. Measuring is injected."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,20 +10,17 @@ from gpuwatch.tools.tuning import choose
 from gpuwatch.tools.tuning.result import SETTINGS, Failed, LeftOut, Measured, Room, Row, Setting, TuneResult, measured
 from gpuwatch.tools.tuning.trial import Plan
 
-PREFETCH = 2
-"""DataLoader's default, used while the number of workers varies."""
+PREFETCH = 2  # DataLoader's default, used while the number of workers varies
 _REFINEMENTS = 4
 _INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
 class Goal:
-    step_s: float | None
-    """A training step without any wait; None: find the fastest setting."""
+    step_s: float | None  # a training step without any wait; None: find the fastest setting
     budget_s: float = 60.0
     max_workers: int | None = None
-    ranks: int = 1
-    """Training processes of the node that share its cores, memory and /dev/shm."""
+    ranks: int = 1  # training processes of the node that share its cores, memory and /dev/shm
     name: str = "make_loader"
     takes: frozenset[str] = SETTINGS
 

@@ -3,8 +3,6 @@
 torch is not imported here: a DataLoader exists only once the user's code has imported it.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import sys
@@ -23,8 +21,7 @@ _WRITE = "def make_loader(num_workers, prefetch_factor, pin_memory, persistent_w
 @dataclass(frozen=True)
 class Target:
     name: str
-    make: Callable[[Setting], Any]
-    """Runs the user's code: call it only in a trial's process."""
+    make: Callable[[Setting], Any]  # runs the user's code: call it only in a trial's process
     varies: frozenset[str]
 
 

@@ -5,8 +5,6 @@ together: with four workers three batches come at once and then none for a whole
 What counts is the time for a cycle of `workers` batches, divided by `workers`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -34,10 +32,8 @@ _COPIES = 20
 class Plan:
     measure_s: float
     limit_s: float
-    second_pass: bool = False
-    """Start a second pass, to time its first batch."""
-    seed: int = 0
-    """Another one for each trial: in the same order its files would be in the page cache."""
+    second_pass: bool = False  # start a second pass, to time its first batch
+    seed: int = 0  # another one for each trial: in the same order its files would be in the page cache
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,7 @@ def run_trial(target: Target, setting: Setting, plan: Plan, send: Callable[[Meas
             setting=setting,
             make_s=make_s,
             first_batch_s=run.first_batch_s,
-            batch_s=found.batch_s,
-            spread_ratio=found.spread_ratio,
-            batches=found.batches,
+            **vars(found),
             steady=steady is not None,
             batch_bytes=run.batch_bytes,
             shared_bytes=run.shared_bytes,

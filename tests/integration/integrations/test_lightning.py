@@ -75,6 +75,7 @@ def test_a_resumed_training_counts_what_it_trains(
     fresh = w.Truth()
     report, trainer = fit(fresh, tmp_path / "resumed", max_epochs=2, resume=next(tmp_path.glob("*.ckpt")))
     assert trainer.global_step == 2 * w.BATCHES and counted == [w.BATCHES]
+    assert 0 < report.phases["checkpoint_load"] <= report.states["other"]
     assert (report.steps, report.samples) == (w.BATCHES, w.BATCHES * w.BATCH_SIZE)
     near(report, fresh)
 

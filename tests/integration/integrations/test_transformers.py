@@ -74,6 +74,7 @@ def test_a_resumed_training_skips_batches_and_counts_what_it_trains(
     report = train(fresh, tmp_path, resume=str(tmp_path / "checkpoint-4"), **options)
     assert (report.steps, report.samples) == (w.BATCHES - 4, (w.BATCHES - 4) * w.BATCH_SIZE)
     assert counted == [4]
+    assert 0 < report.phases["checkpoint_load"] <= report.states["other"]
     near(report, fresh)
 
 

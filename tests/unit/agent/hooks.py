@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from gpuwatch import wire
 from gpuwatch.ledger.states import Ledger
 
@@ -34,12 +32,10 @@ class FakeHook:
         self.wall_offset_ns = wall_offset_ns
         self.ledger = Ledger(at_ns)
         self.steps = 0
-        self.samples = 0
+        self.samples = self.saves = 0
         self.declared_ns: dict[str, int] = {}
         self.phases_ns = {"data_wait": 0, "transfer": 0, "compute": 0}
-        self.histogram = [0] * (len(wire.STEP_BUCKETS_S) + 1)
         self._unsent: list[tuple[int, int, int, int, int, int]] = []
-        self._seq = itertools.count(1)
 
     def spend(self, state: str, ns: int) -> FakeHook:
         """Let time pass in a state."""
@@ -55,7 +51,6 @@ class FakeHook:
         self.samples += samples
         self.phases_ns["data_wait"] += data_ns
         self.phases_ns["compute"] += compute_ns
-        self.histogram[sum((data_ns + compute_ns) / 1e9 > bound for bound in wire.STEP_BUCKETS_S)] += 1
         self._unsent.append((begin, data_ns, 0, compute_ns, samples, int(self.steps == 1)))
         return self
 
@@ -67,8 +62,8 @@ class FakeHook:
             phases_ns=dict(self.phases_ns),
             declared_ns=dict(self.declared_ns),
             steps=self.steps,
+            saves=self.saves,
             samples=self.samples if self.steps else -1,
-            step_histogram=list(self.histogram),
             records_dropped=0,
             overhead_ns=0,
         )
@@ -77,7 +72,6 @@ class FakeHook:
         return wire.Origin(
             wire.PROTOCOL_VERSION,
             self.sender,
-            next(self._seq),
             self.boot_id,
             self.at_ns,
             self.at_ns + self.wall_offset_ns,
@@ -97,7 +91,6 @@ class FakeHook:
             name=name,
             job=self.job,
             rank=self.rank,
-            local_rank=0,
             world_size=1,
             pid=self.pid,
             process_start_ticks=start_ticks,
@@ -128,7 +121,7 @@ class FakeHook:
         )
 
     def bye(self) -> wire.Bye:
-        return wire.Bye(self.origin(), self.run, self.rank, self.totals(), "closed")
+        return wire.Bye(self.origin(), self.run, self.rank, self.totals())
 
 
 def wall_s(now_ns: int) -> float:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuwatch import wire
+from gpuwatch.diagnosis.rates import dense_peak
 from gpuwatch.diagnosis.window import MemoryTrend
+from gpuwatch.metrics import Sample
 from gpuwatch_agent.gpus import GpuAccount
-from gpuwatch_agent.gpus.readings import GpuTrends
+from gpuwatch_agent.gpus.readings import GpuTrends, gpu_facts
 from gpuwatch_agent.runs import Run
 from gpuwatch_agent.runs.timeline import read_columns
 from gpuwatch_agent.runs.window import RecentSamples
@@ -35,6 +39,51 @@ def test_usual_power_is_that_of_seconds_with_steps() -> None:
     for second in range(46, 100):
         trends.update(account, 100.0, None, second * S)  # it stands still
     assert trends.median_watts("GPU-a") == 400.0
+
+
+H200 = dense_peak("NVIDIA H200")
+
+
+def test_mfu_is_estimated_from_half_a_minute_of_steps_on() -> None:
+    trends, run = GpuTrends(), Run("run-a", 0, "boot", gpus={"GPU-a": "NVIDIA H200"})
+    account, node = held(run), RecentSamples()
+    for second in range(90):
+        if second < 40:
+            step(run, second * S)
+        tensor = 0.4 if second < 40 else 0.01  # an evaluation: no steps
+        figures = {"tensor_active_ratio": tensor, "sm_clock_hertz": 1.83e9, "utilization_ratio": 0.9}
+        node.remember([Sample(f"gpuwatch_gpu_{name}", value, ("0", "GPU-a")) for name, value in figures.items()], 0)
+        trends.sample([account], node, second * S)
+        if second == 28:
+            assert trends.mfu("GPU-a", H200) is None
+        if second == 39:
+            assert trends.mfu("GPU-a", H200) == pytest.approx(0.4, rel=0.002)
+    assert trends.mfu("GPU-a", H200) == pytest.approx((40 * 0.4 + 4 * 0.01) / 44, rel=0.002)
+    facts = gpu_facts(account, node, 90 * S, trends)
+    assert facts.mfu_ratio == trends.mfu("GPU-a", H200) and facts.peak_flops == 989.5e12
+    run.gpus = {"GPU-a": "NVIDIA GeForce RTX 4090"}
+    facts = gpu_facts(account, node, 90 * S, trends)
+    assert facts.mfu_ratio is None and facts.peak_flops is None
+
+
+@pytest.mark.parametrize("missing", ["tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"])
+def test_mfu_is_not_estimated_without_its_parts(missing: str) -> None:
+    """No GPM before Hopper; and no utilisation of a GPU that is split by MIG, whose activity is that of all its instances."""
+    trends, run, node = GpuTrends(), Run("run-a", 0, "boot"), RecentSamples()
+    names = {"tensor_active_ratio", "sm_clock_hertz", "utilization_ratio"} - {missing}
+    node.remember([Sample(f"gpuwatch_gpu_{name}", 1.0, ("0", "GPU-a")) for name in names], 0)
+    for second in range(40):
+        step(run, second * S)
+        trends.sample([held(run)], node, second * S)
+    assert trends.mfu("GPU-a", H200) is None
+
+
+def test_mfu_is_that_of_the_last_minute_and_0_for_idle_tensor_cores() -> None:
+    trends, run = GpuTrends(), Run("run-a", 0, "boot")
+    for second in range(100):
+        step(run, second * S)
+        trends.update(held(run), None, None, second * S, 1e9 if second < 40 else 0.0)
+    assert trends.mfu("GPU-a", H200) == 0.0
 
 
 def test_memory_is_looked_at_once_a_minute() -> None:

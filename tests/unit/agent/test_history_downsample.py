@@ -14,7 +14,7 @@ from gpuwatch import wire
 from gpuwatch.api import Epoch
 from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.history import History, StepBatch, Tick
+from gpuwatch_agent.history import History, StepBatch, Tick, reader
 from gpuwatch_agent.history.downsample import Spread
 from gpuwatch_agent.history.reader import HistoryReader
 
@@ -75,6 +75,20 @@ def test_minutes_take_the_place_of_seconds_and_steps(history: History) -> None:
     assert (rows(history, "steps"), rows(history, "step_minute")) == (2 * 300, 2 * 5)
     condensed(history, BEGIN_S + 330)  # a minute that is not over stays as it is
     assert (rows(history, "tick"), rows(history, "step_minute")) == (300, 10)
+
+
+def test_an_answer_is_of_one_moment(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes and full records are two queries, between which the writer's thread may downsample."""
+    write(history, 600)
+    real = reader._minutes
+
+    def minutes(*arguments: object) -> list[object]:
+        found = list(real(*arguments))  # type: ignore[arg-type]
+        condensed(history, BEGIN_S + 300)
+        return found
+
+    monkeypatch.setattr(reader, "_minutes", minutes)
+    assert [history.reader.steps("run-a", 0, 20).steps for _ in range(2)] == [1200, 1200]  # type: ignore[union-attr]
 
 
 def test_a_turn_does_a_little_at_a_time(history: History) -> None:

@@ -43,11 +43,12 @@ def test_a_gpu_and_a_run_that_came_and_went(history: History) -> None:
     for second in range(11):
         run = min(second, 7) - 3
         there = [Sample("gpuwatch_run_seconds_total", 2.0 + run, ("run-a", "1", "startup"))] if 3 <= second < 9 else []
-        keep(history, second, *gpu(100.0 + second * 0.75, 50.0 + second * 0.25), *there)
+        used = Sample("gpuwatch_gpu_state_energy_joules_total", 1e4 + 600.0 * second, ("0", "GPU-a", "compute"))
+        keep(history, second, *gpu(100.0 + second * 0.75, 50.0 + second * 0.25), used, *there)
     found = between(history, BEGIN_S, BEGIN_S + 10)
-    assert found["gpus"] == [
-        {"gpu": "0", "UUID": "GPU-a", "states": {"compute": 7.5, "held_idle": 2.5}, "seconds": 10.0}
-    ]
+    states = {"compute": 7.5, "held_idle": 2.5}
+    joules = {"compute": 6000.0}
+    assert found["gpus"] == [{"gpu": "0", "UUID": "GPU-a", "states": states, "seconds": 10.0, "energy_joules": joules}]
     assert found["runs"] == [{"run": "run-a", "rank": "1", "states": {"startup": 6.0}, "seconds": 6.0}]
     part = between(history, BEGIN_S + 4, BEGIN_S + 6)
     assert part["gpus"][0]["seconds"] == 2.0 and part["runs"][0]["states"] == {"startup": 2.0}

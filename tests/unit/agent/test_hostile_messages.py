@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import random
+import sqlite3
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from gpuwatch import wire
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.history import StepBatch, Tick
 from gpuwatch_agent.runs import Run
+from tests.servers import wait_for
 from tests.unit.agent.hooks import MS, NOW_S, FakeHook, S
 from tests.unit.agent.whole_agent import WholeAgent
 
@@ -49,7 +56,7 @@ def honest(agent: WholeAgent, hook: FakeHook, seconds: int, disturb: Any = None)
 
 def check_honest(agent: WholeAgent, hook: FakeHook) -> None:
     assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
-    assert agent.value('gpuwatch_step_records_lost_total{rank="0",run="honest"}') == 0
+    assert agent.page().get(('gpuwatch_step_records_lost_total{rank="0",run="honest"}',), 0) == 0
     for state in ("input_wait", "compute"):
         told = agent.value(f'gpuwatch_run_seconds_total{{rank="0",run="honest",state="{state}"}}')
         assert told == pytest.approx(hook.ledger.totals_ns[state] / 1e9)
@@ -170,6 +177,44 @@ def test_a_message_from_the_future_books_nothing(agent: WholeAgent) -> None:
     check_honest(agent, hook)
 
 
+def test_an_agent_that_is_stopped_within_a_tick_does_not_take_that_for_silence(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = FakeHook(BEGIN_NS, run="r")
+    honest(agent, hook, 3)
+
+    def stopped() -> None:
+        agent.clock.now_ns += 120 * S
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.sampler._table, "begin_tick", stopped)
+        agent.tick(hook.at_ns + S)
+    hook.spend("compute", 121 * S)
+    agent.hear(hook.message(), peer=ALICE)
+    agent.tick(hook.at_ns)
+    [run] = agent.sampler._runs.runs.values()
+    assert run.ledger is not None and run.ledger.totals_ns["unknown"] == 0
+    assert run.ledger.totals_ns["compute"] >= 121 * S
+
+
+def test_clocks_that_are_read_one_after_the_other_move_no_watermark(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step back by a microsecond would be a counter that began again. A clock that is set is followed."""
+    hook, offsets = FakeHook(BEGIN_NS, run="r"), list[float]()
+    hook.spend("compute", S)
+    agent.hear(hook.hello(), hook.message())
+    real = agent.clock.time
+    for second, late_s in enumerate((0.0, -2e-6, 3e-6, -4e-3, -30.0)):
+        monkeypatch.setattr(agent.clock, "time", lambda late_s=late_s: real() + late_s)
+        agent.tick(BEGIN_NS + 2 * S + second * S)
+        [run] = agent.sampler._runs.runs.values()
+        on_page_s = agent.value('gpuwatch_ledger_watermark_timestamp_seconds{rank="0",run="r"}')
+        offsets.append(on_page_s - run.ledger.watermark_ns / 1e9)  # type: ignore[union-attr]
+    assert offsets[:4] == [offsets[0]] * 4
+    assert offsets[4] == pytest.approx(offsets[0] - 30, abs=0.01)
+
+
 def test_a_run_of_centuries_is_refused(agent: WholeAgent) -> None:
     bad = FakeHook(S, run="old", sender="old", boot_id="another machine").spend("compute", 500 * 86400 * S)
     agent.hear(bad.message(), peer=MALLORY)
@@ -212,10 +257,94 @@ def test_one_failing_job_of_the_history_leaves_the_others(agent: WholeAgent, mon
     monkeypatch.setattr("gpuwatch_agent.history.downsample_ticks", fail)
     hook = FakeHook(BEGIN_NS, run="honest")
     honest(agent, hook, 3)
-    assert agent.history.failures == 6, "two jobs a second"
+    wait_for("two jobs a second", lambda: agent.history.failures == 6, 10)
     agent.history.trim(NOW_S + 8 * 86400)
     assert agent.history._connection.execute("SELECT count(*) FROM tick").fetchone() == (0,)
     assert agent.history.commit(Tick(NOW_S + 1100, [], {}, [], [], []))
+
+
+@pytest.fixture
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwatch_agent.history.writer._WAIT_S", 0.3)
+
+
+def until_written(agent: WholeAgent, hook: FakeHook) -> None:
+    def look() -> bool:
+        honest(agent, hook, 1)
+        return not agent.sampler.writer.waiting
+
+    wait_for("what waited is written", look, 20)
+
+
+WAITING = "gpuwatch_history_waiting_seconds"
+
+
+def test_a_disk_that_hangs_holds_up_no_page_and_costs_no_record(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch, short_wait: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook, answers, write = FakeHook(BEGIN_NS, run="honest"), threading.Event(), agent.history._write
+    honest(agent, hook, 2)
+    assert agent.value(WAITING) == 0
+    monkeypatch.setattr(agent.history, "_write", lambda tick: answers.wait(60) and write(tick))
+    longest_s = 0.0
+    for second in range(1, 31):
+        begin_s = time.monotonic()
+        honest(agent, hook, 1)
+        longest_s = max(longest_s, time.monotonic() - begin_s if second > 1 else 0.0)
+        assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
+        assert agent.value(WAITING) == second
+    assert longest_s < 0.3, "only the first second waited"
+    answers.set()
+    until_written(agent, hook)
+    check_honest(agent, hook)
+    assert agent.value(WAITING) == 0 and agent.value("gpuwatch_history_failures_total") == 0
+    served = agent.history.reader.series("gpuwatch_steps_total", {}, NOW_S + 990, agent.clock.time(), 100)
+    assert len(served[0].points) == hook.steps / 10
+    logged = [record.getMessage() for record in caplog.records if "its disk" in record.getMessage()]
+    assert [text.split("its disk ")[1] for text in logged] == [
+        "has not answered for 0.3 s: up to 16 MiB wait in memory",
+        "answers again",
+    ]
+
+
+def test_what_waits_for_a_disk_is_bounded_and_counted(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch, short_wait: None
+) -> None:
+    hook, answers, write = FakeHook(BEGIN_NS, run="honest"), threading.Event(), agent.history._write
+    monkeypatch.setattr("gpuwatch_agent.history.writer._MOST_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(agent.history, "_write", lambda tick: answers.wait(60) and write(tick))
+    honest(agent, hook, 40)
+    waiting, skipped = agent.value(WAITING), agent.value("gpuwatch_history_failures_total")
+    assert 2 < waiting < 20 and waiting + skipped == 40
+    answers.set()
+    until_written(agent, hook)
+    assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
+    found, skipped = agent.history.reader.steps("honest", 0, 20), agent.value("gpuwatch_history_failures_total")
+    assert found.steps == hook.steps - 10 * skipped, "all but those of the seconds that were skipped"
+
+
+def test_a_backup_that_locks_the_file_delays_no_page_and_costs_no_record(agent: WholeAgent, short_wait: None) -> None:
+    hook = FakeHook(BEGIN_NS, run="honest")
+    honest(agent, hook, 2)
+    with contextlib.closing(sqlite3.connect(agent.history.path, isolation_level=None)) as shell:
+        shell.execute("BEGIN EXCLUSIVE")
+        honest(agent, hook, 5)
+        assert agent.value(WAITING) == 5
+        shell.execute("ROLLBACK")
+    until_written(agent, hook)
+    check_honest(agent, hook)
+
+
+def test_an_error_in_the_writer_costs_no_page(agent: WholeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = FakeHook(BEGIN_NS, run="honest")
+    honest(agent, hook, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.history, "_write", lambda tick: {}[0])
+        honest(agent, hook, 3)
+        assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
+    assert agent.failures() == {"history": 3}
+    honest(agent, hook, 1)
+    assert agent.history.reader.steps("honest", 0, 20).steps == hook.steps - 30
 
 
 # Who sends -------------------------------------------------------------------------------------------------------------
@@ -232,7 +361,7 @@ def test_a_run_is_of_its_first_user(agent: WholeAgent) -> None:
 
     honest(agent, hook, 5, disturb)
     check_honest(agent, hook)
-    assert agent.value('gpuwatch_run_seconds_total{rank="0",run="honest",state="stalled"}') == 0
+    assert agent.page().get(('gpuwatch_run_seconds_total{rank="0",run="honest",state="stalled"}',), 0) == 0
     assert agent.receiver.rejected == {"wrong_user": 20}
 
 
@@ -327,7 +456,7 @@ messages = st.tuples(
     st.integers(-2 * S, 4 * S),  # how far its clock goes
     st.dictionaries(
         st.sampled_from(["first_step", "steps", "samples", "tokens", "overhead_ns", "hidden_ns", "device_steps", "ready_batches",
-                         "rank", "seq", "monotonic_ns", "time_ns", "start_ns", "states", "pid", "world_size", "num_workers"]),
+                         "rank", "batches", "monotonic_ns", "time_ns", "start_ns", "states", "pid", "world_size", "num_workers"]),
         numbers, max_size=3),
     st.dictionaries(st.sampled_from(wire.STEP_COLUMNS), signed, max_size=3),
     st.one_of(st.none(), st.tuples(st.integers(0, 4000), st.integers(0, 255))),  # a byte changed
@@ -344,7 +473,9 @@ def fuzzed(hook: FakeHook, kind: str, changes: dict[str, int], columns_: dict[st
         origin=replace(message.origin, **{n: v for n, v in changes.items() if n in message.origin.__struct_fields__}),
     )
     if isinstance(message, wire.Hello):
-        return replace(message, loader=wire.Loader(num_workers=changes.get("num_workers"), batches=changes.get("seq")))
+        return replace(
+            message, loader=wire.Loader(num_workers=changes.get("num_workers"), batches=changes.get("batches"))
+        )
     totals = replace(message.totals, **{n: v for n, v in changes.items() if n in message.totals.__struct_fields__})
     if "states" in changes:
         totals = replace(
@@ -362,13 +493,10 @@ def fuzzed(hook: FakeHook, kind: str, changes: dict[str, int], columns_: dict[st
     return message  # type: ignore[no-any-return]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(script=st.lists(st.lists(messages, max_size=6), min_size=2, max_size=8))
-def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
-    script: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def play(script: list[list[Any]], directory: Path) -> set[str]:
+    """Send a script, a list for each second, beside an honest run; check all that must hold, and return what it met."""
     with pytest.MonkeyPatch.context() as patch:
-        agent = WholeAgent(tmp_path_factory.mktemp("fuzz"), patch, BEGIN_NS)
+        agent = WholeAgent(directory, patch, BEGIN_NS)
         try:
             hook = FakeHook(BEGIN_NS, run="honest")
             bad = [FakeHook(BEGIN_NS, run=run, sender=f"bad {n}", boot_id=boot, pid=666)
@@ -395,13 +523,53 @@ def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
             check_honest(agent, hook)
             assert agent.history.failures == 0
             assert agent.failures() == {}, "refused by its values, not dropped after an error"
+            met = set(agent.receiver.rejected) | ({"kept apart"} if agent.sampler._runs.kept_apart else set())
             for run in agent.sampler._runs.runs.values():
                 if run.ledger is not None:
                     assert run.ledger.sum_ns == run.ledger.watermark_ns - run.ledger.start_ns
                     assert run.ledger.watermark_ns <= hook.at_ns + S
+                    met |= {f"{run.run} {run.status}", f"{run.run} lost {bool(run.lost)}"}
                 agent.ask(run.run)
+            return met
         finally:
             agent.close()
+
+
+CORPUS = Path(__file__).parents[2] / "fixtures/fuzz"
+FUZZ_S = float(os.environ.get("FUZZ_SECONDS", "30"))
+"""By hand: `FUZZ_SECONDS=600 FUZZ_KEEP=1 pytest tests/unit/agent/test_hostile_messages.py -k whatever` adds to the corpus what meets something new."""
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_was_found_once_stays_harmless(path: Path, tmp_path: Path) -> None:
+    play(json.loads(path.read_text()), tmp_path)
+
+
+def test_whatever_is_sent_the_page_the_history_and_an_honest_run_go_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Random scripts for half a minute, or as long as `FUZZ_SECONDS` says; one that fails is made as short as possible, and kept."""
+    met: set[frozenset[str]] = set()
+    number, scripts, end_s = 0, 0, time.monotonic() + FUZZ_S
+
+    def look(script: list[list[Any]]) -> None:
+        nonlocal scripts
+        scripts += 1
+        try:
+            found = frozenset(play(script, tmp_path_factory.mktemp("fuzz")))
+        except BaseException:
+            (CORPUS / "failed.json").write_text(json.dumps(script))
+            raise
+        if found not in met and os.environ.get("FUZZ_KEEP"):
+            (CORPUS / f"{len(met):03}.json").write_text(json.dumps(script) + "\n")
+        met.add(found)
+
+    while not number or time.monotonic() < end_s:
+        number += 1
+        strategy = st.lists(st.lists(messages, max_size=6), min_size=2, max_size=8)
+        quiet = settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        seed(number)(quiet(given(script=strategy)(look)))()
+    print(f"{scripts} scripts in {FUZZ_S:.0f} s, {len(met)} different outcomes")
 
 
 def test_bit_flips_of_good_frames_stop_nothing(agent: WholeAgent) -> None:

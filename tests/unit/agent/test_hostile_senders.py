@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from gpuwatch import wire
+from gpuwatch.errors import ProtocolError
+from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import _worker_pids
-from gpuwatch_agent.runs import Run
-from tests.unit.agent.hooks import BOOT, FakeHook
+from gpuwatch_agent.runs import SILENCE_NS, Run, RunRegistry, read_record
+from tests.unit.agent.hooks import BOOT, NOW_S, FakeHook, S
 
 
 def process(procfs: Path, pid: int, parent: int, numbers: str = "") -> None:
@@ -65,3 +67,64 @@ def test_stacks_are_of_the_runs_user_only(table: ProcessTable, tmp_path: Path, m
     assert not table.is_of_user(999, owner)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert not table.is_of_user(100, None), "root's agent reads no process that nobody vouches for"
+
+
+class Sends:
+    """A registry, and what it says to a message of a peer `at_s` seconds after the first."""
+
+    def __init__(self) -> None:
+        self.runs = RunRegistry(BOOT, lambda hello: None)
+        self.begin_ns = 100 * S
+
+    def __call__(self, peer: Peer, sender: str, at_s: float = 0.0, run: str = "run-a", rank: int = 0) -> str:
+        now_ns = self.begin_ns + int(at_s * S)
+        hook = FakeHook(now_ns - 10 * S, run=run, rank=rank, sender=sender, pid=100).step()
+        try:
+            for message in (hook.hello(worker_pids=(101,)), hook.message()):
+                self.runs.apply(message, now_ns, NOW_S + now_ns / 1e9, peer)
+        except ProtocolError as error:
+            return error.reason
+        return "taken"
+
+
+POD, OTHER, LOCAL = Peer(address="10.0.0.5"), Peer(address="10.0.0.6"), Peer(1000, 100, "localhost:1000:1000:100")
+
+
+def test_a_run_over_tcp_is_of_one_address_while_that_is_heard() -> None:
+    sends = Sends()
+    assert sends(POD, "a") == "taken"
+    assert (sends(OTHER, "b", 1), sends(LOCAL, "c", 1)) == ("wrong_address", "wrong_address")
+    assert sends(OTHER, "b", 1, rank=1) == "taken", "another pod's rank of the same run"
+    assert sends(POD, "a2", 2) == "taken", "it began again"
+    run = sends.runs.runs["run-a", 0]
+    assert (run.address, run.uid) == ("10.0.0.5", None)
+    assert read_record(run.record() or b"").address == "10.0.0.5", "the next agent knows it too"
+    silent_s = 2 + SILENCE_NS / S
+    assert sends(OTHER, "b", silent_s - 1) == "wrong_address"
+    assert sends(OTHER, "b", silent_s + 1) == "taken", "its pod was replaced"
+    assert sends.runs.runs["run-a", 0].address == "10.0.0.6"
+
+
+def test_a_user_s_run_is_never_taken_over_tcp() -> None:
+    sends = Sends()
+    assert sends(LOCAL, "a") == "taken"
+    assert (sends(POD, "b", 1), sends(POD, "b", 60), sends(POD, "b", 60, rank=1)) == ("wrong_user",) * 3
+
+
+def test_what_is_claimed_over_tcp_about_processes_is_forgotten(table: ProcessTable) -> None:
+    sends = Sends()
+    for peer, expected in ((LOCAL, 100), (POD, None)):
+        sends(peer, str(expected), run=str(expected))
+        run = sends.runs.runs[str(expected), 0]
+        assert table.host_pid(run.hello) == expected
+        assert _worker_pids(run, table) == ((101,) if expected else ())
+    assert table.alive(run.hello) is None
+
+
+def test_an_address_with_many_runs_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunRegistry, "MAX_RUNS", 20)
+    sends = Sends()
+    assert {sends(POD, f"a{n}", run=f"run-{n}") for n in range(20)} == {"taken"}
+    assert sends(OTHER, "b", run="honest") == "taken"
+    assert ("honest", 0) in sends.runs.runs and ("run-19", 0) not in sends.runs.runs
+    assert sends(POD, "c", run="one-more") == "too_many_runs"

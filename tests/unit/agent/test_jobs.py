@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpuwatch import api
 from gpuwatch.commands.report import job_text
+from gpuwatch.diagnosis.rules import diagnose
+from gpuwatch.diagnosis.window import Window
 from gpuwatch_agent.runs import Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
@@ -169,7 +174,8 @@ def test_jobs_and_attempts_are_bounded() -> None:
     node = Node()
     for number in range(MAX_ATTEMPTS + 3):
         attempt(node, 100 + 10 * number, 1, run=f"run-{number}")
-    assert node.only().attempts == MAX_ATTEMPTS
+    assert node.only().attempts == MAX_ATTEMPTS + 3
+    assert len(node.only().runs) == MAX_ATTEMPTS
 
 
 def test_a_step_across_the_border_is_split_by_steps() -> None:
@@ -195,3 +201,198 @@ def test_where_the_global_step_is_unknown_the_text_asks_for_it() -> None:
     attempt(node, 114, 50)
     assert "of which an unknown number redone" in job_text(node.only())
     assert "Watch(step=…)" in job_text(node.only())
+
+
+def test_steps_that_no_later_attempt_has_come_to_again_are_lost() -> None:
+    """Dies at step 60, resumes at 40: what was lost becomes redone step by step, and the waste is always the same 20 steps."""
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    hook = FakeHook(114 * S, sender="again").spend("startup", S)
+    node.take(hook, first_step=40)
+    for done in range(31):
+        job = node.only()
+        assert (job.redone_steps, job.lost_steps) == (min(20, done), max(0, 20 - done))
+        wasted_s = job.states.get("redone", 0.0) + job.states.get("lost", 0.0)
+        assert wasted_s == pytest.approx(2.0)
+        assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+        assert job.states["compute"] == pytest.approx(0.04 * (40 + done))
+        node.take(hook.step(), first_step=40)
+
+
+def test_what_is_lost_for_good_and_what_an_older_checkpoint_did_not_lose() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)  # 0 … 59
+    attempt(node, 114, 5, first_step=40, bye=True)  # 40 … 44, and that is the end
+    assert (node.only().redone_steps, node.only().lost_steps) == (5, 15)
+    assert node.only().states["lost"] == pytest.approx(1.5)
+    assert node.only().lost == pytest.approx({"input_wait": 0.9, "compute": 0.6})
+    attempt(node, 130, 10, first_step=60)  # from a checkpoint that the first attempt had written after all
+    assert (node.only().redone_steps, node.only().lost_steps) == (5, 0)
+    attempt(node, 140, 10, first_step=200)  # steps that another node did
+    assert (node.only().redone_steps, node.only().lost_steps) == (5, 0)
+
+
+def test_an_attempt_that_made_no_step_changes_no_count_and_one_of_unknown_steps_makes_them_unknown() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    attempt(node, 114, 0)  # died in its imports
+    attempt(node, 120, 30, first_step=40)
+    job = node.only()
+    assert (job.redone_steps, job.lost_steps, job.interruptions) == (20, 0, 2)
+    assert job.states["restart"] == pytest.approx(4) and job.states["down"] == pytest.approx(6 + 4)
+    attempt(node, 130, 1)
+    assert (node.only().redone_steps, node.only().lost_steps) == (None, None)
+    assert "lost" not in node.only().states
+
+
+def test_a_restart_s_parts() -> None:
+    node = Node()
+    attempt(node, 100, 10, first_step=0)  # to 103.0
+    hook = FakeHook(112 * S, sender="again").spend("startup", S).spend("other", 7 * S)
+    hook.declared_ns = {"checkpoint_load": 2 * S, "rendezvous": 4 * S, "warm up": S}
+    run = node.runs["run-a", 0]
+
+    def take() -> None:
+        hello = hook.hello(start_ticks=10_600, first_step=10)
+        for message in (hello, hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns))
+        node.jobs.update([run])
+
+    take()
+    hook.spend("compile", 5 * S).step()
+    take()
+    hook.spend("compile", 7 * S).spend("other", S).step()  # later: no part of the restart
+    hook.declared_ns["checkpoint_load"] += S
+    take()
+    job = node.only()
+    assert job.restart == pytest.approx(
+        {"imports": 6, "rendezvous": 4, "startup": 1, "checkpoint_load": 2, "compile": 5}
+    )
+    assert job.states["restart"] == pytest.approx(18)
+    assert job.states["compile"] == pytest.approx(7) and job.states["other"] == pytest.approx(2)
+    assert job.states["down"] == pytest.approx(3)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+
+
+def test_a_compilation_before_the_first_step_is_not_redone() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    hook = FakeHook(114 * S, sender="again").spend("startup", S)
+    node.take(hook, first_step=40)
+    node.take(hook.spend("compile", 9 * S).step(), first_step=40)
+    assert node.only().states["redone"] == pytest.approx(0.1)
+    assert node.only().restart == pytest.approx({"startup": 1, "compile": 9})
+
+
+def test_another_training_of_the_job_after_one_that_ended_well_redoes_nothing() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, run="slurm-7.0", bye=True)
+    attempt(node, 114, 30, first_step=0, run="slurm-7.1", bye=True)
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.interruptions, job.lost_steps) == (2, 0, 0, 0)
+
+
+def test_a_job_id_that_is_used_again_is_another_job() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, bye=True)
+    attempt(node, 90_000, 30, first_step=0)
+    assert (node.only().attempts, node.only().steps) == (1, 30)
+
+
+def test_an_attempt_that_ends_by_an_exception_was_interrupted() -> None:
+    node = Node()
+    hook = attempt(node, 100, 60, first_step=0)
+    error = msgspec.structs.replace(hook.bye(), failed=True)
+    node.runs["run-a", 0].apply(error, hook.at_ns, wall_s(hook.at_ns))
+    attempt(node, 114, 30, first_step=60, bye=True)
+    assert node.only().interruptions == 1
+
+
+def test_a_clock_that_is_set_back_loses_no_attempt() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    hook = FakeHook(114 * S, sender="again", wall_offset_ns=0).spend("startup", S)
+    run = node.runs["run-a", 0]
+    for number in range(31):
+        for message in (hook.hello(first_step=40, start_ticks=0), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns) - 3600)
+        if number < 30:
+            hook.step()
+    node.jobs.update([run])
+    job = node.only()
+    assert (job.attempts, job.redone_steps, job.steps) == (2, 20, 90)
+    assert sum(job.states.values()) == pytest.approx(8 + 4)
+
+
+def test_ranks_that_start_a_moment_apart_redo_what_the_last_attempt_did_and_no_more() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0)
+    late = FakeHook(114 * S, sender="rank-1", rank=1).spend("startup", S)
+    for _ in range(3):
+        node.take(late.step(), first_step=60)
+    attempt(node, 114, 30, first_step=60)
+    assert node.only().redone_steps == 0
+
+
+def test_a_hundred_restarts_close() -> None:
+    node = Node()
+    for number in range(100):
+        attempt(node, 100 + 20 * number, 10, first_step=5 * number, run=f"run-{number % 9}")
+    job = node.only()
+    assert (job.attempts, job.interruptions, job.steps, job.redone_steps) == (100, 99, 1000, 99 * 5)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+    begin = time.perf_counter()
+    node.jobs.update(node.runs.values())
+    assert time.perf_counter() - begin < 0.5
+
+
+def crashing(node: Node, crashes: int = 3, saves: int = 1, save_s: float = 1.0, trained_s: int = 300) -> api.Job:
+    """Have a job crash again and again, each attempt after `trained_s` in steps with `saves` checkpoints."""
+    for number in range(crashes + 1):
+        hook = FakeHook((100 + 1000 * number) * S, sender=f"at-{number}").spend("startup", 20 * S)
+        hook.saves = saves
+        if saves:
+            hook.spend("checkpoint", int(saves * save_s * S))
+        hook.step(compute_ns=trained_s * S - 60 * MS)
+        node.take(hook, first_step=number)
+    return node.only()
+
+
+def test_the_interval_between_checkpoints_that_would_lose_least() -> None:
+    (found,) = crashing(Node()).findings
+    # 1 s a save, an interruption every 1284 / 3 s: Young's interval is sqrt(2 × 1 × 428), Daly's 28.6 s
+    assert found.cause == "checkpoint_interval" and found.severity == "warning"
+    assert found.advice == "save every 28.6 s instead of every 3m 38s"
+    assert found.evidence[0].value == pytest.approx(1200 / 5.5) and found.evidence[1].value == 3
+    assert found.predicted_range is not None and found.predicted_speedup is not None
+    low, high = found.predicted_range
+    assert 1.0 < low < found.predicted_speedup < high < 3
+    assert found.ratio == pytest.approx(1 - 1 / found.predicted_speedup, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"crashes": 1},
+        {"saves": 0},
+        {"save_s": 0.0},
+        {"saves": 10, "save_s": 1.0},  # every 28 s: what Daly says
+    ],
+    ids=str,
+)
+def test_no_interval_is_advised_where_it_is_not_known_or_right(job: dict[str, Any]) -> None:
+    assert crashing(Node(), **job).findings == ()
+
+
+def test_saves_that_are_too_frequent() -> None:
+    (found,) = crashing(Node(), saves=100, save_s=2.0).findings
+    assert "too frequent" in found.title and found.advice.startswith("save every 51.3 s")
+
+
+def test_a_run_of_the_job_has_the_finding_too() -> None:
+    node = Node()
+    crashing(node)
+    run = node.runs["run-a", 0]
+    window = Window(duration_s=60, job=run.job)
+    assert [found.cause for found in diagnose(window)] == ["checkpoint_interval"]
+    assert "predicted throughput" in job_text(node.only())

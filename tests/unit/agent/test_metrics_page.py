@@ -22,7 +22,7 @@ from gpuwatch_agent.collectors.dcgm import DcgmCollector
 from gpuwatch_agent.collectors.drivers import Gpu
 from gpuwatch_agent.collectors.node import Roots
 from gpuwatch_agent.evaluator import FindingTracker
-from gpuwatch_agent.exporter import AnySample, Page, content_type, finding_samples, gpu_samples, run_samples
+from gpuwatch_agent.exporter import Page, content_type, finding_samples, gpu_samples, run_samples
 from gpuwatch_agent.gpus import GpuLedgers, GpuReading
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
@@ -51,7 +51,7 @@ def node_collectors() -> list[Collector]:
 
 
 @pytest.fixture
-def samples(tmp_path: Path) -> list[AnySample]:
+def samples(tmp_path: Path) -> list[Sample]:
     """A GPU and the run on it, a finding, the fixture node, a recorded dcgm-exporter, and one sample of everything else in the catalogue."""
     table = ProcessTable(tmp_path)
     hook = FakeHook()
@@ -72,7 +72,7 @@ def samples(tmp_path: Path) -> list[AnySample]:
     findings = FindingTracker()
     for at_ns in (0, 4 * S):
         findings.update("run-a", 0, [FINDING], at_ns, 0.0)
-    found: list[AnySample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
+    found: list[Sample] = [*run_samples(run, WorkerWatch(table), int(wall_s(0) * S))]
     found += gpu_samples(gpus.accounts["GPU-1"], table, int(wall_s(0) * S))
     found += finding_samples(findings, [run])
     found += [sample for collector in node_collectors() for sample in collector.collect()]
@@ -84,7 +84,7 @@ def samples(tmp_path: Path) -> list[AnySample]:
     return found
 
 
-def test_page_is_as_it_was(samples: list[AnySample]) -> None:
+def test_page_is_as_it_was(samples: list[Sample]) -> None:
     text = Page(samples).body(False, False).decode()
     if os.environ.get("UPDATE_GOLDEN") == "1":
         GOLDEN.parent.mkdir(exist_ok=True)
@@ -92,12 +92,12 @@ def test_page_is_as_it_was(samples: list[AnySample]) -> None:
     assert text == GOLDEN.read_text()
 
 
-def test_page_is_the_catalogue_and_nothing_else(samples: list[AnySample]) -> None:
+def test_page_is_the_catalogue_and_nothing_else(samples: list[Sample]) -> None:
     text = Page(samples).body(False, False).decode()
     assert re.findall(r"^# TYPE (\S+) ", text, re.M) == [metric.name for metric in CATALOGUE]
 
 
-def test_both_formats_say_the_same(samples: list[AnySample]) -> None:
+def test_both_formats_say_the_same(samples: list[Sample]) -> None:
     page = Page(samples)
 
     def read(families) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -117,13 +117,13 @@ def _info_labels() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("open_metrics", [False, True])
-def test_compressed_page_is_the_page(samples: list[AnySample], open_metrics: bool) -> None:
+def test_compressed_page_is_the_page(samples: list[Sample], open_metrics: bool) -> None:
     page = Page(samples)
     assert gzip.decompress(page.body(open_metrics, True)) == page.body(open_metrics, False)
     assert ("openmetrics" in content_type(open_metrics)) is open_metrics
 
 
-def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[AnySample]) -> None:
+def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[Sample]) -> None:
     values = {(s.metric, s.labels): s.value for s in samples if isinstance(s, Sample)}
     run = {state: values["gpuwatch_run_seconds_total", ("run-a", "0", state)] for state in RUN_STATES}
     assert {state: value for state, value in run.items() if value} == {
@@ -135,22 +135,3 @@ def test_all_states_are_there_from_the_first_scrape_and_sum_up(samples: list[Any
     gpu = {state: values["gpuwatch_gpu_seconds_total", ("0", "GPU-1", state)] for state in GPU_STATES}
     assert set(gpu) == set(GPU_STATES)
     assert sum(gpu.values()) == pytest.approx(3.15)
-
-
-def test_histogram_is_cumulative_and_counts_every_step(samples: list[AnySample]) -> None:
-    families = {family.name: family for family in parse_text(Page(samples).body(False, False).decode())}
-    rows = families["gpuwatch_step_seconds"].samples
-    buckets = [(row.labels["le"], row.value) for row in rows if row.name.endswith("_bucket")]
-    assert buckets == [
-        ("0.001", 0),
-        ("0.01", 0),
-        ("0.03", 0),
-        ("0.1", 9),
-        ("0.3", 9),
-        ("1.0", 10),
-        ("10.0", 10),
-        ("+Inf", 10),
-    ]
-    rest = {row.name: row.value for row in rows if not row.name.endswith("_bucket")}
-    assert rest == {"gpuwatch_step_seconds_count": 10, "gpuwatch_step_seconds_sum": pytest.approx(1.4)}
-    assert families["gpuwatch_steps"].samples[0].value == 10

@@ -9,14 +9,17 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.alerting.thresholds import Prices
+from gpuwatch.config import AgentSettings
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent import receiver as receiver_module
 from gpuwatch_agent import sampler as sampler_module
 from gpuwatch_agent.collectors.node import Roots
-from gpuwatch_agent.history import History, queries
+from gpuwatch_agent.history import History, RetentionClock, queries
 from gpuwatch_agent.receiver import Receiver
 from gpuwatch_agent.sampler import Sampler
 from tests.unit.agent.hooks import BOOT, NOW_S
+
+EVERY_SERIES = AgentSettings(series="full")
 
 
 class NoSocket:
@@ -28,6 +31,8 @@ class Clock:
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
+        self.suspended_s = 0.0
+        """Time in suspend, which the monotonic clock leaves out."""
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -36,21 +41,25 @@ class Clock:
         return self.now_ns / 1e9
 
     def time(self) -> float:
-        return NOW_S + self.now_ns / 1e9
+        return NOW_S + self.now_ns / 1e9 + self.suspended_s
 
 
 class WholeAgent:
     """`hear` takes frames, `tick` passes a second. `procfs` is empty: no process is visible."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int, keep_bytes: int = 1 << 30
+    ) -> None:
         self.clock = Clock(now_ns)
         monkeypatch.setattr(sampler_module, "time", self.clock)
         monkeypatch.setattr(receiver_module, "time", self.clock)
+        monkeypatch.setattr("gpuwatch_agent.history.writer._WAIT_S", 60.0)  # a busy machine is no disk that hangs
         procfs = directory / "proc"
         procfs.mkdir(exist_ok=True)
-        self.history = History(directory / "history.db", full_s=60.0)
+        self.history = History(directory / "history.db", keep_bytes=keep_bytes, full_s=60.0)
         self.receiver = Receiver(NoSocket(), self.clock.monotonic)  # type: ignore[arg-type]
-        self.sampler = Sampler(self.receiver, self.history, Roots(procfs, procfs, procfs), BOOT)
+        self.sampler = Sampler(self.receiver, self.history, Roots(procfs, procfs, procfs), BOOT, EVERY_SERIES)
+        self.sampler._retention_s = RetentionClock(self.clock.time, self.clock.monotonic)
         self.sampler._runs.restore(self.history.reader.records(), now_ns, self.clock.time())
 
     def hear(self, *messages: wire.Message | bytes, peer: Peer | None = None) -> None:
@@ -62,8 +71,7 @@ class WholeAgent:
         """Let time pass up to a moment, and do what the agent does once a second."""
         self.clock.now_ns = now_ns
         self.sampler._tick()
-        self.history.downsample(self.clock.time())
-        self.history.trim(self.clock.time())
+        self.sampler.writer.tidy(self.sampler._retention_s(), True)
 
     def page(self) -> dict[tuple[str, ...], float]:
         assert self.sampler.snapshot is not None
@@ -88,4 +96,4 @@ class WholeAgent:
         reader.findings(run)
 
     def close(self) -> None:
-        self.history.close()
+        self.sampler.writer.close()

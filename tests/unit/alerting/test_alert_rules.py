@@ -52,7 +52,7 @@ def test_thresholds_reach_expressions_names_and_durations() -> None:
     )
     starved, condition = rules["GpuStarved"], rules["alert:GpuStarved:value"]
     assert 'run_rank_state:gpuwatch_run_training_seconds:share30s{state="input_wait"} > 0.35\n' in condition["expr"]
-    assert "run_rank:gpuwatch_run_training_seconds:increase30s >= 7.5\n" in condition["expr"]
+    assert ">= 7.5 * run_rank_state:gpuwatch_run_training_seconds:share30s{state=" in condition["expr"]
     assert starved["for"] == "5s"
     assert "last_over_time(alert:GpuStarved:value[500ms])" in starved["expr"]
     assert rules["GpuHeldIdle"]["keep_firing_for"] == "500ms"
@@ -85,8 +85,8 @@ def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
 
 def test_every_state_of_a_gpu_is_recorded_once_for_the_fleet() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
-    states = [r["labels"]["state"] for r in rules if r.get("record") == "state:gpuwatch_gpu_seconds:rate5m"]
-    assert tuple(states) == GPU_STATES
+    states = [r["expr"] for r in rules if r.get("record") == "state:gpuwatch_gpu_seconds:rate5m"]
+    assert states == ["sum by (state) (rate(gpuwatch_gpu_seconds_total[5m]))"]
     training = template("recording.yml")["texts"]["training_states"].split("|")
     assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
 
@@ -269,13 +269,10 @@ def test_what_to_do_is_known_of_every_cause_that_an_alert_names() -> None:
 
 def test_rules_name_only_metrics_and_states_that_exist() -> None:
     text = render()
-    metrics = {
-        re.sub(r"(gpuwatch_step_seconds)_(sum|count)$", r"\1", name)
-        for name in re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", text)
-    }
+    metrics = set(re.findall(r"(?<!:)\bgpuwatch_\w+\b(?!:)", text))
     assert len(metrics) > 20
     assert metrics <= set(BY_NAME)
-    assert set(re.findall(r'\bstate="(\w+)"', text)) == set(GPU_STATES)
+    assert {"held_idle", "stalled", "input_wait"} <= set(re.findall(r'\bstate="(\w+)"', text)) <= set(GPU_STATES)
 
 
 def test_recorded_names_in_alerts_are_recorded() -> None:

@@ -165,9 +165,8 @@ VECTORS: dict[str, list[tuple[dict[str, str], float]]] = {
     "increase(gpuwatch_run_seconds_total": [({**WHO, "state": "input_wait"}, 37.2), ({**WHO, "state": "compute"}, 22.8)],
     "increase(gpuwatch_step_phase_seconds_total": [({**WHO, "phase": "data_wait"}, 37.2)],
     "rate(gpuwatch_steps_total": [(WHO, 9.7)],
-    "histogram_quantile(0.5,": [(WHO, 0.1)],
-    "histogram_quantile(0.95,": [(WHO, float("nan"))],
-    "gpuwatch_last_step_timestamp_seconds": [(WHO, NOW - 42)],
+    'gpuwatch_step_percentile_seconds{run=~"r1", percentile="p50"}': [(WHO, 0.1)],
+    'gpuwatch_step_percentile_seconds{run=~"r1", percentile="p95"}': [(WHO, float("nan"))],
     "gpuwatch_run_mfu_ratio": [(WHO, 0.41)],
     "gpuwatch_finding_evidence_ratio": [({"run": "r1", "cause": "input_single_process"}, 0.62)],
 }  # fmt: skip
@@ -209,7 +208,13 @@ def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:
 
 def test_prometheus_stalled_run_says_for_how_long() -> None:
     stalled: list[tuple[dict[str, str], float]] = [({"run": "r1", "cause": "stalled"}, 0.4)]
-    [run] = prometheus({**VECTORS, "gpuwatch_finding_evidence_ratio": stalled}).runs()
+    whole = {
+        "last_over_time(gpuwatch_run_seconds_total": [
+            ({**WHO, "state": "compute"}, 58.0),
+            ({**WHO, "state": "stalled"}, 42.0),
+        ]
+    }
+    [run] = prometheus({**VECTORS, **whole, "gpuwatch_finding_evidence_ratio": stalled}).runs()
     assert run.verdict is not None and run.verdict.sentence == "stalled: no training step for 42.0 s"
 
 

@@ -132,7 +132,7 @@ def test_every_refresh_says_which_option_is_chosen() -> None:
 
 def in_grafana(group: str) -> list[dict[str, Any]]:
     pytest.importorskip("grafana_foundation_sdk")
-    from gpuwatch_dashboards.grafana.build import DASHBOARDS
+    from grafana_dashboards import DASHBOARDS
 
     drawn = DASHBOARDS[f"gpuwatch-{DASHBOARD[group]}.json"]()["panels"]
     return [panel for panel in drawn if panel["title"] == "Added panel"]
@@ -207,7 +207,7 @@ def test_one_threshold_is_in_the_page_in_grafana_and_in_the_docs(monkeypatch: py
         return "border-bottom" in cards.figures([(panel, used)])
 
     def in_the_dashboard() -> float:
-        from gpuwatch_dashboards.grafana.build import node_dashboard
+        from grafana_dashboards import node_dashboard
 
         [drawn] = [p for p in node_dashboard()["panels"] if p["title"] == panel.title]
         return float(drawn["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"])

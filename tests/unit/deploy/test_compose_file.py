@@ -26,3 +26,23 @@ def test_no_service_can_be_stopped_over_http_and_grafanas_password_is_the_sites(
 def test_the_dashboard_reads_an_agent_that_a_site_can_set() -> None:
     command = yaml.safe_load(COMPOSE.read_text())["services"]["dashboard"]["command"]
     assert command[command.index("--agent") + 1] == "${GPUWATCH_AGENT:-http://agent:9478}"
+
+
+def test_agent_and_page_share_a_token_that_no_other_service_has() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    command, page = services["agent"]["command"], services["dashboard"]
+    assert (
+        command[command.index("--api-token-file") + 1]
+        == page["environment"]["GPUWATCH_API_TOKEN_FILE"]
+        == "/run/gpuwatch-api/token"
+    )
+    mounts = {
+        name: [one for one in service.get("volumes", ()) if "/run/gpuwatch-api" in one]
+        for name, service in services.items()
+    }
+    assert {name: found for name, found in mounts.items() if found} == {
+        "agent": ["agent-api:/run/gpuwatch-api"],
+        "dashboard": ["agent-api:/run/gpuwatch-api:ro"],
+    }
+    for service in (services["agent"], page):
+        assert service["environment"]["GPUWATCH_API_TOKEN"] == "${GPUWATCH_API_TOKEN:-}"

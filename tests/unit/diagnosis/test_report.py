@@ -37,8 +37,8 @@ def test_the_verdict_of_a_run_that_waits_for_its_loader() -> None:
         "  why   batches are made in the training process: training waited for data 62% of the time (on\n"
         "        average 40 ms of a 60 ms step); num_workers=0; 96% of a fetch is CPU work (decoding,\n"
         "        augmentation)\n"
-        "  do    DataLoader(num_workers=2, persistent_workers=True); expect a step of 20.3 ms to 23 ms; takes\n"
-        "        up to 48 MiB of /dev/shm (2.61× to 2.96× the throughput)"
+        "  do    DataLoader(num_workers=3, persistent_workers=True); expect a step of 21.6 ms to 36.6 ms;\n"
+        "        takes up to 72 MiB of /dev/shm (1.64× to 2.78× the throughput)"
     )
 
 
@@ -47,7 +47,7 @@ def test_a_short_run_promises_nothing() -> None:
     assert [(each.predicted_speedup, each.predicted_range) for each in short.findings] == [(None, None)]
     lines = str(short).splitlines()
     assert lines[1].startswith("  short: 7 steps, too few for a prediction; so far input-bound: 62%")
-    assert lines[-1] == "  do    DataLoader(num_workers=2, persistent_workers=True); takes up to 48 MiB of /dev/shm"
+    assert lines[-1] == "  do    DataLoader(num_workers=3, persistent_workers=True); takes up to 72 MiB of /dev/shm"
     assert str(make_report("a", "b", WINDOW, {}, Done(1.0, 1, None))).startswith("gpuwatch · b · 3m 12s, 1 step of")
 
 

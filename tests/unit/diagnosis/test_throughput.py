@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwatch.diagnosis.rates import Done, Throughput, declared, throughput
+from gpuwatch.diagnosis.rates import DENSE_PEAKS, Done, Throughput, declared, dense_peak, throughput
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
 from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn
@@ -80,3 +80,24 @@ def test_a_phase_called_training_is_training(monkeypatch: pytest.MonkeyPatch, na
         for _ in watch.steps([Tokens(1, 1)] * 5):
             clock.sleep_ms(10)
     assert (watch.report().steps, states_ms(watch)) == (5, {"compute": 50.0})
+
+
+def test_peaks_are_those_of_the_data_sheets_at_a_clock_that_the_model_has() -> None:
+    """The clocks are those that NVIDIA's white papers give for tensor operations, in GHz."""
+    clocks = {name: round(peak.flops_per_s / peak.flops_per_clock / 1e9, 2) for name, peak in DENSE_PEAKS.items()}
+    assert clocks == {
+        "NVIDIA B200": 1.86, "NVIDIA H200 NVL": 1.55, "NVIDIA H200": 1.83, "NVIDIA GH200": 1.83, "NVIDIA H100 NVL": 1.55,
+        "NVIDIA H100 PCIe": 1.62, "NVIDIA H100": 1.83, "NVIDIA A100": 1.41, "NVIDIA L40S": 2.49, "NVIDIA L4": 2.04,
+    }  # fmt: skip
+
+
+def test_a_model_is_found_by_the_name_that_its_driver_gives() -> None:
+    by_name = {name: DENSE_PEAKS[row] for row, names in {
+        "NVIDIA H100": ("NVIDIA H100 80GB HBM3",), "NVIDIA H100 PCIe": ("NVIDIA H100 PCIe",),
+        "NVIDIA H100 NVL": ("NVIDIA H100 NVL",), "NVIDIA H200": ("NVIDIA H200",), "NVIDIA H200 NVL": ("NVIDIA H200 NVL",),
+        "NVIDIA GH200": ("NVIDIA GH200 480GB",), "NVIDIA L4": ("NVIDIA L4",), "NVIDIA L40S": ("NVIDIA L40S",),
+        "NVIDIA A100": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB"),
+    }.items() for name in names}  # fmt: skip
+    assert {name: dense_peak(name) for name in by_name} == by_name
+    for other in ("", "NVIDIA H20", "NVIDIA L40", "NVIDIA A1000", "NVIDIA A10", "AMD Instinct MI300X", "Tesla T4"):
+        assert dense_peak(other) is None

@@ -146,7 +146,7 @@ def test_the_doctor_finds_what_the_hook_finds(
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        ("tcp://10.0.0.1:9479", "only loopback"),
+        ("tcp://node-17:9479", "or another IP address"),
         ("ipc:///none/hook.sock", "there is no /none/hook.sock"),
     ],
 )

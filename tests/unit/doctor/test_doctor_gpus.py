@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpuwatch.tools.doctor.gpus import driver, visible, visible_gpus
+from gpuwatch.tools.doctor.limits import pid_namespace, ptrace
 from gpuwatch.tools.doctor.machine import Machine, NvmlFacts
-from gpuwatch.tools.doctor.processes import pid_namespace, ptrace
 from tests.unit.doctor.machines import two_gpus, write
 
 MakeMachine = Callable[..., Machine]

@@ -12,8 +12,7 @@ import pytest
 from gpuwatch.api import Status
 from gpuwatch.api.client import Reply
 from gpuwatch.tools.doctor.machine import AgentView, Machine
-from gpuwatch.tools.doctor.processes import agent_port, page_port
-from gpuwatch.tools.doctor.services import alert_rules, history, prometheus
+from gpuwatch.tools.doctor.services import agent_port, alert_rules, history, page_port, prometheus
 from tests.unit.doctor.machines import GIB, STATUS
 
 MakeMachine = Callable[..., Machine]

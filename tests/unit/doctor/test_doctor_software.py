@@ -119,7 +119,7 @@ def test_the_build_is_read_as_torch_itself_says_it() -> None:
         ({"GPUWATCH_RUN": "a", "GPUWATCH_QUIET": "1", "HOME": "/"}, "ok", "GPUWATCH_QUIET, GPUWATCH_RUN"),
         ({"GPUWATCH_QUITE": "1"}, "warning", "nothing reads GPUWATCH_QUITE (did you mean GPUWATCH_QUIET?)"),
         ({"GPUWATCH_SOMETHING": "1"}, "warning", "nothing reads GPUWATCH_SOMETHING"),
-        ({"GPUWATCH_ENDPOINT": "tcp://10.0.0.1:9479"}, "problem", "give ipc:///"),
+        ({"GPUWATCH_ENDPOINT": "tcp://node-17:9479"}, "problem", "give ipc:///"),
         ({"GPUWATCH_HTTP": "9478"}, "problem", "GPUWATCH_HTTP=9478: give HOST:PORT"),
         ({"GPUWATCH_AGENT": "node-17:9478"}, "problem", "http://HOST:PORT"),
         ({"GPUWATCH_DISABLE": "of"}, "problem", "GPUWATCH_DISABLE=of: give 1 or 0"),

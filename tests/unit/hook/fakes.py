@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.fakes import MemorySender
 from gpuwatch import wire
 from gpuwatch.diagnosis.window import HostFacts
 from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.evidence import HostWatcher
 from gpuwatch.hook.publisher import Publisher
 from gpuwatch.hook.watch import Watch
-from gpuwatch.testing import MemorySender
 
 MS = 1_000_000
 S = 1_000_000_000

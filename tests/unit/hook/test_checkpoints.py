@@ -1,7 +1,8 @@
-"""What a training's own loop saves and loads is `checkpoint`, without being declared."""
+"""What the training thread saves is `checkpoint`, and what it loads the phase `checkpoint_load`, without being declared."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import threading
@@ -17,8 +18,10 @@ from tests.unit.hook.fakes import Clock, states_ms
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.rendezvous import register_rendezvous_handler  # noqa: E402
 
 BATCH = torch.zeros(2)
+BEFORE = torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save
 
 
 class State:
@@ -50,8 +53,37 @@ def test_saves_and_loads_in_a_step_and_between_passes_are_checkpoints(watch: Wat
             clock.sleep_ms(10)
             save_and_load(clock)
         save_and_load(clock)
-    assert states_ms(watch) == {"compute": 40, "checkpoint": 6 * 12}
+    assert states_ms(watch) == {"compute": 40, "checkpoint": 6 * 5, "other": 6 * 7}
     assert watch.report().steps == 4
+    counts = watch.session.publisher.accounts.timeline.counts
+    assert (counts.saves, counts.declared_ns) == (6, {"checkpoint_load": 6 * 7_000_000})
+
+
+def test_a_load_before_the_first_step_is_seen_and_a_save_inside_a_save_is_one(watch: Watch, clock: Clock) -> None:
+    clock.sleep_ms(3)
+    save_and_load(clock)
+    for _ in watch.steps([BATCH]):
+        clock.sleep_ms(10)
+        with watch.phase("checkpoint"), watch.phase("checkpoint"):
+            save_and_load(clock)
+    assert states_ms(watch) == {"startup": 3, "checkpoint": 5 + 12, "other": 7, "compute": 10}
+    assert watch.session.publisher.accounts.timeline.counts.saves == 2
+
+
+def test_the_wait_for_other_ranks_at_the_start_is_seen(watch: Watch, clock: Clock) -> None:
+    def meet(*_: Any, **__: Any) -> Iterator[Any]:
+        clock.sleep_ms(9)
+        yield torch.distributed.HashStore(), 0, 1
+
+    register_rendezvous_handler("slow", meet)
+    torch.distributed.init_process_group("gloo", init_method="slow://", world_size=1, rank=0)
+    try:
+        for _ in watch.steps([BATCH]):
+            clock.sleep_ms(10)
+        assert states_ms(watch) == {"other": 9, "compute": 10}
+        assert watch.session.publisher.accounts.timeline.counts.declared_ns == {"rendezvous": 9_000_000}
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_steps_without_a_loader_too_and_a_failing_save_raises_as_before(watch: Watch, clock: Clock) -> None:
@@ -61,7 +93,7 @@ def test_steps_without_a_loader_too_and_a_failing_save_raises_as_before(watch: W
             save_and_load(clock)
             with pytest.raises(AttributeError):
                 torch.save({}, None)
-    assert states_ms(watch) == {"compute": 30, "checkpoint": 36}
+    assert states_ms(watch) == {"compute": 30, "checkpoint": 15, "other": 21}
 
 
 def test_a_sample_that_is_loaded_in_a_fetch_is_input_and_a_declared_phase_stays(watch: Watch, clock: Clock) -> None:
@@ -103,14 +135,23 @@ def test_a_distributed_checkpoint_counts_once(
         dcp.save(state, checkpoint_id=str(tmp_path / "a"), no_dist=True)
         dcp.load(state, checkpoint_id=str(tmp_path / "a"), no_dist=True)
     watch.report()
-    assert entered == ["checkpoint", "checkpoint"]
+    assert entered == ["checkpoint", "checkpoint_load"]
 
 
 def test_torchs_own_functions_are_back_at_the_end_and_pickle_by_name_meanwhile(watch: Watch, clock: Clock) -> None:
-    before = torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save
     for _ in watch.steps([BATCH]):
-        assert torch.save is not before[0]
+        assert torch.save is not BEFORE[0]
         assert pickle.loads(pickle.dumps(torch.save)) is torch.save
         assert pickle.loads(pickle.dumps(dcp.save)) is dcp.save
     watch.close()
-    assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == before
+    assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == BEFORE
+
+
+@pytest.mark.parametrize(("error", "raised"), [(RuntimeError, True), (SystemExit, False), (None, False)])
+def test_the_agent_learns_that_an_exception_ended_the_training(
+    watch: Watch, error: type[BaseException] | None, raised: bool
+) -> None:
+    with contextlib.suppress(RuntimeError, SystemExit), watch:
+        if error is not None:
+            raise error
+    assert watch.session.publisher.raised is raised

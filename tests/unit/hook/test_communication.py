@@ -20,14 +20,14 @@ def totals(line: Timeline) -> dict[str, int]:
 
 def test_the_wait_is_taken_out_of_compute_and_told_with_the_step() -> None:
     line = Timeline(0)
-    steps = line.fold([(COMM, 60, 90), (STEP, 0, 100, 20, 10, 1, False)])
+    steps = line.apply([(COMM, 60, 90), (STEP, 0, 100, 20, 10, 1, False)])
     assert totals(line) == {"input_wait": 20, "transfer": 10, "compute": 40, "comm_wait": 30}
     assert (steps[0].comm_wait_ns, steps[0].compute_ns, line.counts.comm_steps) == (30, 70, 1)
 
 
 def test_a_step_that_was_not_measured_says_so() -> None:
     line = Timeline(0)
-    steps = line.fold([(STEP, 0, 100, 20, 0, 1, False), (COMM, 150, 150), (STEP, 100, 200, 20, 0, 1, False)])
+    steps = line.apply([(STEP, 0, 100, 20, 0, 1, False), (COMM, 150, 150), (STEP, 100, 200, 20, 0, 1, False)])
     assert [step.comm_wait_ns for step in steps] == [None, 0]
     assert line.counts.comm_steps == 1
 
@@ -36,14 +36,14 @@ def test_a_step_in_parts_keeps_its_wait_and_a_phase_takes_none() -> None:
     line = Timeline(0)
     log: list[tuple[object, ...]] = [(COMM, 10, 30), (PART, 0, 50, 0, 0, 1, False), (ENTER, 50, "eval"), (COMM, 55, 60)]
     log += [(STEP, 50, 70, 0, 0, 1, False), (EXIT, 70), (COMM, 80, 90), (STEP, 70, 100, 0, 0, 1, False)]
-    steps = line.fold(log)
+    steps = line.apply(log)
     assert totals(line) == {"compute": 50, "comm_wait": 30, "eval": 20}
     assert [step.comm_wait_ns for step in steps] == [30]
 
 
 def test_a_wait_never_exceeds_what_is_left_of_its_step() -> None:
     line = Timeline(0)
-    line.fold([(COMM, 0, 500), (STEP, 0, 100, 90, 0, 1, False)])
+    line.apply([(COMM, 0, 500), (STEP, 0, 100, 90, 0, 1, False)])
     assert totals(line) == {"input_wait": 90, "comm_wait": 10}
 
 

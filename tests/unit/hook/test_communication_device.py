@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.fakes import FakeClock, FakeDevice
 from gpuwatch import wire
 from gpuwatch.diagnosis.rules.progress import straggler
 from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger import device_timeline as device_module
 from gpuwatch.ledger.device_timeline import WAIT_TIMED_EVERY_NS, DeviceTimeline
-from gpuwatch.testing import FakeClock, FakeDevice
 from tests.unit.hook.fakes import MS, Clock, S, connect, fake_watch, told, turn
 
 BUCKETS = 4

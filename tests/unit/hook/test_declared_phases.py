@@ -93,13 +93,13 @@ def test_what_no_phase_declares_is_said_to_be_outside_of_them() -> None:
 
 
 def test_a_sender_whose_phases_exceed_their_state_is_rejected() -> None:
-    origin = wire.Origin(wire.PROTOCOL_VERSION, "s", 1, "b", 1, 1)
+    origin = wire.Origin(wire.PROTOCOL_VERSION, "s", "b", 1, 1)
 
     def message(declared_ns: dict[str, int]) -> bytes:
         totals = wire.Totals(
             start_ns=0, watermark_ns=10, states_ns={"other": 10}, records_dropped=0, declared_ns=declared_ns
         )
-        return wire.encode(wire.Bye(origin=origin, run="r", rank=0, totals=totals, reason="closed"))
+        return wire.encode(wire.Bye(origin=origin, run="r", rank=0, totals=totals))
 
     assert wire.decode(message({"rollout": 10}))
     for wrong in ({"rollout": 11}, {"a": 6, "b": 6}, {"a": -1}, {str(n): 0 for n in range(10)}):

@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeDevice, FakeEvent
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.device_timeline import RING
-from gpuwatch.testing import FakeDevice, FakeEvent
 from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 Op = tuple[str, int]

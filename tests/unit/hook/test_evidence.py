@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.hook.batches import loader_settings
-from gpuwatch.hook.evidence import HostWatcher
+from gpuwatch.hook.evidence import HostWatcher, StepIdle
 from gpuwatch.host import proc as procfs
 
 
@@ -107,3 +107,19 @@ def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None
     assert (told.pin_memory, told.persistent_workers, told.worker_pids) == (True, False, (42,))
     silent = loader_settings((x for x in "ab"), None)
     assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())
+
+
+def test_the_cores_that_a_process_keeps_busy_a_second_of_compute(tmp_path: Path) -> None:
+    def busy(thread: int, run_s: float, queue_s: float) -> None:
+        place = tmp_path / "self" / "task" / str(thread)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "schedstat").write_text(f"{int(run_s * 1e9)} {int(queue_s * 1e9)} 7\n")
+
+    idle = StepIdle(tmp_path)
+    busy(11, 5.0, 1.0)
+    idle.sample(4.0)
+    assert idle.cores is None
+    busy(11, 8.0, 1.0)
+    busy(12, 1.5, 0.5)  # a thread that has come since
+    idle.sample(6.0)
+    assert idle.cores == pytest.approx(2.5) and idle.ratio is None, "two seconds of compute show how many, not how idle"

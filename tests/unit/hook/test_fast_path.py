@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch.hook.loader import WatchedIterator
 from gpuwatch.hook.loop import Loop
 from gpuwatch.hook.metering import SAMPLE_QUICK_EVERY, Sampling
 from gpuwatch.hook.watch import Watch
-from gpuwatch.testing import FakeDevice
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 BODY = (

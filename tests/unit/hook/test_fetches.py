@@ -78,7 +78,17 @@ def test_batches_of_faster_workers_are_not_ready_while_the_next_one_is_missing()
     slow, evidence = OutOfOrder([3, 3, 3]), FetchEvidence()
     fetch = evidence.counting(slow)
     slow._data_queue.size = 3
-    assert (fetch(), evidence.ready, evidence.empty) == (1, 0, 1)
+    assert (fetch(), evidence.ready, evidence.empty, evidence.out_of_order) == (1, 0, 1, 1)
+
+    # A single later batch is one that came before its turn by chance: two workers of the same speed deliver so at every other fetch.
+    even, evidence = OutOfOrder([1] * 4), FetchEvidence()
+    fetch = evidence.counting(even)
+    even._data_queue.size = 1
+    assert (fetch(), evidence.empty, evidence.out_of_order) == (1, 1, 0)
+
+    # The queue is empty, and what the faster workers have made is out of it already.
+    late, evidence = Workers([0] * 4, early=frozenset({1, 2})), FetchEvidence()
+    assert (evidence.counting(late)(), evidence.empty, evidence.out_of_order) == (1, 1, 1)
 
 
 def test_loaders_that_take_turns_are_both_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

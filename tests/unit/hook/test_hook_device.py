@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
 from gpuwatch.hook.watch import Watch
-from gpuwatch.testing import FakeDevice
 from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
 
 

@@ -26,7 +26,7 @@ def procfs(tmp_path: Path) -> Path:
 def test_a_process_of_its_own(procfs: Path) -> None:
     who = identify({}, procfs)
     assert who.run == f"{who.host}-{os.getpid()}-987654"
-    assert (who.rank, who.local_rank, who.world_size, who.local_world_size, who.job) == (0, 0, 1, 1, "")
+    assert (who.rank, who.world_size, who.local_world_size, who.job) == (0, 1, 1, "")
     assert (who.process_start_ticks, who.boot_id) == (987654, "0000-1111")
     assert who.pid_namespace == (procfs / "self" / "ns" / "pid").stat().st_ino
 
@@ -62,16 +62,16 @@ def test_torchrun_without_an_id_gives_the_ranks_of_a_node_its_own(procfs: Path) 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 1, 8, 4)),
-        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, (3, 3, 4, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 0, 3, 1)),
-        ({"RANK": "-1", "WORLD_SIZE": "many"}, (0, 0, 1, 1)),
-        ({"WORLD_SIZE": "0"}, (0, 0, 1, 1)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (5, 8, 4)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, (3, 4, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3, 1)),
+        ({"RANK": "-1", "WORLD_SIZE": "many"}, (0, 1, 1)),
+        ({"WORLD_SIZE": "0"}, (0, 1, 1)),
     ],
 )
 def test_the_place_in_a_distributed_run(procfs: Path, environ: dict[str, str], expected: tuple[int, ...]) -> None:
     who = identify(environ, procfs)
-    assert (who.rank, who.local_rank, who.world_size, who.local_world_size) == expected
+    assert (who.rank, who.world_size, who.local_world_size) == expected
 
 
 def test_without_proc_what_is_not_known_is_zero_or_empty(tmp_path: Path) -> None:

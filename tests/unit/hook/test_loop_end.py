@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.fakes import FakeDevice, measure_by
 from gpuwatch.hook.watch import Watch
-from gpuwatch.testing import FakeDevice, measure_by
 from tests.unit.hook.fakes import MS, Clock, S, states_ms
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch.formatting import percent
 from gpuwatch.hook.metering import Meter
-from gpuwatch.testing import FakeDevice
 from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 US = 1_000

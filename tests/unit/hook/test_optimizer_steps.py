@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import gpuwatch
 from gpuwatch.hook.batches import loader_settings
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
@@ -139,6 +140,28 @@ def test_a_pass_that_trains_nothing_is_no_evidence(training: Training, monkeypat
     assert window.untrained_s == {"input_wait": pytest.approx(0.6), "compute": pytest.approx(0.0003)}
     assert window.share("input_wait") == pytest.approx(0.4, abs=0.01)
     assert training.watch.report().steps == 40, "the ledger counts them all"
+
+
+def test_the_first_step_of_two_loaders_that_take_turns_trains(training: Training) -> None:
+    """It began before the second loader's pass did, and was left out twice: as the first step, and as a pass that trains nothing."""
+    pairs = zip(
+        training.watch.steps(training.batches(10, 30)), training.watch.steps(training.batches(10, 1)), strict=True
+    )
+    for _ in pairs:
+        training.step(0, 30)
+    turn(training.watch)
+    window, _ = training.watch.session.publisher.accounts.window(training.clock())
+    assert window.untrained_s == {} and len(window.steps) == 10
+
+
+def test_workers_that_a_generator_starts_are_known_after_its_first_batch() -> None:
+    """timm's prefetcher in `watch(…)`: what its workers do was not measured, and no cause was named."""
+    loader = DataLoader(torch.zeros(64, 2), batch_size=4, num_workers=1)
+    with gpuwatch.Watch(quiet=True) as watch:
+        for _ in watch.steps(batch for batch in loader):
+            known = watch.session.publisher.accounts.loader
+            break
+    assert known is not None and known.num_workers == 1 and len(known.worker_pids) == 1
 
 
 def test_a_failure_stops_the_account_and_not_the_training(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:

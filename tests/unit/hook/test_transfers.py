@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch.hook import watch as hook_watch
 from gpuwatch.hook.torch.transfers import READS
 from gpuwatch.hook.watch import Watch
-from gpuwatch.testing import FakeDevice
 from tests.unit.hook.fakes import MS, Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")

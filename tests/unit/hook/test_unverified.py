@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
-from gpuwatch.testing import FakeDevice
 from tests.unit.hook.fakes import connect, told, turn
 from tests.unit.hook.test_hook_device import Rig
 

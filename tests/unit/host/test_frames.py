@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from types import FrameType
+from typing import Any
+
+import pytest
 
 from gpuwatch.host.frames import OWN, OwnFrames, Place, is_users, may_be_users
 
@@ -33,6 +38,37 @@ def test_the_deepest_function_of_the_user_s_is_named() -> None:
     frames.sample(thread.ident, "data_wait")
     frames.sample(None, "data_wait")
     assert frames.most_frequent("data_wait") is None, "a thread that has ended has no frame"
+
+
+@pytest.mark.parametrize(("own", "named"), [("hook/torch/patches.py", "loading"), ("hook/loop.py", None)])
+def test_what_gpuwatch_runs_in_place_of_torch_s_functions_is_its_caller_s(own: str, named: str | None) -> None:
+    """A data set that spent its fetches in `torch.load`, which is replaced, was seen in 17% of them."""
+    replaced, done, frames = dict[str, Any](), threading.Event(), OwnFrames()
+    exec(compile("def load(done): done.wait(10)", f"{OWN}{own}", "exec"), replaced)
+
+    def loading() -> None:
+        replaced["load"](done)
+
+    thread = threading.Thread(target=loading)
+    thread.start()
+    try:
+        while not any(frame.f_code.co_name == "wait" for frame in stack(thread.ident)):
+            time.sleep(0.01)
+        for _ in range(20):
+            frames.sample(thread.ident, "data_wait")
+    finally:
+        done.set()
+        thread.join()
+    place = frames.most_frequent("data_wait")
+    assert (place and place.function.rpartition(".")[2]) == named
+
+
+def stack(thread: int | None) -> list[FrameType]:
+    frame, found = sys._current_frames().get(thread or 0), []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def test_whose_a_file_is() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeClock, FakeDevice, FakeEvent
 from gpuwatch.ledger.device_pieces import DeviceTimes, Piece
 from gpuwatch.ledger.device_timeline import RING, DeviceTimeline
-from gpuwatch.testing import FakeClock, FakeDevice, FakeEvent
 
 MS = 1_000_000
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeClock, FakeDevice
 from gpuwatch.ledger.device_booking import DeviceBooking, Exposed
 from gpuwatch.ledger.device_pieces import Piece
 from gpuwatch.ledger.device_timeline import DeviceTimeline
 from gpuwatch.ledger.states import OTHER, Ledger
-from gpuwatch.testing import FakeClock, FakeDevice
 
 MS = 1_000_000
 

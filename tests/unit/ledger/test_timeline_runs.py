@@ -54,7 +54,7 @@ def test_any_log_is_booked_alike_in_runs_and_one_by_one(told: list[tuple[Any, ..
         if len(logs[-1]) >= at_once:
             logs.append([])
     for number, log in enumerate(logs):
-        records = [line.fold(log) for line in lines]
+        records = [line.apply(log) for line in lines]
         assert records[0] == records[1]
         if number < len(stalls):
             assert lines[0].book_quiet(stalls[number]) == lines[1].book_quiet(stalls[number])
@@ -62,9 +62,6 @@ def test_any_log_is_booked_alike_in_runs_and_one_by_one(told: list[tuple[Any, ..
         assert quick.ledger.totals_ns == slow.ledger.totals_ns
         assert quick.ledger.watermark_ns == slow.ledger.watermark_ns
         assert (quick.counts.steps, quick.counts.samples) == (slow.counts.steps, slow.counts.samples)
-        assert (
-            quick.counts.phases_ns == slow.counts.phases_ns
-            and quick.counts.step_histogram == slow.counts.step_histogram
-        )
+        assert quick.counts.phases_ns == slow.counts.phases_ns
         assert quick.counts.median_ns == slow.counts.median_ns and quick.last_progress_ns == slow.last_progress_ns
         assert quick.ledger.sum_ns == quick.ledger.watermark_ns

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
+from gpuwatch.tools.reports.display import energy
 from gpuwatch.tools.reports.gather import gather
 from gpuwatch.tools.reports.model import RunReport, from_json, when
 from gpuwatch.tools.reports.page import as_html, as_markdown
@@ -23,6 +24,18 @@ def test_states_shares_and_verdict_are_the_whole_run_s() -> None:
     assert report.duration_s == 10.0
     assert report.verdict.state == "input" and report.verdict.ratio == pytest.approx(0.6)
     assert report.generated_s == NOW_S and report.until_s == START_S + 10
+
+
+def test_energy_is_that_of_all_ranks_and_names_the_state_that_wastes_most() -> None:
+    joules = [{"input_wait": 4.2e6, "compute": 6e6, "startup": 1e5}, {"compute": 0.82e6, "startup": 4e4}]
+    report = gather(FakeSource(runs=[run(rank=n, energy_joules=j) for n, j in enumerate(joules)]), "resnet", NOW_S)
+    assert report.energy_joules == {"startup": 1.4e5, "input_wait": 4.2e6, "compute": 6.82e6}
+    assert "Its GPUs used 3.10 kWh, 38% of it waiting for data." in as_markdown(report)
+    assert "<b>3.10 kWh</b><span>used by its GPUs, 38% of it waiting for data</span>" in as_html(report)
+    assert from_json(as_json(report).encode(), "here").energy_joules == report.energy_joules
+    without = gather(FakeSource(), "resnet", NOW_S)
+    assert "Its GPUs used" not in as_markdown(without) and "used by its GPUs" not in as_html(without)
+    assert energy({"compute": 7200.0}) == "2.00 Wh"
 
 
 def test_step_times_leave_first_batches_out() -> None:
@@ -139,14 +152,9 @@ def test_ranks_are_summed_and_kept() -> None:
     assert report.samples == 3200
 
 
-def test_gpus_are_those_whose_owner_the_run_was() -> None:
-    owner = [{"labels": {"run": "host-1-2", "UUID": "GPU-b", "gpu": "1"}, "points": []}]
-    info = [
-        {"labels": {"UUID": "GPU-a", "modelName": "A100"}, "points": []},
-        {"labels": {"UUID": "GPU-b", "modelName": "H200"}, "points": []},
-    ]
-    source = FakeSource(series={"gpuwatch_gpu_owner_info": owner, "gpuwatch_gpu_info": info})
-    assert gather(source, "resnet", NOW_S).gpus == ("H200",)
+def test_gpus_are_those_of_all_ranks() -> None:
+    ranks = [run(rank=0, gpus=("H200", "")), run(rank=1, gpus=("A100",))]
+    assert gather(FakeSource(runs=ranks), "resnet", NOW_S).gpus == ("H200", "GPU", "A100")
 
 
 def test_findings_of_one_cause_become_one_with_its_episodes() -> None:

@@ -36,6 +36,8 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
         "transfer_pageable": f"≥ {plain.transfer_share:.0%}",
         "transfer_pcie": f"≥ {plain.pcie_bytes_per_s / 1e9:.0f} GB/s",
         "host_bound": f"≥ {plain.kept_up_share:.0%} of the steps it runs each kernel as it is launched",
+        "checkpoint_interval": f"≥ {plain.checkpoint_interruptions:.0f} times and whose saves were measured: "
+        f"another interval between them gains ≥ {plain.checkpoint_gain:.0%}",
         "straggler": f"≥ {plain.straggler_share:.0%}",
         "eval_share": f"≥ {plain.phase_share:.0%}",
         "shm_exhaustion": f"≥ {plain.shm_used:.0%}",
@@ -43,6 +45,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
         "memory_creep": f"by ≥ {plain.memory_creep_share:.0%} of its size over ≥ {plain.memory_creep_s / 60:.0f} minutes",
         "throttled": f"≥ {plain.throttled_share:.0%}",
         "held_idle": f"≤ {plain.gpu_idle_utilization:.0%} for {plain.gpu_idle_s / 60:.0f} minutes",
+        "mfu_mismatch": f"≥ {plain.mfu_gap * 100:.0f} points",
         "gpu_saturated": f"compute ≥ {plain.saturated_share:.0%} and the driver sees the GPU ≥ {plain.gpu_busy:.0%}",
     }
     assert {cause: text for cause, text in numbers.items() if text not in row(cause)} == {}

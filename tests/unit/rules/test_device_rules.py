@@ -12,6 +12,7 @@ from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.rules.device import (
     host_bound,
     memory_creep,
+    mfu_mismatch,
     phase_bound,
     sync_every_step,
     throttled,
@@ -19,7 +20,7 @@ from gpuwatch.diagnosis.rules.device import (
 )
 from gpuwatch.diagnosis.rules.progress import hung
 from gpuwatch.diagnosis.window import GpuFacts, MemoryTrend, Window
-from gpuwatch.wire import Loader
+from gpuwatch.wire import Flops, Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, states, steps, window
 
 
@@ -171,6 +172,30 @@ def test_memory_is_quiet_when_it_falls_again_or_settles_and_abstains_without_a_t
     assert memory_creep(creeping(span_s=300.0)) is None
     assert memory_creep(creeping(growth_bytes=1 << 30)) is None
     assert memory_creep(replace(HEALTHY, gpus=(gpu(),))) is None
+
+
+def test_mfu_mismatch_fires_both_ways_stays_quiet_and_abstains() -> None:
+    busy = gpu(mfu_ratio=0.38, peak_flops=989.5e12)
+    sparse = replace(HEALTHY, gpus=(busy,), flops=Flops(per_token=1e12, peak=1979e12), mfu_ratio=0.19)
+    low = mfu_mismatch(sparse)
+    assert low is not None and low.severity == "info" and low.ratio == pytest.approx(0.19)
+    assert low.title == "the declared MFU of 19% contradicts the tensor cores' activity: about 38%"
+    assert low.advice.startswith("set peak_flops to the dense figure")
+    assert low.evidence[2].text == "peak_flops=1.979e+15; the dense 16-bit peak of this GPU's model is 9.895e+14"
+    high = mfu_mismatch(replace(sparse, mfu_ratio=1.4))
+    assert high is not None and high.advice.startswith("count the operations of one rank") and high.ratio == 1.0
+    for quiet in (
+        replace(sparse, mfu_ratio=0.24),
+        replace(sparse, mfu_ratio=0.52),
+        replace(sparse, mfu_ratio=None),
+        replace(sparse, gpus=(replace(busy, mfu_ratio=None),)),
+        replace(sparse, gpus=(replace(busy, peak_flops=None),)),
+        replace(sparse, gpus=(busy, busy)),  # what is declared is of one device
+        replace(sparse, gpus=()),
+        replace(sparse, flops=None),
+        replace(sparse, flops=Flops(per_token=1e12, peak=67e12)),  # 32-bit arithmetic without tensor cores
+    ):
+        assert mfu_mismatch(quiet) is None
 
 
 def test_phase_bound_fires_stays_quiet_and_abstains() -> None:

@@ -47,10 +47,30 @@ def test_epoch_start_pause_does_not_advise_what_is_set_already() -> None:
     assert finding is not None and "persistent_workers=True" not in finding.advice
 
 
-def test_epoch_start_pause_is_quiet_for_short_first_batches_and_a_single_pass() -> None:
+def test_epoch_start_pause_is_quiet_for_short_first_batches() -> None:
     assert epoch_start_pause(paused(0.005)) is None
     one = steps(20, 0.001, 0.040, firsts=(0,))
-    assert epoch_start_pause(window(replace(one, data_wait_s=(1.6, *one.data_wait_s[1:])))) is None
+    assert epoch_start_pause(window(replace(one, data_wait_s=(0.08, *one.data_wait_s[1:])))) is None
+
+
+def test_the_first_batch_of_a_single_pass_is_information_while_it_matters() -> None:
+    one = steps(100, 0.001, 0.040, firsts=(0,))
+    slow = window(replace(one, data_wait_s=(3.0, *one.data_wait_s[1:])))
+    finding = epoch_start_pause(slow)
+    assert finding is not None and finding.severity == "info" and finding.gain == ""
+    assert finding.title == "the first batch takes long" and "takes 3.0 s, later ones 1 ms" in finding.evidence[0].text
+    assert finding.ratio == pytest.approx(2.999 / (3.0 + 99 * 0.001 + 100 * 0.040))
+    assert epoch_start_pause(replace(slow, duration_s=600.0)) is None  # of whose steps only the last ones are kept
+    long = steps(1000, 0.001, 0.040, firsts=(0,))
+    assert epoch_start_pause(window(replace(long, data_wait_s=(3.0, *long.data_wait_s[1:])))) is None
+
+
+def test_an_iterator_for_each_batch_is_a_pause_at_each_step() -> None:
+    """`next(iter(loader))` in the loop: each batch is a first one, and no cause was named."""
+    finding = epoch_start_pause(window(steps(50, 0.060, 0.040, firsts=tuple(range(50)))))
+    assert finding is not None and finding.title == "each batch is the first one of a new iterator"
+    assert "next(batches)" in finding.advice and finding.ratio == pytest.approx(0.6)
+    assert epoch_start_pause(window(steps(50, 0.005, 0.095, firsts=tuple(range(50))))) is None
 
 
 def test_epoch_start_pause_abstains_without_steps() -> None:
@@ -207,6 +227,18 @@ def test_passes_that_train_nothing_count_in_no_share() -> None:
     mixed = window(columns, states_s=states(columns) | {"input_wait": 40.5}, untrained_s={"input_wait": 40.0})
     assert mixed.share("input_wait") == pytest.approx(0.05)
     assert give_verdict(mixed).sentence.endswith("(excluding 40.0 s of passes without an optimizer step)")
+
+
+def test_a_first_step_out_of_proportion_is_one_of_the_passes_that_train_nothing() -> None:
+    columns = steps(100, 0.005, 0.095)
+    mixed = window(
+        columns,
+        states_s=states(columns) | {"input_wait": 40.5},
+        untrained_s={"input_wait": 40.0},
+        first_step_s={"input_wait": 0.3},
+    )
+    assert mixed.share("input_wait") == pytest.approx(0.05)
+    assert give_verdict(mixed).sentence.count("excluding") == 1
 
 
 def test_a_root_that_is_not_there_roots_nothing() -> None:

@@ -10,12 +10,14 @@ from gpuwatch.diagnosis.rules.input import (
     artificial_limit,
     input_cpu_saturated,
     input_disk,
+    input_handover,
     input_network,
     slow_worker,
     too_many_workers,
 )
 from gpuwatch.diagnosis.rules.input_rhythm import autocorrelation, burst_every_n
 from gpuwatch.diagnosis.window import HostFacts, Window
+from gpuwatch.host.frames import Place
 from gpuwatch.wire import Loader
 from tests.unit.rules.windows import HEALTHY, STARVED, steps, window
 
@@ -45,7 +47,7 @@ def test_a_disk_with_time_left_can_take_more_requests_at_a_time() -> None:
     finding = input_disk(at("disk", disk_busy_ratio=0.3))
     assert finding is not None
     assert "num_workers 4 → 10" in finding.advice
-    assert finding.predicted_range == (1.0, 2.48)  # it is not known what the disk can give
+    assert finding.predicted_range == (1.0, 2.44)  # it is not known what the disk can give
 
 
 def test_the_disk_is_quiet_when_workers_are_elsewhere_and_abstains_when_they_were_not_looked_at() -> None:
@@ -60,7 +62,7 @@ def test_workers_at_the_network() -> None:
     assert finding is not None
     assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 12e6])
     assert "num_workers 4 → 10" in finding.advice
-    assert finding.predicted_range == (1.0, 2.48)
+    assert finding.predicted_range == (1.0, 2.44)
 
 
 def test_the_network_is_quiet_where_nothing_arrives_and_abstains_where_bytes_are_not_counted() -> None:
@@ -86,7 +88,9 @@ def test_workers_at_a_lock_while_nothing_is_full() -> None:
 
 
 def test_a_lock_is_quiet_where_something_is_full_and_abstains_where_that_is_not_known() -> None:
-    assert artificial_limit(at("lock", cpu_busy_ratio=0.95)) is None
+    full = at("lock", cpu_busy_ratio=0.95)  # by others: a lock on a busy node was not named
+    assert artificial_limit(full) is not None
+    assert artificial_limit(replace(full, worker_busy_ratios=(0.9,) * 4)) is None
     assert artificial_limit(at("lock", disk_busy_ratio=0.95)) is None
     assert artificial_limit(at("lock", 0.3)) is None
     assert artificial_limit(replace(at("lock"), host=HostFacts(cpu_cores=16))) is None
@@ -147,6 +151,47 @@ def test_a_slow_worker_is_quiet_for_even_ones_and_abstains_without_their_figures
     assert slow_worker(replace(STARVED, worker_cpu_ratios=(0.1, 0.95, 0.12, 0.08))) is None  # no round
     assert slow_worker(replace(bursts(80, 4), worker_cpu_ratios=None)) is None
     assert slow_worker(replace(bursts(80, 4), worker_cpu_ratios=(0.1, 0.95))) is None
+
+
+def test_a_worker_that_waits_is_slow_where_the_others_are_ahead() -> None:
+    """One shard far away: no worker is busy, and no cause was named."""
+    sleeping = replace(STARVED, worker_cpu_ratios=(0.02,) * 4, out_of_order_ratio=0.95)
+    finding = slow_worker(sleeping)
+    assert finding is not None and "later batches ready" in finding.evidence[1].text
+    assert finding.evidence[1].value == 0.95
+    assert causes(sleeping) == ["slow_worker"]
+    assert slow_worker(replace(sleeping, out_of_order_ratio=0.3)) is None
+    assert slow_worker(replace(sleeping, out_of_order_ratio=None)) is None
+    assert slow_worker(replace(sleeping, loader=Loader(num_workers=1))) is None
+
+
+def test_a_training_thread_that_unpickles_is_the_handover() -> None:
+    """48,000 small objects a batch: "the workers mostly sleep, 2 → 4" was advised, and got 0.89×."""
+    unpickling = replace(
+        STARVED, fetch_cpu_ratio=0.9, worker_cpu_ratios=(0.2,) * 4, ready_batches=3.8, empty_fetch_ratio=0.1
+    )
+    finding = input_handover(unpickling)
+    assert finding is not None and finding.evidence[1].value == 0.9
+    assert "num_workers" not in finding.advice and "more workers will not help" in finding.advice
+    assert causes(unpickling) == ["input_handover"]
+    assert causes(replace(unpickling, worker_cpu_ratios=(0.95,) * 4))[0] == "input_handover"
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.2)) is None
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=None)) is None
+    assert input_handover(replace(unpickling, loader=Loader(num_workers=0))) is None
+    assert input_handover(replace(HEALTHY, fetch_cpu_ratio=0.9)) is None
+    # on full cores a thread that is woken waits for one, and no batch is ready
+    assert input_handover(replace(unpickling, empty_fetch_ratio=0.9)) is None
+    wrapped = replace(unpickling, empty_fetch_ratio=None)
+    assert input_handover(wrapped) is None
+    assert input_handover(replace(wrapped, fetch_place=Place("normalize", "/me/data.py", 3, 0.8))) is not None
+
+
+def test_more_workers_are_only_said_not_to_help_where_the_cores_are_full() -> None:
+    """At 76% of the cores they were said not to help, and did: 1.27×."""
+    given = replace(STARVED, worker_cpu_ratios=(0.95,) * 4)
+    for busy, words in ((0.76, "measure it (gpuwatch tune)"), (0.97, "more workers will not help")):
+        finding = input_cpu_saturated(replace(given, host=HostFacts(cpu_cores=4, cpu_busy_ratio=busy)))
+        assert finding is not None and finding.advice.endswith(words)
 
 
 CROWDED = HostFacts(cpu_cores=2, cpu_busy_ratio=0.99, cpu_pressure_ratio=0.9)

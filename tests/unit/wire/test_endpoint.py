@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,14 @@ from gpuwatch.wire import endpoint
 
 
 @pytest.mark.parametrize(
-    "good", ["ipc:///run/gpuwatch/hook.sock", "tcp://127.0.0.1:9479", "tcp://localhost:1", "tcp://[::1]:65535"]
+    "good",
+    [
+        "ipc:///run/gpuwatch/hook.sock",
+        "tcp://127.0.0.1:9479",
+        "tcp://localhost:1",
+        "tcp://[::1]:65535",
+        "tcp://10.0.0.1:9479",
+    ],
 )
 def test_endpoints_that_can_be_used(good: str) -> None:
     assert endpoint.checked(good, "--listen") == good
@@ -29,8 +37,10 @@ def test_endpoints_that_can_be_used(good: str) -> None:
         ("tcp://127.0.0.1:0", "give ipc:///absolute/path.sock"),
         ("tcp://127.0.0.1:70000", "give ipc:///absolute/path.sock"),
         ("", "give ipc:///absolute/path.sock"),
-        ("tcp://10.0.0.1:9479", "use tcp://127.0.0.1:9479, or one agent on each node"),
-        ("tcp://*:9479", "only loopback addresses are accepted without encryption"),
+        ("tcp://node-17:9479", "or another IP address"),
+        ("tcp://*:9479", "or another IP address"),
+        ("tcp://::1:9479", "or another IP address"),
+        ("tcp://[10.0.0.1]:9479", "or another IP address"),
         ("ipc:///" + "x" * 107, "at most 107 bytes"),
     ],
 )
@@ -136,3 +146,19 @@ def test_folders_in_their_order(monkeypatch: pytest.MonkeyPatch, uid: int, folde
     monkeypatch.setattr(os, "getuid", lambda: uid)
     assert endpoint.directories({"XDG_RUNTIME_DIR": "/run/user/7"}) == [Path(folder) for folder in folders]
     assert endpoint.directories({})[0] == Path("/run/gpuwatch")
+
+
+def test_a_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    assert endpoint.token("X", {}) is None and endpoint.token("X", {"X": "", "X_FILE": " "}) is None
+    (tmp_path / "token").write_text(f"{'f' * 16}\n")
+    named = {"X_FILE": str(tmp_path / "token")}
+    assert endpoint.token("X", named) == "f" * 16
+    assert endpoint.token("X", {**named, "X": "e" * 16}) == "e" * 16
+    for environ, said in (
+        ({"X": "short"}, "X: a token has 16 or more ASCII characters"),
+        ({"X": "e" * 15 + "\xe9"}, "ASCII"),
+        ({"X_FILE": str(tmp_path)}, f"X_FILE {tmp_path}: Is a directory"),
+        ({"X_FILE": "/no/token"}, "X_FILE /no/token: No such file or directory; name a file"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            endpoint.token("X", environ)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from benchmarks.fakes import MemorySender
 from gpuwatch.errors import ConfigError
-from gpuwatch.testing import MemorySender
 from gpuwatch.wire.sockets import Sender, ZmqReceiver, ZmqSender
 
 

@@ -1,4 +1,4 @@
-"""The three dashboards, built from the groups of panels with Grafana's own SDK."""
+"""Write the three dashboards of dashboards/grafana from the groups of panels, with Grafana's own SDK: `python scripts/grafana_dashboards.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue as Property
 
 from gpuwatch.tools.reports.display import BLUE, GREY, LOOKS, ORANGE, SAND, UNITS, VERMILLION, Look
-from gpuwatch_dashboards.grafana import DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
+from gpuwatch_dashboards.grafana import CHECKOUT, DATASOURCE, FLEET, NODE, RUN, TAG, runbook_url, text
 from gpuwatch_dashboards.panels import GROUPS, Panel, live_panels
 from gpuwatch_dashboards.panels.panel import Curve, Severity, title_of
 from gpuwatch_dashboards.query import Scope, render
@@ -365,3 +365,8 @@ def _thresholds(panel: Panel, below: str) -> dashboard.ThresholdsConfig:
     steps = [models.Threshold(value=None, color=below)]
     steps += [models.Threshold(value=value, color=COLOURS[severity]) for value, severity in panel.thresholds()]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+if __name__ == "__main__":
+    for name in DASHBOARDS:
+        (CHECKOUT / name).write_text(text_of(name), encoding="utf-8")

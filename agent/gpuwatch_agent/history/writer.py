@@ -1,0 +1,82 @@
+"""Writes the history in a thread of its own, so that a disk that hangs holds up neither the page nor the ledgers."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+
+from gpuwatch_agent.collectors.drivers import DeadlineThread
+from gpuwatch_agent.history import History, Tick
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 2.0  # a second is served once it is written, or after so long; while the disk hangs, at once
+_MOST_WAITING_BYTES = 16 << 20
+_SAMPLE_BYTES = 200
+
+
+class HistoryWriter:
+    """The one that calls `commit`, `downsample` and `trim` of a history. For one calling thread."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._thread = DeadlineThread("history", math.inf)
+        self._hangs = self._trim_is_due = False
+        self.waiting: deque[tuple[Tick, int]] = deque()
+        """Seconds that wait in memory for the disk, with their sizes in bytes."""
+        self.skipped = 0  # seconds that were not kept in memory either, as too many were waiting
+
+    def commit(self, tick: Tick) -> bool:
+        """Write one second; return whether it is written now. Behind a disk that hangs it waits in memory, 16 MiB at most."""
+        packed = sum(len(column) for batch in tick.steps for column in batch.columns.values())
+        size = _SAMPLE_BYTES * len(tick.samples) + packed + sum(map(len, tick.runs.values()))
+        if self.waiting and size + sum(size for _, size in self.waiting) > _MOST_WAITING_BYTES:
+            self.skipped += 1
+        else:
+            self.waiting.append((tick, size))
+        written = self._do(self._write_waiting)
+        if written is not None and self.waiting:  # what has returned had begun before
+            written = self._do(self._write_waiting)
+        return bool(written) and not self.waiting
+
+    def tidy(self, now_s: float, trim: bool) -> None:
+        """Downsample, and trim if asked to, without waiting for it; while the disk is busy it is left out, and trimmed the next time."""
+        self._trim_is_due = self._trim_is_due or trim
+        if not self._hangs:
+            self._do(lambda: self._tidy(now_s), waits=False)
+
+    def _tidy(self, now_s: float) -> bool:
+        self._history.downsample(now_s)
+        if self._trim_is_due:
+            self._trim_is_due = False
+            self._history.trim(now_s)
+        return True
+
+    def close(self) -> None:
+        """Close the history, unless its disk hangs: then the process ends without."""
+        try:
+            answers = self._do(lambda: True) is not None
+        except Exception:  # of work that had begun before: the sampler has ended, which logs it
+            answers = True
+        if answers:
+            self._history.close()
+
+    def _write_waiting(self) -> bool:
+        written = True
+        while self.waiting:
+            try:
+                written = self._history.commit(self.waiting[0][0])
+            finally:
+                self.waiting.popleft()
+        return written
+
+    def _do(self, work: Callable[[], bool], waits: bool = True) -> bool | None:
+        """Return the result of this, or of what had begun before; None while it is not there."""
+        done = self._thread.offer(work, _WAIT_S if waits and not self._hangs else 0.0)
+        if waits and self._hangs != (done is None):
+            self._hangs = done is None
+            state = (
+                f"has not answered for {_WAIT_S:g} s: up to 16 MiB wait in memory" if self._hangs else "answers again"
+            )
+            logger.warning("history %s: its disk %s", self._history.path, state)
+        return done

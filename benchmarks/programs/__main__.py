@@ -1,0 +1,237 @@
+"""Does gpuwatch say the right thing of programs like those that people have? Each in a process of its own, one after the other.
+
+    python -m benchmarks.programs                    # all of them, about 15 minutes on two cores; a line for each
+    python -m benchmarks.programs vae sweep          # some
+    python -m benchmarks.programs --say vae          # with the words in the terminal
+    python -m benchmarks.programs --write            # its page of the documentation
+
+A program is right when the first cause named (severity warning or worse) is one that its label accepts, and, where the label has a pattern, when
+the words match it; a healthy one, when no cause is named. Its own clock says for how long it waited for data. Where a number of workers is
+advised, the program is trained twice more in turn, as it is and with that number, without gpuwatch: what the second achieves over the first is
+compared with the predicted range.
+
+Exit status: 0 when 95% are right and 90% of the predictions hold, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.programs import PROGRAMS, Program, frameworks, loaders, loops  # noqa: F401  they add their programs
+from gpuwatch.commands.run import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "evidence" / "programs.md"
+RIGHT, HELD = 0.95, 0.90
+NOISE = 0.05
+"""How far outside of its range an achieved gain may be: two trainings of the same program differ by that much on a machine that others use."""
+NICE = "GPUWATCH_BENCHMARK_NICE"
+"""Environment variable: the programs' nice value, such as -5 (which root may set), for a machine that others use too."""
+_STARVED = (0.10, 0.20)
+"""Below the first share of waiting by its own clock nothing is to be named, from the second on something is; between them either is right."""
+_STARVES = ("input_single_process", "input_cpu", "input_cpu_saturated", "epoch_start_pause")
+_ABSURD = re.compile(r"e\+\d|num_workers(?:=| \d+ → )(\d{3,})")
+
+
+def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str, Any]:
+    """Run a program in a process of its own; return what its clock and the hook say, and the words in its terminal."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))}
+    env |= {"GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-programs-no-agent.sock", "PROGRAM_PORT": str(_PORT[0])}
+    for name in ("GPUWATCH_RUN", "PROGRAM_WORKERS"):
+        env.pop(name, None)
+    if used is not None:
+        env["PROGRAM_WORKERS"] = str(used)
+    if not watched:
+        env["GPUWATCH_DISABLE"] = "1"
+    elif program.run:
+        env = environment(env)
+    command = [sys.executable, "-m", "benchmarks.programs.child", program.name, str(program.seconds)]
+    with tempfile.TemporaryDirectory() as folder:
+        agent = None
+        if watched and program.agent:
+            env["GPUWATCH_ENDPOINT"] = f"ipc://{folder}/hook.sock"
+            listen = [
+                sys.executable,
+                "-m",
+                "gpuwatch",
+                "agent",
+                "--http",
+                "127.0.0.1:0",
+                "--listen",
+                env["GPUWATCH_ENDPOINT"],
+            ]
+            history = ["--history", f"{folder}/history.sqlite"]
+            agent = subprocess.Popen([*listen, *history], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, cwd=ROOT)
+        finally:
+            if agent is not None:
+                agent.terminate()
+                agent.wait()
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wait_s"')]
+    said = max((json.loads(line) for line in lines), key=lambda each: len(each["findings"]), default={"findings": []})
+    said["load"] = os.getloadavg()[0]
+    failed = None if done.returncode == 0 and lines else f"exit status {done.returncode}"
+    return {**said, "words": done.stderr[-6000:], "failed": failed}
+
+
+def judge(program: Program, said: dict[str, Any]) -> list[str]:
+    """Return what is wrong with what was said; empty when nothing is."""
+    if said["failed"]:
+        return [said["failed"]]
+    named, faults = roots(said), []
+    share = said["wait_s"] / said["wall_s"] if said["wall_s"] else 0.0
+    if program.clocked and all(cause.startswith("input") for cause in program.causes):
+        if not program.causes and share >= _STARVED[0]:  # as its own clock saw it this time
+            program = replace(program, causes=_STARVES)
+        if (not named and share < _STARVED[1]) or (not program.causes and share < _STARVED[0]):
+            program = replace(program, causes=())
+    if program.causes and not named:
+        faults.append("no cause was named")
+    elif named and named[0]["cause"] not in program.causes:
+        faults.append(f"{named[0]['cause']} was named")
+    if program.says and not re.search(program.says, said["words"]):
+        faults.append(f"nothing says {program.says}")
+    if _ABSURD.search(said["words"]):
+        faults.append("an absurd number")
+    return faults
+
+
+def roots(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the findings that ask for a change, and are no consequences."""
+    good = ("compute_bound", "gpu_saturated")
+    return [each for each in said["findings"] if each["cause"] not in good and each["root"] is None]
+
+
+def measure(program: Program, compare: bool = True) -> dict[str, Any]:
+    """Return a program's row. `compare`: with and without the advised workers."""
+    said = run(program, watched=True)
+    row: dict[str, Any] = {"program": program, "faults": judge(program, said), "said": said, "load": os.getloadavg()[0]}
+    if program.clocked and not said["failed"] and said["wall_s"]:
+        row["share"] = said["wait_s"] / said["wall_s"]
+        row["error"] = (said["input_wait_s"] or 0.0) / said["wall_s"] - row["share"]
+    advised = [
+        found
+        for each in roots(said)
+        if (found := re.search(r"num_workers(?:=| \d+ → )(\d+)", each["advice"])) and each["predicted_range"]
+    ]
+    if advised and compare and not said["failed"]:
+        first = next(each for each in roots(said) if advised[0][0] in each["advice"])
+        row["workers"], row["range"] = int(advised[0][1]), first["predicted_range"]
+        before, after = (run(program, watched=False, used=used) for used in (None, row["workers"]))
+        row["load"] = max(row["load"], os.getloadavg()[0])
+        if before.get("step_s") and after.get("step_s"):
+            row["achieved"], row["step_s"] = before["step_s"] / after["step_s"], (before["step_s"], after["step_s"])
+    return row
+
+
+def holds(row: dict[str, Any]) -> bool:
+    """Whether what was achieved is within the predicted range."""
+    low, high = row["range"]
+    return bool(low * (1 - NOISE) <= row["achieved"] <= high * (1 + NOISE))
+
+
+def show(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    program, named = row["program"], roots(row["said"])
+    truth = "nothing" if not program.causes else " or ".join(f"`{cause}`" for cause in program.causes)
+    cause = f"`{named[0]['cause']}`" if named else "nothing"
+    share = f"{row['share']:.1%} | {100 * row['error']:+.1f}" if "share" in row else " | "
+    gain = " | | | "
+    if "achieved" in row:
+        low, high = row["range"]
+        gain = (
+            f"{row['workers']} | {low:.2f} to {high:.2f} | {row['achieved']:.2f} | {'yes' if holds(row) else '**no**'}"
+        )
+    how = "agent" if program.agent else "run" if program.run else "one line"
+    return f"| {program.name} | {how} | {truth} | {cause} | {'; '.join(row['faults']) or 'ok'} | {share} | {gain} | {row['load']:.1f} |"
+
+
+_HEADER = """| program | how | what is wrong | named first | | waited | error, points | workers | predicted × | achieved × | within | load |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the figures of all rows."""
+    ill, healthy = ([row for row in rows if bool(row["program"].causes) is which] for which in (True, False))
+    errors = sorted(abs(100 * row["error"]) for row in rows if "error" in row)
+    tried = [row for row in rows if "achieved" in row]
+    text = f"**{sum(not row['faults'] for row in rows)} of {len(rows)} right** ({sum(not row['faults'] for row in ill)} of {len(ill)} with "
+    text += (
+        f"something wrong; {sum(bool(roots(row['said'])) for row in healthy)} false alarms in {len(healthy)} others)."
+    )
+    if errors:
+        within = sum(error <= 1 for error in errors)
+        text += f" Share of waiting: median error {median(errors):.2f} points, {within} of {len(errors)} within 1, the largest {errors[-1]:.1f}."
+    if tried:
+        slower = sum(row["achieved"] < 1 - NOISE for row in tried)
+        text += f" Predictions: **{sum(map(holds, tried))} of {len(tried)} within their range**; advice that made it slower: {slower}."
+    return text
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page of the documentation."""
+    text = (Path(__file__).parent / "page.md").read_text()
+    loads = [row["load"] for row in rows]
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    note = f"Last run: {when}, {os.cpu_count()} cores, load average {min(loads):.1f} to {max(loads):.1f} (other programs ran too)."
+    about = "\n".join(f"- `{row['program'].name}`: {(row['program'].main.__doc__ or '').strip()}" for row in rows)
+    table = "\n".join((_HEADER, *map(show, rows)))
+    return text.replace("SUMMARY", f"{note}\n\n{summary(rows)}").replace("TABLE", table).replace("ABOUT", about)
+
+
+_PORT = [0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="programs; without any, all of them")
+    parser.add_argument("--write", action="store_true", help="write the page of the documentation")
+    parser.add_argument("--say", action="store_true", help="print the words in the terminal too")
+    parser.add_argument("--once", action="store_true", help="verdicts only: follow no advice")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in PROGRAMS]:
+        parser.error(f"no such program: {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    if arguments.write and arguments.names:
+        parser.error("--write takes all programs")
+    if nice := os.environ.get(NICE):
+        if os.getpid() != os.getsid(0):
+            os.setsid()  # a group of its own for the scheduler, sched(7)
+        os.nice(int(nice))
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(nice)
+    server = loaders.store()
+    _PORT[0] = server.server_address[1]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(_HEADER, flush=True)
+    rows = []
+    for program in [PROGRAMS[name] for name in arguments.names] or PROGRAMS.values():
+        rows.append(measure(program, not arguments.once))
+        print(show(rows[-1]), flush=True)
+        if arguments.say:
+            print(rows[-1]["said"]["words"], flush=True)
+    server.shutdown()
+    print(f"\n{summary(rows)}")
+    if arguments.write:
+        PAGE.write_text(page(rows))
+    tried = [row for row in rows if "achieved" in row]
+    right = sum(not row["faults"] for row in rows) >= RIGHT * len(rows)
+    return 0 if right and sum(map(holds, tried)) >= HELD * len(tried) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""A real agent behind TLS, passwords and a token: what scrapes it, gpuwatch's own clients, and who has none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from gpuwatch.api.client import Client
+from gpuwatch.errors import SourceError
+from gpuwatch_agent.http import BoundedProtocol
+from gpuwatch_dashboards.sources.prometheus import PrometheusSource
+from gpuwatch_dashboards.sources.scraped import ScrapedRun
+from tests.certificates import Authority
+from tests.integration.agent_process import Agent
+from tests.servers import start_prometheus, wait_for
+
+USER = f"basic_auth_users: {{alice: '{bcrypt.hashpw(b'p@ss:word', bcrypt.gensalt(5)).decode()}'}}"
+TLS = "tls_server_config: {cert_file: node.crt, key_file: node.key%s}\n"
+CLIENT_CA = ", client_ca_file: authority.crt, client_auth_type: RequireAndVerifyClientCert"
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def authority(issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    """Give an authority that this process and those that it starts trust."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(issuer.path))
+    for name in ("GPUWATCH_API_TOKEN", "GPUWATCH_API_TOKEN_FILE", "GPUWATCH_CLIENT_CERT"):
+        monkeypatch.delenv(name, raising=False)
+    return issuer
+
+
+def agent_behind(folder: Path, authority: Authority, web: str) -> Agent:
+    path = authority.path.with_name("web.yml")
+    path.write_text(web)
+    agent = Agent(folder, "--web.config.file", str(path))
+    agent.url = agent.url.replace("http://127.0.0.1", "https://localhost")
+    return agent
+
+
+def gpuwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuwatch", *arguments]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_prometheus_and_gpuwatch_s_own_clients_with_tls_and_a_password(tmp_path: Path, authority: Authority) -> None:
+    authority.issue("node")
+    with agent_behind(tmp_path, authority, TLS % "" + USER) as agent:
+        target = [{"targets": [f"localhost:{agent.port}"]}]
+        scheme = {"scheme": "https", "tls_config": {"ca_file": str(authority.path)}, "static_configs": target}
+        jobs = [
+            {**scheme, "job_name": name, "basic_auth": {"username": "alice", "password": password}}
+            for name, password in (("right", "p@ss:word"), ("wrong", "password"))
+        ]
+        jobs.append({"job_name": "plain", "static_configs": target})
+        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
+        with start_prometheus(tmp_path / "prometheus", json.dumps(config)) as prometheus:
+            wait_for("it is scraped", lambda: prometheus.value('up{job="right"}') == 1, 20)
+            assert prometheus.value('gpuwatch_build_info{job="right"} > 0')
+            wait_for("the others were tried", lambda: len(prometheus.query("up")) == 3, 20)
+            targets = prometheus.get("/api/v1/targets")["data"]["activeTargets"]
+            errors = {each["labels"]["job"]: each["lastError"] for each in targets}
+            assert errors["right"] == "" and "401" in errors["wrong"] and errors["plain"]
+            source = PrometheusSource(prometheus.url, agent_url="https://alice:p%40ss%3Aword@elsewhere:1/")
+            scraped = ScrapedRun("r", 0, "r", "running", 0.0, 0.0, 0.0, instance=f"localhost:{agent.port}")
+            assert source._agent_of(scraped).runs() == []
+
+        url = agent.url.replace("https://", "https://alice:p%40ss%3Aword@")
+        assert Client(url).status().host == socket.gethostname()
+        with pytest.raises(SourceError, match="status 401: a user and a password are needed") as refused:
+            Client(agent.url).status()
+        assert agent.url in str(refused.value)
+        with pytest.raises(SourceError, match="status 401") as refused:
+            Client(url.replace("word", "other")).status()
+        assert "p%40" not in str(refused.value), "a password is not shown"
+        for done in (
+            gpuwatch("top", "--once", "--agent", url),
+            gpuwatch("doctor", "--agent", url, "--json"),
+            gpuwatch("report", "absent", "--agent", url),
+        ):
+            assert "p%40" not in done.stdout + done.stderr, done.args
+            assert "401" not in done.stdout + done.stderr and "does not answer" not in done.stdout + done.stderr
+        checks = {
+            check["name"]: check for check in json.loads(gpuwatch("doctor", "--agent", url, "--json").stdout)["checks"]
+        }
+        assert checks["agent"]["status"] == "ok", checks["agent"]
+        checks = json.loads(gpuwatch("doctor", "--agent", agent.url, "--json").stdout)["checks"]
+        assert "it answers with status 401" in next(each["found"] for each in checks if each["name"] == "agent")
+        assert gpuwatch("top", "--once", "--agent", url.replace("https", "http")).returncode != 0
+        untrusted = gpuwatch("top", "--once", "--agent", url, SSL_CERT_FILE="/dev/null")
+        assert "certificate verify failed" in untrusted.stdout + untrusted.stderr
+
+
+def test_mutual_tls(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority.issue("node")
+    cert, key = authority.issue("operator")
+    (tmp_path / "operator.pem").write_text(cert.read_text() + key.read_text())
+    (tmp_path / "stranger").mkdir()
+    cert, key = Authority(tmp_path / "stranger").issue("stranger")
+    (tmp_path / "stranger.pem").write_text(cert.read_text() + key.read_text())
+    agent = agent_behind(tmp_path, authority, TLS % CLIENT_CA)
+    monkeypatch.setattr(agent, "_ready", lambda: "https://" in agent.log.read_text())
+    with agent:
+        for own, accepted in (("operator.pem", True), ("stranger.pem", False), ("", False)):
+            monkeypatch.setenv("GPUWATCH_CLIENT_CERT", str(tmp_path / own) if own else "")
+            if accepted:
+                wait_for("it answers", lambda: _answers(agent), 20)
+            else:
+                with pytest.raises(SourceError, match="does not answer"):
+                    Client(agent.url).status()
+
+
+def test_a_certificate_that_has_expired_is_named_and_the_next_one_is_taken(
+    tmp_path: Path, authority: Authority
+) -> None:
+    authority.issue("node", days=-1)
+    agent = agent_behind(tmp_path, authority, TLS % "")
+    with agent.log.open("wb") as log:
+        process = subprocess.Popen(agent.command(*agent._options), stderr=log)
+    try:
+        wait_for("it has started", lambda: "/metrics" in agent.log.read_text(), 60)
+        with pytest.raises(SourceError, match="certificate has expired"):
+            Client(agent.url).status()
+        authority.issue("node")
+        wait_for("the new certificate is used", lambda: _answers(agent), 30)
+        authority.path.with_name("node.key").write_text("broken")
+        wait_for("it is logged", lambda: "what was read before stays in use" in agent.log.read_text(), 30)
+        assert _answers(agent)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def _answers(agent: Agent) -> bool:
+    try:
+        return Client(agent.url).status().version != ""
+    except SourceError:
+        return False
+
+
+def test_handshakes_that_do_not_end_take_no_descriptors(tmp_path: Path, authority: Authority) -> None:
+    authority.issue("node")
+    with agent_behind(tmp_path, authority, TLS % "") as agent:
+        assert agent.process is not None
+        before = len(os.listdir(f"/proc/{agent.process.pid}/fd"))  # noqa: PTH208
+        idle = [socket.create_connection(("127.0.0.1", agent.port)) for _ in range(200)]
+        time.sleep(1)
+        after = len(os.listdir(f"/proc/{agent.process.pid}/fd"))  # noqa: PTH208
+        assert after - before <= BoundedProtocol.most + 8
+        assert Client(agent.url).status().version
+        for connection in idle:
+            connection.close()
+
+
+def test_off_loopback_the_api_has_a_token_that_clients_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUWATCH_API_TOKEN", "GPUWATCH_API_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    agent = Agent(tmp_path, "--api-token-file", str(tmp_path / "token"), "--http", "0.0.0.0:0")
+    agent._options = (*agent._options[:-1], f"0.0.0.0:{agent.port}")
+    with agent:
+        assert "gpuwatch_build_info" in agent.get_text("/metrics")
+        assert agent.get("/api/v1/status")["status"] == 401
+        with pytest.raises(SourceError, match="the API needs its token: GPUWATCH_API_TOKEN"):
+            Client(agent.url).status()
+        monkeypatch.setenv("GPUWATCH_API_TOKEN_FILE", str(tmp_path / "token"))
+        client = Client(agent.url)
+        assert client.status().version
+        (tmp_path / "token").write_text("another-token-of-the-agent")
+        wait_for("the agent and a client that runs use the new token", lambda: _status(client), 20)
+        done = gpuwatch("top", "--once", "--agent", agent.url)
+        assert done.returncode == 0, done.stderr
+        monkeypatch.setenv("GPUWATCH_API_TOKEN", "w" * 20)
+        with pytest.raises(SourceError, match="status 401"):
+            client.status()
+
+
+def _status(client: Client) -> bool:
+    try:
+        return bool(client.status().version)
+    except SourceError as error:
+        raise OSError(str(error)) from error
+
+
+@pytest.mark.parametrize(
+    ("web", "said"),
+    [
+        (USER.replace("$", "x"), "basic_auth_users: alice: give NAME: HASH"),
+        (TLS % "", "node.crt"),
+        ("tls: {}", "[tls] is not a section"),
+    ],
+    ids=["hash", "certificate", "section"],  # the hash differs in each process
+)
+def test_an_agent_does_not_start_with_a_web_configuration_that_it_cannot_use(
+    tmp_path: Path, web: str, said: str
+) -> None:
+    (tmp_path / "web.yml").write_text(web)
+    assert said in Agent(tmp_path).refused("--web.config.file", str(tmp_path / "web.yml"))
+
+
+def test_a_page_of_another_name_cannot_read_an_agent_on_loopback(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent, pytest.raises(urllib.error.HTTPError) as refused:
+        agent.get_text("/api/v1/runs", {"Host": f"rebound.example.com:{agent.port}"})
+    assert refused.value.code == 421
+    refused.value.close()

@@ -1,0 +1,126 @@
+"""A GPU that several owners' processes hold: whose its time is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuwatch.metrics import Sample
+from gpuwatch_agent import exporter
+from gpuwatch_agent.collectors.drivers import DriverCollector, GpuDevice
+from gpuwatch_agent.gpus import Account, GpuLedgers, GpuReading, GpuRecord
+from gpuwatch_agent.gpus.readings import gpu_readings, shares
+from gpuwatch_agent.processes import ProcessTable
+from gpuwatch_agent.runs.window import RecentSamples
+from tests.unit.agent.hooks import BOOT, S
+
+UUID = "GPU-1"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ProcessTable:
+    """Processes 10 and 11 of job 7, 20 of job 8, 30 the MPS server."""
+    for pid, name, job in ((10, "python", 7), (11, "python", 7), (20, "python", 8), (30, "nvidia-cuda-mps", 0)):
+        directory = tmp_path / str(pid)
+        directory.mkdir()
+        (directory / "comm").write_text(f"{name}\n")
+        (directory / "environ").write_bytes(f"SLURM_JOB_ID={job}\0".encode() if job else b"")
+    return ProcessTable(tmp_path)
+
+
+def by_job(found: dict[Account, float]) -> dict[str, float]:
+    return {job: share for (_, job, _, _), share in found.items()}
+
+
+def test_shares_are_by_the_processes_use_of_the_multiprocessors(table: ProcessTable) -> None:
+    assert by_job(shares((10, 11, 20), {10: 0.1, 11: 0.2, 20: 0.1}, table)) == pytest.approx({"7": 0.75, "8": 0.25})
+    assert by_job(shares((10, 20), {10: 0.3}, table)) == {"7": 1.0, "8": 0.0}
+    assert by_job(shares((10, 20), {10: 0.3, 99: 0.7}, table)) == {"7": 1.0, "8": 0.0}  # one that is no longer listed
+
+
+def test_processes_that_use_nothing_share_it_equally(table: ProcessTable) -> None:
+    assert by_job(shares((10, 11, 20), {}, table)) == pytest.approx({"7": 2 / 3, "8": 1 / 3})
+    assert by_job(shares((10, 20), {10: 0.0, 20: 0.0}, table)) == {"7": 0.5, "8": 0.5}
+
+
+def test_one_owner_shares_with_no_one(table: ProcessTable) -> None:
+    assert shares((10, 11), {10: 0.5}, table) == {} == shares((10,), {}, table) == shares((), {}, table)
+
+
+class Driver(DriverCollector):
+    """A driver that has answered."""
+
+    def __init__(self, *pids: int, used: dict[int, float] | None = None) -> None:
+        self._listed, self.sm_utilization = pids, {UUID: used or {}}
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        return (GpuDevice(0, UUID, "NVIDIA H100", "", 0),)
+
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        return {UUID: self._listed}
+
+    def process_list_age_s(self, uuid: str) -> float:
+        return 0.0
+
+
+def test_the_clients_of_an_mps_server_hold_the_gpu(table: ProcessTable) -> None:
+    (one,) = gpu_readings(Driver(10, 20, 30, used={10: 0.6, 20: 0.2, 30: 0.1}), RecentSamples(), table, {})
+    assert one.pids == (10, 20) and by_job(dict(one.shares)) == pytest.approx({"7": 0.75, "8": 0.25})
+    (alone,) = gpu_readings(Driver(30), RecentSamples(), table, {})
+    assert alone.pids == (30,) and alone.shares == {}
+
+
+class Node:
+    def __init__(self) -> None:
+        self.book, self.now_ns = GpuLedgers(), 1000 * S
+
+    def second(self, shared: dict[Account, float], seconds: int = 1, each_ns: int = S) -> None:
+        for _ in range(seconds):
+            self.now_ns += each_ns
+            reading = GpuReading("0", UUID, (1, 2), 0.5, shares=shared)
+            self.book.advance([reading], {}, self.now_ns)
+
+    @property
+    def shared_s(self) -> dict[str, float]:
+        return {user: seconds for (user, *_), seconds in self.book.accounts[UUID].shared_s.items()}
+
+
+def test_time_is_divided_while_it_is_shared_and_survives_a_restart() -> None:
+    node = Node()
+    node.second({})
+    node.second({}, 5)
+    node.second({("alice", "", "", ""): 0.75, ("bob", "", "", ""): 0.25}, 8)
+    node.second({}, 5)
+    assert node.shared_s == {"alice": 6.0, "bob": 2.0}
+    record = msgspec.msgpack.encode(node.book.accounts[UUID].record(BOOT))
+    node.book = GpuLedgers()
+    node.now_ns += 100 * S
+    node.book.restore([msgspec.msgpack.decode(record, type=GpuRecord)], BOOT, node.now_ns)
+    node.second({("alice", "", "", ""): 0.5, ("carol", "", "", ""): 0.5})  # the first second of an agent is not its own
+    node.second({("alice", "", "", ""): 0.5, ("carol", "", "", ""): 0.5}, 2)
+    assert node.shared_s == {"alice": 7.0, "bob": 2.0, "carol": 1.0}
+    node.second({("bob", "", "", ""): 0.5, ("carol", "", "", ""): 0.5}, each_ns=60 * S)  # nothing was seen for a minute
+    assert node.shared_s == {"alice": 7.0, "bob": 2.0, "carol": 1.0}
+
+
+def test_owners_that_come_and_go_are_bounded() -> None:
+    node = Node()
+    node.second({})
+    for number in range(100):
+        node.second({("alice", "", "", ""): 0.5, ("", str(number), "", ""): 0.5})
+    found = node.book.accounts[UUID].shared_s
+    assert len(found) == 32 and found["alice", "", "", ""] == 50.0 and ("", "99", "", "") in found
+
+
+def test_shared_time_is_served_by_owner(table: ProcessTable) -> None:
+    node = Node()
+    node.second({})
+    node.second({("alice", "7", "", ""): 0.75, ("", "", "ml", "pod-b"): 0.25}, 4)
+    found = [s for s in exporter.gpu_samples(node.book.accounts[UUID], table, 0) if "shared" in s.metric]
+    name = "gpuwatch_gpu_shared_seconds_total"
+    assert found == [
+        Sample(name, 3.0, ("0", UUID, "alice", "7", "", "")),
+        Sample(name, 1.0, ("0", UUID, "", "", "ml", "pod-b")),
+    ]

@@ -1,0 +1,48 @@
+"""How often a job should save, by what its attempts have shown."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gpuwatch.diagnosis.rules.progress import checkpoint_interval
+from gpuwatch.diagnosis.window import JobFacts, Window
+
+JOB = JobFacts(
+    interruptions=4, alive_s=4 * 3600, trained_s=3.8 * 3600, saves=6, save_s=60, restart_s=400, repeated_s=3000
+)
+
+
+def test_it_fires_with_the_interval_and_a_range_that_holds_the_gain() -> None:
+    found = checkpoint_interval(Window(duration_s=60, job=JOB))
+    assert found is not None
+    assert found.advice == "save every 4m 21s instead of every 28m 30s"
+    low, high = found.predicted_range or (0, 0)
+    assert (low, found.predicted_speedup, high) == (1.06, 1.2, 1.5)
+    assert [each.value for each in found.evidence] == [pytest.approx(1710), 4, 100, 750]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(JOB, interruptions=1),
+        replace(JOB, interruptions=2, alive_s=10 * 86400, trained_s=10 * 86400, saves=480),  # every half hour is right
+        replace(JOB, saves=50),
+    ],
+    ids=["one interruption", "rare interruptions", "saved as it should be"],
+)
+def test_it_is_quiet(job: JobFacts) -> None:
+    assert checkpoint_interval(Window(duration_s=60, job=job)) is None
+
+
+@pytest.mark.parametrize("job", [None, replace(JOB, saves=0), replace(JOB, save_s=0.0), replace(JOB, trained_s=0.0)])
+def test_it_abstains_where_it_is_not_measured(job: JobFacts | None) -> None:
+    assert checkpoint_interval(Window(duration_s=60, job=job)) is None
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e3, 1e9])
+@pytest.mark.parametrize("field", ["alive_s", "trained_s", "save_s"])
+def test_times_that_cannot_be_raise_nothing(field: str, factor: float) -> None:
+    found = checkpoint_interval(Window(duration_s=60, job=replace(JOB, **{field: getattr(JOB, field) * factor})))
+    if found is not None and found.predicted_range is not None:
+        assert 1 <= found.predicted_range[0] <= found.predicted_range[1]
