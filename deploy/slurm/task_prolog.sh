@@ -7,7 +7,7 @@ if [ -z "${GPUWATCH_ENDPOINT:-}" ] && [ -S "$socket" ]; then
     echo "export GPUWATCH_ENDPOINT=ipc://$socket"
 fi
 # The hook names a run by job and step (slurm-4711.0), on all nodes alike. What follows a requeue is a run of its own. A step
-# within a step has its parent's GPUWATCH_RUN, which nobody has set.
+# within a step has its parent's GPUWATCH_RUN, which no user has set.
 if [ -n "${SLURM_STEP_ID:-}" ] && [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] 2>/dev/null; then
     case ${GPUWATCH_RUN:-} in
     "" | "slurm-$SLURM_JOB_ID."*)

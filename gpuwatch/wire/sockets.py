@@ -1,6 +1,6 @@
 """ZeroMQ sockets that carry frames from hooks to the agent. Sending never blocks. A sender belongs to one thread and never crosses a fork.
 
-Over TCP both ends have one token. The agent's CURVE key is made of it and known to nobody else, so that without the token no handshake
+Over TCP both ends have one token. The agent's CURVE key is made of it and known to no one else, so that without the token no handshake
 succeeds, and what is sent is encrypted.
 """
 

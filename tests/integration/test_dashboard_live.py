@@ -132,7 +132,7 @@ def test_agent_away_and_back(page: Any, agent: FakeAgent, url: str) -> None:
         page.wait_for_selector(".gw-message", timeout=WAIT_MS)
         message = page.locator(".gw-message").inner_text()
         assert agent.url in message and "gpuwatch up" in message
-        assert page.locator(".gw-verdict").count() == 0
+        page.wait_for_selector(".gw-verdict", state="detached", timeout=WAIT_MS)
     finally:
         agent.start()
     page.wait_for_selector(".gw-verdict", timeout=WAIT_MS)

@@ -31,7 +31,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/* What a monitor does to its targets' labels: the job that the rules know, the node's name as the instance. A pod's own name
-     would begin every series anew whenever the pod is replaced, though its counters go on. */}}
+     would restart every series whenever the pod is replaced, though its counters go on. */}}
 {{- define "gpuwatch.relabelings" -}}
 - {targetLabel: job, replacement: gpuwatch}
 - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
