@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,12 @@ FILES = {
     "test_waits.py": "def test_waits(): pass\n",
     "test_measures.py": "import pytest\npytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]\ndef test_measures(): pass\n",
     "test_both.py": "import pytest\ndef test_waits_too(): pass\n@pytest.mark.alone\ndef test_measures_too(): pass\n",
+}
+# Only what is needed: each start of pytest would import all that is installed.
+PLUGINS = {
+    **os.environ,
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures,pytest_timeout",
 }
 SETTINGS = "[pytest]\nmarkers = alone\naddopts = --import-mode=importlib --strict-markers -p no:cacheprovider\n"
 
@@ -28,11 +35,11 @@ def project(tmp_path: Path) -> Path:
 
 
 def collected(project: Path, *options: str) -> tuple[set[str], str]:
-    """Return the names of the tests that would run, and all that was said."""
+    """Return the names of the tests that would run, and all that was printed."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=180)
-    said = done.stdout + done.stderr
-    return {line.rpartition("::")[2] for line in said.splitlines() if "::" in line}, said
+    done = subprocess.run(command, cwd=project, env=PLUGINS, capture_output=True, text=True, timeout=180)
+    output = done.stdout + done.stderr
+    return {line.rpartition("::")[2] for line in output.splitlines() if "::" in line}, output
 
 
 def test_every_test_is_in_one_part(project: Path) -> None:
@@ -43,13 +50,16 @@ def test_every_test_is_in_one_part(project: Path) -> None:
 
 def test_a_mark_that_would_be_overlooked_is_refused(project: Path) -> None:
     (project / "test_hidden.py").write_text("from pytest import mark\n@mark.alone\ndef test_hidden(): pass\n")
-    said = collected(project, "--part", "shared")[1]
-    assert "test_hidden: neither part would run it: write pytest.mark.alone in its file" in said
+    output = collected(project, "--part", "shared")[1]
+    assert "test_hidden: neither part would run it: write pytest.mark.alone in its file" in output
 
 
 @pytest.mark.parametrize(
     ("shared", "alone", "status", "ran"),
-    [(0, 0, 0, 2), (5, 0, 0, 2), (0, 5, 0, 2), (5, 5, 5, 2), (1, 0, 1, 2), (0, 1, 1, 2), (1, 5, 1, 2), (2, 0, 2, 1)],
+    [
+        *((0, 0, 0, 2), (5, 0, 0, 2), (0, 5, 0, 2), (5, 5, 5, 2), (1, 0, 1, 2), (1, 5, 1, 2), (2, 0, 2, 1)),
+        *((0, 1, 1, 3), (1, 1, 1, 3)),  # what fails of the second part is tried again
+    ],
 )
 def test_one_status_of_both_parts(tmp_path: Path, shared: int, alone: int, status: int, ran: int) -> None:
     python = tmp_path / "python"
@@ -59,4 +69,18 @@ def test_one_status_of_both_parts(tmp_path: Path, shared: int, alone: int, statu
     done = subprocess.run(["sh", script, python, "-k", "hook or tune"], capture_output=True, text=True, timeout=180)
     assert done.returncode == status
     assert done.stdout.count("-k hook or tune") == ran == done.stdout.count("-m pytest --part")
-    assert ran == 1 or done.stdout.endswith("-k hook or tune -n 0\n"), "alone, whatever was asked for"
+    again = "-k hook or tune -n 0 --last-failed --last-failed-no-failures none\n"
+    assert done.stdout.endswith(again) == (ran == 3)
+
+
+def test_what_fails_in_company_has_to_pass_alone(project: Path) -> None:
+    (project / "test_measures.py").write_text(
+        "import os, pytest\n@pytest.mark.alone\n"
+        "@pytest.mark.parametrize('passes', [True, False])\n"
+        "def test_measures(passes): assert passes and 'PYTEST_XDIST_WORKER' not in os.environ\n"
+    )
+    (project / "pytest.ini").write_text(SETTINGS.replace(" -p no:cacheprovider", ""))
+    script = ["sh", ROOT / "scripts/run-tests.sh", sys.executable]
+    done = subprocess.run(script, cwd=project, env=PLUGINS, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout.splitlines()[-1] and "[False]" in done.stdout.splitlines()[-2]
