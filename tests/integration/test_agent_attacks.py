@@ -64,8 +64,8 @@ while time.monotonic() < end:
         frames = [wire.encode(hook(f"forged-{sent}-{n}", sender=f"{sent}-{n}").message()) for n in range(20)]
     else:
         large = hook("large", sender="large").message()
-        column = wire.pack([large.origin.monotonic_ns - 10**9] + [0] * 8191)
-        columns = {name: column if name == "start_ns" else bytes(8 * 8192) for name in wire.STEP_COLUMNS}
+        column = wire.pack([large.origin.monotonic_ns - 10**9] + [0] * (wire.MAX_STEPS_A_MESSAGE - 1))
+        columns = {name: column if name == "start_ns" else bytes(8 * wire.MAX_STEPS_A_MESSAGE) for name in wire.STEP_COLUMNS}
         frames = [wire.encode(msgspec.structs.replace(large, columns=columns))] * 10
     for frame in frames:
         try:

@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from gpuwatch_agent.runs.views import run_view
 logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
+MOST_POINTS = 50_000  # intervals of all series of an answer together
 
 
 _MOST_RUN_BYTES = 8 << 20
@@ -83,8 +83,9 @@ class HistoryReader:
         points: int,
         by: Sequence[str] | None = None,
         extremes: bool = False,
+        most: int = MOST_POINTS,
     ) -> list[api.Series]:
-        """Return each matching series, at most `points` of them: each interval's last.
+        """Return each matching series, at most `points` of them: each interval's last; fewer where all would have more than `most` intervals.
 
         With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their min and max instead, in
         their order in time: a spike is not lost. (Over more than `MOST_TICKS` seconds only every second, third … sample is read.)
@@ -94,23 +95,69 @@ class HistoryReader:
         step_ms = max(1, -((start_ms - end_ms) // (points - 1))) if points > 1 else end_ms + 1
         names = BY_NAME[metric].labels
         shown = names if by is None else tuple(name for name in names if name in by)
-        found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
-        columns: dict[int, dict[tuple[str, ...], list[int]]] = {}
-        with self._reader() as reader:
-            for time_ms, layout, row in _ticks(reader, start_ms, end_ms, step_ms, extremes):
-                if layout not in columns:
-                    columns[layout] = _columns_of(reader, layout, metric, labels, shown)
-                values = array("d", row) if columns[layout] else ()
-                for group, indexes in columns[layout].items():
-                    value = values[indexes[0]] if len(indexes) == 1 else sum(values[index] for index in indexes)
-                    found.setdefault(group, []).append((time_ms, value))
+        interval_ms = 2 * step_ms if extremes else step_ms
+        found: dict[tuple[str, ...], _Intervals] = {}
+        count = 0
+        for time_ms, values in self._rows_of(metric, labels, shown, start_ms, end_ms, step_ms, extremes):
+            for group, value in values.items():
+                kept = found.setdefault(group, {})
+                count -= len(kept)
+                _keep(kept, time_ms // interval_ms, [(time_ms, value)], extremes)
+                count += len(kept)
+            while count > most:
+                interval_ms *= 2
+                found = {group: _halved(kept, extremes) for group, kept in found.items()}
+                count, before = sum(map(len, found.values())), count
+                if count == before:  # one point of each series
+                    break
         return [
             api.Series(
                 dict(zip(shown, group, strict=True)),
-                tuple((ms / 1000, value) for ms, value in (_extremes(series, 2 * step_ms) if extremes else series)),
+                tuple((ms / 1000, value) for points in kept.values() for ms, value in points),
             )
-            for group, series in found.items()
+            for group, kept in found.items()
         ]
+
+    def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, ...], float]:
+        """Return how much each series of a counter grew between two moments, by labels. A fall is a restart from 0; so is a first value."""
+        start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
+        step_ms = max(1, (end_ms - start_ms) // (points - 1))
+        last: dict[tuple[str, ...], float] = {}
+        grown: dict[tuple[str, ...], float] = {}
+        first_ms = None
+        for time_ms, values in self._rows_of(metric, {}, BY_NAME[metric].labels, start_ms, end_ms, step_ms, False):
+            first_ms = time_ms if first_ms is None else first_ms
+            for group, value in values.items():
+                before = last.get(group, value if time_ms == first_ms else 0.0)
+                grown[group] = grown.get(group, 0.0) + (value - before if value >= before else value)
+                last[group] = value
+        return grown
+
+    def _rows_of(
+        self,
+        metric: str,
+        labels: Mapping[str, str],
+        shown: tuple[str, ...],
+        start_ms: int,
+        end_ms: int,
+        step_ms: int,
+        extremes: bool,
+    ) -> Iterator[tuple[int, dict[tuple[str, ...], float]]]:
+        """Yield (time in ms, the matching series' values, summed by the labels in `shown`) of each row that `_ticks` gives."""
+        last: int | None = None
+        columns: dict[tuple[str, ...], list[int]] = {}
+        with self._reader() as reader:
+            for time_ms, layout, row in _ticks(reader, start_ms, end_ms, step_ms, extremes):
+                if layout != last:
+                    last, columns = layout, _columns_of(reader, layout, metric, labels, shown)
+                values = array("d", row) if columns else array("d")
+                yield (
+                    time_ms,
+                    {
+                        group: values[places[0]] if len(places) == 1 else sum(values[place] for place in places)
+                        for group, places in columns.items()
+                    },
+                )
 
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
         """Return the last steps, oldest first; None where none are kept."""
@@ -232,14 +279,27 @@ def _ticks(
     )
 
 
-def _extremes(series: Iterable[tuple[int, float]], interval_ms: int) -> list[tuple[int, float]]:
-    """Return each interval's min and max in their order in time; one point where they are the same."""
-    out: list[tuple[int, float]] = []
-    for _, points in groupby(series, key=lambda point: point[0] // interval_ms):
-        of_interval = list(points)
-        low, high = min(of_interval, key=itemgetter(1)), max(of_interval, key=itemgetter(1))
-        out += sorted({low, high})
-    return out
+_Intervals = dict[int, list[tuple[int, float]]]
+"""A series: by number of an interval its points, oldest first: its last one, or its min and max."""
+
+
+def _keep(kept: _Intervals, interval: int, points: list[tuple[int, float]], extremes: bool) -> None:
+    """Add points to an interval: the last one stays, or the min and max in their order in time (one where they are the same)."""
+    if extremes and (there := kept.get(interval)):
+        low, high = sorted((there[0][1], there[-1][1]))
+        if all(low <= value <= high for _, value in points):
+            return
+        points = [*there, *points]
+        points = sorted({min(points, key=itemgetter(1)), max(points, key=itemgetter(1))})
+    kept[interval] = points
+
+
+def _halved(kept: _Intervals, extremes: bool) -> _Intervals:
+    """Return a series with each two intervals joined."""
+    joined: _Intervals = {}
+    for interval, points in kept.items():
+        _keep(joined, interval // 2, points, extremes)
+    return joined
 
 
 def _columns_of(

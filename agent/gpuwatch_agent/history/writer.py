@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from gpuwatch_agent.collectors.drivers import DeadlineThread
+from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.history import History, Tick
 
 logger = logging.getLogger(__name__)
