@@ -1,7 +1,6 @@
 """The agent: start, serve, stop."""
 
 import contextlib
-import ctypes
 import itertools
 import logging
 import os
@@ -39,7 +38,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
 
     Raises: ConfigError for a busy port, a socket that cannot be bound, a history that cannot be written; MissingExtra without py-spy.
     """
-    _free_large_blocks()
     own = config.agent
     roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
     with contextlib.ExitStack() as stack:
@@ -111,13 +109,6 @@ def notify_systemd(state: str) -> None:
     if path := os.environ.get("NOTIFY_SOCKET"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
             notifier.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
-
-
-def _free_large_blocks() -> None:
-    """Let glibc return each freed block of 64 KiB and more to the kernel: it would keep what one flood or long answer took."""
-    mmap_threshold = -3  # M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 16)
 
 
 def _bound_connections() -> None:

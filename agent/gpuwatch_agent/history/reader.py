@@ -97,19 +97,15 @@ class HistoryReader:
         shown = names if by is None else tuple(name for name in names if name in by)
         interval_ms = 2 * step_ms if extremes else step_ms
         found: dict[tuple[str, ...], _Intervals] = {}
-        count = 0
-        for time_ms, values in self._rows_of(metric, labels, shown, start_ms, end_ms, step_ms, extremes):
+        for time_ms, values in self._rows_of(metric, labels, shown, (start_ms, end_ms, step_ms, extremes)):
             for group, value in values.items():
-                kept = found.setdefault(group, {})
-                count -= len(kept)
-                _keep(kept, time_ms // interval_ms, [(time_ms, value)], extremes)
-                count += len(kept)
-            while count > most:
+                _keep(found.setdefault(group, {}), time_ms // interval_ms, [(time_ms, value)], extremes)
+            while sum(map(len, found.values())) > max(most, len(found)):
                 interval_ms *= 2
-                found = {group: _halved(kept, extremes) for group, kept in found.items()}
-                count, before = sum(map(len, found.values())), count
-                if count == before:  # one point of each series
-                    break
+                for group, kept in found.items():
+                    found[group] = {}
+                    for interval, some in kept.items():
+                        _keep(found[group], interval // 2, some, extremes)
         return [
             api.Series(
                 dict(zip(shown, group, strict=True)),
@@ -121,43 +117,28 @@ class HistoryReader:
     def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, ...], float]:
         """Return how much each series of a counter grew between two moments, by labels. A fall is a restart from 0; so is a first value."""
         start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
-        step_ms = max(1, (end_ms - start_ms) // (points - 1))
+        span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
         last: dict[tuple[str, ...], float] = {}
         grown: dict[tuple[str, ...], float] = {}
-        first_ms = None
-        for time_ms, values in self._rows_of(metric, {}, BY_NAME[metric].labels, start_ms, end_ms, step_ms, False):
-            first_ms = time_ms if first_ms is None else first_ms
+        for number, (_, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
             for group, value in values.items():
-                before = last.get(group, value if time_ms == first_ms else 0.0)
+                before = last.get(group, 0.0 if number else value)
                 grown[group] = grown.get(group, 0.0) + (value - before if value >= before else value)
-                last[group] = value
+            last.update(values)
         return grown
 
     def _rows_of(
-        self,
-        metric: str,
-        labels: Mapping[str, str],
-        shown: tuple[str, ...],
-        start_ms: int,
-        end_ms: int,
-        step_ms: int,
-        extremes: bool,
+        self, metric: str, labels: Mapping[str, str], shown: tuple[str, ...], span: tuple[int, int, int, bool]
     ) -> Iterator[tuple[int, dict[tuple[str, ...], float]]]:
-        """Yield (time in ms, the matching series' values, summed by the labels in `shown`) of each row that `_ticks` gives."""
+        """Yield (time in ms, the matching series' values, summed by the labels in `shown`) of each row of `_ticks` over this span."""
         last: int | None = None
         columns: dict[tuple[str, ...], list[int]] = {}
         with self._reader() as reader:
-            for time_ms, layout, row in _ticks(reader, start_ms, end_ms, step_ms, extremes):
+            for time_ms, layout, row in _ticks(reader, *span):
                 if layout != last:
                     last, columns = layout, _columns_of(reader, layout, metric, labels, shown)
-                values = array("d", row) if columns else array("d")
-                yield (
-                    time_ms,
-                    {
-                        group: values[places[0]] if len(places) == 1 else sum(values[place] for place in places)
-                        for group, places in columns.items()
-                    },
-                )
+                values = array("d", row if columns else b"")
+                yield time_ms, {group: sum(map(values.__getitem__, places)) for group, places in columns.items()}
 
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
         """Return the last steps, oldest first; None where none are kept."""
@@ -292,14 +273,6 @@ def _keep(kept: _Intervals, interval: int, points: list[tuple[int, float]], extr
         points = [*there, *points]
         points = sorted({min(points, key=itemgetter(1)), max(points, key=itemgetter(1))})
     kept[interval] = points
-
-
-def _halved(kept: _Intervals, extremes: bool) -> _Intervals:
-    """Return a series with each two intervals joined."""
-    joined: _Intervals = {}
-    for interval, points in kept.items():
-        _keep(joined, interval // 2, points, extremes)
-    return joined
 
 
 def _columns_of(
