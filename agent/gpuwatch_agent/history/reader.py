@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from gpuwatch_agent.runs.views import run_view
 logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
-MOST_POINTS = 50_000  # intervals of all series of an answer together
+MOST_POINTS = 50_000  # of all series of an answer together
 
 
 _MOST_RUN_BYTES = 8 << 20
@@ -85,7 +86,7 @@ class HistoryReader:
         extremes: bool = False,
         most: int = MOST_POINTS,
     ) -> list[api.Series]:
-        """Return each matching series, at most `points` of them: each interval's last; fewer where all would have more than `most` intervals.
+        """Return each matching series, at most `points` of them: each interval's last; fewer where all would have more than `most`.
 
         With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their min and max instead, in
         their order in time: a spike is not lost. (Over more than `MOST_TICKS` seconds only every second, third … sample is read.)
@@ -95,23 +96,22 @@ class HistoryReader:
         step_ms = max(1, -((start_ms - end_ms) // (points - 1))) if points > 1 else end_ms + 1
         names = BY_NAME[metric].labels
         shown = names if by is None else tuple(name for name in names if name in by)
-        interval_ms = 2 * step_ms if extremes else step_ms
-        found: dict[tuple[str, ...], _Intervals] = {}
+        interval_ms, count = 2 * step_ms if extremes else step_ms, 0
+        found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
         for time_ms, values in self._rows_of(metric, labels, shown, (start_ms, end_ms, step_ms, extremes)):
             for group, value in values.items():
-                _keep(found.setdefault(group, {}), time_ms // interval_ms, [(time_ms, value)], extremes)
-            while sum(map(len, found.values())) > max(most, len(found)):
-                interval_ms *= 2
-                for group, kept in found.items():
-                    found[group] = {}
-                    for interval, some in kept.items():
-                        _keep(found[group], interval // 2, some, extremes)
+                found.setdefault(group, []).append((time_ms, value))
+            count += len(values)
+            while count > most + 2 * len(found):
+                found = {group: _reduced(series, interval_ms, extremes) for group, series in found.items()}
+                count = sum(map(len, found.values()))
+                interval_ms *= 2 if count > most // 2 else 1
         return [
             api.Series(
                 dict(zip(shown, group, strict=True)),
-                tuple((ms / 1000, value) for points in kept.values() for ms, value in points),
+                tuple((ms / 1000, value) for ms, value in _reduced(series, interval_ms, extremes)),
             )
-            for group, kept in found.items()
+            for group, series in found.items()
         ]
 
     def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, ...], float]:
@@ -260,19 +260,14 @@ def _ticks(
     )
 
 
-_Intervals = dict[int, list[tuple[int, float]]]
-"""A series: by number of an interval its points, oldest first: its last one, or its min and max."""
-
-
-def _keep(kept: _Intervals, interval: int, points: list[tuple[int, float]], extremes: bool) -> None:
-    """Add points to an interval: the last one stays, or the min and max in their order in time (one where they are the same)."""
-    if extremes and (there := kept.get(interval)):
-        low, high = sorted((there[0][1], there[-1][1]))
-        if all(low <= value <= high for _, value in points):
-            return
-        points = [*there, *points]
-        points = sorted({min(points, key=itemgetter(1)), max(points, key=itemgetter(1))})
-    kept[interval] = points
+def _reduced(series: Iterable[tuple[int, float]], interval_ms: int, extremes: bool) -> list[tuple[int, float]]:
+    """Return each interval's last point, or its min and max in their order in time (one point where they are the same)."""
+    out: list[tuple[int, float]] = []
+    for _, points in groupby(series, key=lambda point: point[0] // interval_ms):
+        of_interval = list(points)
+        low, high = min(of_interval, key=itemgetter(1)), max(of_interval, key=itemgetter(1))
+        out += sorted({low, high}) if extremes else of_interval[-1:]
+    return out
 
 
 def _columns_of(
