@@ -71,17 +71,16 @@ def make_app(
         headers = {"Content-Type": content_type(open_metrics), "Vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["Content-Encoding"] = "gzip"
-        now.page.taken += 1
+        now.page.taken += request.method == "GET"
         return Response(now.page.body(open_metrics, compressed), headers=headers)
 
     async def document(request: Request) -> Response:
         name = f"{request.path_params['folder']}/{request.path_params['page']}.md"
-        roots = (_DOCS, Path(__file__).parents[2] / "docs")
-        found = [root / name for root in roots if re.fullmatch(r"(runbooks|concepts)/\w+\.md", name)]
-        path = next((path for path in found if path.is_file()), None)
-        if path is None:
-            return _json({"error": f"there is no page {name}"}, 404)
-        return PlainTextResponse(path.read_text("utf-8"))
+        is_page = re.fullmatch(r"(runbooks|concepts)/\w{1,64}\.md", name)
+        for root in (_DOCS, Path(__file__).parents[2] / "docs") if is_page else ():
+            if (root / name).is_file():
+                return PlainTextResponse((root / name).read_text("utf-8"))
+        return _json({"error": f"there is no page {name}"}, 404)
 
     def live(path: str, answer: Callable[[Snapshot], object]) -> Route:
         async def handle(request: Request) -> Response:
@@ -168,6 +167,7 @@ def _json(content: Any, status: int = 200) -> Response:
 
 
 _MOST_CONNECTIONS = 64
+_MOST_UNREAD = 16 << 20  # bytes of answers that clients have not read yet, in memory
 _IDLE_S = 10.0
 _LONGEST_S = 60.0
 
@@ -189,7 +189,7 @@ class Listener(socket.socket):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol with bounds: a connection has 10 s for a request's head, a minute for an answer; of too many the oldest idle is closed."""
+    """uvicorn's protocol with bounds: a connection has 10 s for a request's head, a minute to read an answer; of too many the oldest idle is closed."""
 
     most = _MOST_CONNECTIONS
 
@@ -204,16 +204,26 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        """Whether a request is being answered, or its answer read."""
+        return self.unread > 0 or (self.cycle is not None and not self.cycle.response_complete)
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that the client has not read."""
+        return self.transport.get_write_buffer_size()
 
     def on_response_complete(self) -> None:
+        """Close the oldest of the connections whose clients do not read, where too much waits for them."""
         self.since_s = time.monotonic()
         super().on_response_complete()
+        waiting = [one for one in self.connections if isinstance(one, BoundedProtocol) and one.unread]
+        waiting.sort(key=lambda one: -one.since_s)
+        while len(waiting) > 1 and sum(one.unread for one in waiting) > _MOST_UNREAD:
+            waiting.pop().transport.abort()
 
     def check(self) -> None:
         """Close the connection if it has taken too long; called every 10 s while it is open."""
-        if self.transport.is_closing():
+        if self not in self.connections:
             return
         if time.monotonic() - self.since_s >= (_LONGEST_S if self.is_busy else _IDLE_S):
             self.transport.abort()

@@ -93,7 +93,12 @@ class Sampler:
             records = self._history.reader.records()
             self._runs.restore(records, now_ns, now_s)
             self._jobs.update(records)
-            self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
+            if self._history.was_behind:
+                logger.warning(
+                    "the last agent served more than it wrote: GPUs' counters begin at 0, runs come back when heard"
+                )
+            else:
+                self._gpus.restore(self._history.reader.gpus(), self._boot_id, now_ns)
         except sqlite3.Error as error:  # on a full disk
             logger.warning("the last agent's state cannot be read (%s): counters begin at what hooks report", error)
         self._thread.start()
@@ -176,7 +181,9 @@ class Sampler:
         records: dict[tuple[str, int], bytes] = {}
         samples: list[Sample] = []
         offset_ns = int(now_s * 1e9) - now_ns
-        whole, ending = self._served.runs(self._runs.runs.values(), now_s)
+        behind = self._history.was_behind  # then a counter that was restored may be lower than it was served
+        known = [run for run in self._runs.runs.values() if not (behind and run.restored)]
+        whole, ending = self._served.runs(known, now_s)
         if abs(offset_ns - self._offset_ns) < _CLOCK_SET_NS:  # two clocks, read one after the other
             offset_ns = self._offset_ns
         self._offset_ns = offset_ns

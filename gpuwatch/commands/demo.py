@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api.client import Client
+from gpuwatch.api.client import Client, without_password
 from gpuwatch.commands.report import job_text
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
@@ -50,7 +50,7 @@ def demo(
         endpoint = f"ipc://{directory}/hook.sock"
         http, port = f"127.0.0.1:{free_port(9478)}", free_port(8501)
         with agent_and_page(http, port, [endpoint], Path(directory) / "history.db") as (children, agent_url, page_url):
-            typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\n")
+            typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\n")
             typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
             environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
             if attempts > 1:

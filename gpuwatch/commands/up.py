@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch.api.client import fetch
+from gpuwatch.api.client import fetch, without_password
 from gpuwatch.commands.options import AGENT, HTTP, Agent, History, Http, Listen, PagePort, Prometheus
+from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, GpuwatchError, require
 from gpuwatch.wire.endpoint import is_loopback, refused
 
@@ -35,7 +37,7 @@ def up(http: Http = HTTP, port: PagePort = 8501, listen: Listen = None, history:
     Example: `gpuwatch up`, then run a `train.py` that contains `for batch in gpuwatch.watch(loader):`
     """
     with agent_and_page(http, port, listen or [], history) as (children, agent_url, page_url):
-        typer.echo(f"page    {page_url}\nagent   {agent_url}/metrics\nCtrl-C stops both.")
+        typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\nCtrl-C stops both.")
         if system := refused():
             typer.echo(f"The agent of this machine does not see your runs: {system}", err=True)
         raise typer.Exit(wait_for_end(children))
@@ -56,7 +58,7 @@ def agent_and_page(
     free_port_or_error("--port", "127.0.0.1", port)
     if not is_loopback(http.rpartition(":")[0].strip("[]")):  # there the API needs a token; the page has it too
         os.environ.setdefault("GPUWATCH_API_TOKEN", secrets.token_hex(32))
-    agent_url, page_url = f"http://{http}", f"http://127.0.0.1:{port}"
+    agent_url, page_url = own_agent_url(http), f"http://127.0.0.1:{port}"
     agent_command = [sys.executable, "-m", "gpuwatch", "agent", "--http", http]
     agent_command += [part for endpoint in listen for part in ("--listen", endpoint)]
     agent_command += ["--history", str(history)] if history is not None else []
@@ -68,6 +70,26 @@ def agent_and_page(
         wait_until_answers("agent", agent, f"{agent_url}/readyz")
         wait_until_answers("dashboard", page, f"{page_url}/_stcore/health")
         yield [agent, page], agent_url, page_url
+
+
+def own_agent_url(http: str) -> str:
+    """Return the URL of the agent that is started here, https where the configuration in GPUWATCH_CONFIG has TLS.
+
+    GPUWATCH_AGENT then gives its name, user and password. Raises: ConfigError for users without that.
+    """
+    config = os.environ.get("GPUWATCH_CONFIG")
+    web = read_config(Path(config)).agent.web_config if config else None
+    if web is None:
+        return f"http://{http}"
+    from gpuwatch_agent.access import read_web_config
+
+    tls, users = read_web_config(Path(web))
+    url = os.environ.get("GPUWATCH_AGENT", f"http{'s' if tls else ''}://{http}")
+    if users and "@" not in url:
+        raise ConfigError(
+            f"{web} has users: set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT, so that the page is one"
+        )
+    return url.rstrip("/")
 
 
 def dashboard(
@@ -118,8 +140,12 @@ def wait_until_answers(name: str, child: Child, url: str, timeout_s: float = 30.
             typer.secho(f"gpuwatch: the {name} ended at its start, see above", fg="red", err=True)
             raise typer.Exit(code if code > 0 else 1)
         with suppress(OSError):
-            if fetch(url).status == 200:
-                return
+            try:
+                if fetch(url).status == 200:
+                    return
+            except ssl.SSLCertVerificationError as error:
+                remedy = "SSL_CERT_FILE names its authority, GPUWATCH_AGENT the host that it is for"
+                raise ConfigError(f"{without_password(url)}: {error.verify_message}; {remedy}") from error
         time.sleep(0.1)
     raise GpuwatchError(f"the {name} does not answer at {url} after {timeout_s:.0f} s")
 

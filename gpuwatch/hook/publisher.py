@@ -37,7 +37,7 @@ INTERVAL_S = 0.5
 _HELLO_EVERY = 2
 _HOST_EVERY = 4
 _SAMPLES_A_TICK, _SAMPLED_OFTEN = 5, 240  # samples of the training thread's place a tick, and in how many first ticks
-_STEPS_PER_MESSAGE = 1024  # 48 KiB, so that what is queued for an agent that hangs stays small
+
 _CLOSE_S = 0.8
 _CONNECT_TRIES, _CONNECT_TRY_S = 10, 0.01
 
@@ -260,7 +260,7 @@ class Publisher:
             if self._hello_due:
                 self._send_hello(encoder, buffer.sender, _CONNECT_TRIES if bye and not self._accepted else 1)
             while True:  # without steps too: a heartbeat
-                steps = unsent[published : published + _STEPS_PER_MESSAGE]
+                steps = unsent[published : published + wire.MAX_STEPS_A_MESSAGE]
                 first, doing = first_step + published, self.accounts.activity
                 message = encoder.steps(steps, first, self._totals(), doing, self._fetch_cpu_ratio())
                 buffer.append(message, len(steps))

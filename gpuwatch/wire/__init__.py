@@ -19,9 +19,9 @@ from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger.states import MAX_DECLARED, OTHER, RUN_STATES
 
 PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 17
 MAX_HELLO_BYTES = 1 << 16
-MAX_STEPS_A_MESSAGE = 8192
+MAX_STEPS_A_MESSAGE = 1024
 MAX_TEXT = 256
 MAX_NAME = 136  # of a run, a phase: what labels series
 MAX_TAGS = 32

@@ -15,13 +15,14 @@ import bcrypt
 import pytest
 
 from gpuwatch.api.client import Client
+from gpuwatch.commands.up import own_agent_url, running, wait_until_answers
 from gpuwatch.errors import SourceError
 from gpuwatch_agent.http import BoundedProtocol
 from gpuwatch_dashboards.sources.prometheus import PrometheusSource
 from gpuwatch_dashboards.sources.scraped import ScrapedRun
 from tests.certificates import Authority
 from tests.integration.agent_process import Agent
-from tests.servers import start_prometheus, wait_for
+from tests.servers import free_port, start_prometheus, wait_for
 
 USER = f"basic_auth_users: {{alice: '{bcrypt.hashpw(b'p@ss:word', bcrypt.gensalt(5)).decode()}'}}"
 TLS = "tls_server_config: {cert_file: node.crt, key_file: node.key%s}\n"
@@ -215,3 +216,27 @@ def test_a_page_of_another_name_cannot_read_an_agent_on_loopback(tmp_path: Path)
         agent.get_text("/api/v1/runs", {"Host": f"rebound.example.com:{agent.port}"})
     assert refused.value.code == 421
     refused.value.close()
+
+
+def test_up_with_tls_and_users(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority.issue("node")
+    web, config, http = authority.path.with_name("web.yml"), tmp_path / "gpuwatch.toml", f"127.0.0.1:{free_port()}"
+    config.write_text(f'[agent]\nweb_config = "{web}"\n')
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(config))
+    monkeypatch.delenv("GPUWATCH_AGENT", raising=False)
+    web.write_text(TLS % "")
+    assert own_agent_url(http) == f"https://{http}"
+    web.write_text(TLS % "" + USER)
+    up = ["up", "--http", http, "--port", str(free_port()), "--listen", f"ipc://{tmp_path}/hook.sock"]
+    up += ["--history", str(tmp_path / "history.db")]
+    done = gpuwatch(*up)
+    assert done.returncode == 2 and "set GPUWATCH_AGENT=https://USER:PASSWORD@HOST:PORT" in done.stderr
+    url = f"https://alice:p%40ss%3Aword@{http}"
+    done = gpuwatch(*up, GPUWATCH_AGENT=url, SSL_CERT_FILE="/dev/null")
+    assert done.returncode == 2 and "SSL_CERT_FILE names its authority" in done.stderr and "p%40" not in done.stderr
+    url = url.replace("127.0.0.1", "localhost")
+    with running([sys.executable, "-m", "gpuwatch", *up], {**os.environ, "GPUWATCH_AGENT": url}) as started:
+        wait_until_answers("agent", started, f"{url}/readyz")
+        page = f"http://127.0.0.1:{up[4]}/_stcore/health"
+        wait_until_answers("page", started, page)
+        assert Client(url).status().host == socket.gethostname()

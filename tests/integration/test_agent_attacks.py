@@ -36,10 +36,12 @@ endpoint, kind, seconds, victim, user = sys.argv[1], sys.argv[2], *map(int, sys.
 if user:
     os.setgid(user)
     os.setuid(user)
-push = zmq.Context().socket(zmq.PUSH)
-push.setsockopt(zmq.LINGER, 0)
-push.setsockopt(zmq.SNDHWM, 1000)
-push.connect(endpoint)
+context = zmq.Context()
+pushes = [context.socket(zmq.PUSH) for _ in range(100 if kind == "large" else 1)]
+for push in pushes:
+    push.setsockopt(zmq.LINGER, 0)
+    push.setsockopt(zmq.SNDHWM, 1000 if len(pushes) == 1 else 10)
+    push.connect(endpoint)
 
 def hook(run, pid=None, **names):
     at_ns = time.monotonic_ns()
@@ -64,10 +66,10 @@ while time.monotonic() < end:
         frames = [wire.encode(hook(f"forged-{sent}-{n}", sender=f"{sent}-{n}").message()) for n in range(20)]
     else:
         large = hook("large", sender="large").message()
-        column = wire.pack([large.origin.monotonic_ns - 10**9] + [0] * 8191)
-        columns = {name: column if name == "start_ns" else bytes(8 * 8192) for name in wire.STEP_COLUMNS}
-        frames = [wire.encode(msgspec.structs.replace(large, columns=columns))] * 10
-    for frame in frames:
+        column = wire.pack([large.origin.monotonic_ns - 10**9] + [0] * (wire.MAX_STEPS_A_MESSAGE - 1))
+        columns = {name: column if name == "start_ns" else bytes(8 * wire.MAX_STEPS_A_MESSAGE) for name in wire.STEP_COLUMNS}
+        frames = [wire.encode(msgspec.structs.replace(large, columns=columns))]
+    for frame, push in [(frame, push) for frame in frames for push in pushes]:
         try:
             push.send(frame, zmq.NOBLOCK)
             sent += 1

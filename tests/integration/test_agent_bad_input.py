@@ -13,7 +13,8 @@ import pytest
 import zmq
 
 from gpuwatch import wire
-from tests.integration.agent_process import Agent, Trainer
+from gpuwatch.metrics import BY_NAME
+from tests.integration.agent_process import Agent, Series, Trainer, watch_counters
 from tests.servers import wait_for
 from tests.unit.agent.hooks import FakeHook
 
@@ -165,3 +166,15 @@ def test_full_disk_is_counted_and_the_agent_goes_on(tmp_path: Path, small_disk: 
         assert agent.log.read_text().count("database or disk is full") == 1
         wait_for("it goes on", lambda: agent.metrics()["gpuwatch_steps_total", "full", "0"] > before + 2, 5)
         assert agent.get_text("/readyz") == "ok\n"
+
+        # What was served is not on the disk: after a kill -9 it is not served again until it is as high.
+        served, pages = agent.metrics(), list[Series]()
+        agent.kill()
+        agent.start()
+        wait_for("it is heard", lambda: ("gpuwatch_steps_total", "full", "0") in agent.metrics(), 20, 0.05)
+        watch_counters(agent, 1.5, pages)
+        counters = [key for key in served if key[1:2] == ("full",) and BY_NAME[key[0]].kind == "counter"]
+        assert len(counters) > 5
+        for key in counters:
+            values = [page[key] for page in (served, *pages) if key in page]
+            assert values == sorted(values), key

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuwatch.api.client import fetch
 from gpuwatch.errors import ConfigError, GpuwatchError, NoData
 from gpuwatch.metrics import Sample
-from gpuwatch_agent.collectors.drivers import DeadlineThread, Gpu, GpuDevice, Value, values
+from gpuwatch_agent.collectors.drivers import Gpu, GpuDevice, Value, values
 from gpuwatch_agent.collectors.nvml import GpuCollector, throttle_values
+from gpuwatch_agent.deadline import DeadlineThread
 
 _MIB = float(1 << 20)
 FIELDS: Mapping[str, tuple[Any, ...]] = {

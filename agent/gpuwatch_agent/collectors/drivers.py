@@ -9,20 +9,18 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from gpuwatch.errors import GpuwatchError, NoData
 from gpuwatch.metrics import Sample
+from gpuwatch_agent.deadline import DeadlineThread
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Value = tuple[str, float, tuple[str, ...]]  # A metric, its value, and the labels it has beyond gpu and UUID
@@ -77,79 +75,6 @@ class WarnOnce:
 
     def clear(self) -> None:
         self._messages.clear()
-
-
-class DeadlineThread:
-    """A daemon thread that runs one call at a time, for which its caller waits until a deadline.
-
-    A call in a driver cannot be killed. Past the deadline it is abandoned, no other one is started until it returns (`call` drops its late
-    result), and the interpreter's exit does not wait for it. For one calling thread.
-    """
-
-    def __init__(self, what: str, deadline_s: float) -> None:
-        self._what = what
-        self._deadline_s = deadline_s
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._pending: Future[Any] | None = None
-        self._begin_s = 0.0
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, or raise what it raises.
-
-        Raises: TimeoutError if it does not return before the deadline, and at once while an earlier call is overdue.
-        """
-        overdue = self._pending is not None and not self._pending.done()
-        if not overdue:
-            self._pending = self._begin(function)
-        if overdue or not self._is_done(self._deadline_s):
-            raise self._late()
-        result: T = self._take()
-        return result
-
-    def offer(self, function: Callable[[], T], wait_s: float) -> T | None:
-        """Start `function` unless an earlier one is running, and wait `wait_s`; return its result, None while it is not done.
-
-        A late result is returned by the next call. Raises: what the function raises, and TimeoutError past the deadline.
-        """
-        self._pending = self._pending or self._begin(function)
-        if self._is_done(wait_s):
-            result: T = self._take()
-            return result
-        if time.monotonic() - self._begin_s > self._deadline_s:
-            raise self._late()
-        return None
-
-    def _begin(self, function: Callable[[], Any]) -> Future[Any]:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"gpuwatch-{self._what}", daemon=True)
-            self._thread.start()
-        self._begin_s = time.monotonic()
-        future: Future[Any] = Future()
-        self._calls.put((future, function))
-        return future
-
-    def _is_done(self, wait_s: float) -> bool:
-        return self._pending is not None and bool(wait((self._pending,), wait_s).done)
-
-    def _take(self) -> Any:
-        future, self._pending = self._pending, None
-        try:
-            return None if future is None else future.result()
-        finally:
-            del future  # with an exception's traceback it would keep the caller's frames
-
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"{self._what} did not answer within {self._deadline_s:g} s")
-
-    def _run(self) -> None:
-        while True:
-            future, function = self._calls.get()
-            try:
-                future.set_result(function())
-            except BaseException as error:  # raised again in the calling thread
-                future.set_exception(error)
-            del future, function  # while this thread waits, they would keep what they refer to
 
 
 BUDGET_RATIO = 0.01

@@ -22,7 +22,8 @@ import msgspec
 from msgspec import Meta
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.drivers import DeadlineThread, GpuDevice, WarnOnce
+from gpuwatch_agent.collectors.drivers import GpuDevice, WarnOnce
+from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.processes.owners import Owner
 
 log = logging.getLogger(__name__)

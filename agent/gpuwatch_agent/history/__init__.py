@@ -5,6 +5,7 @@ with their columns as on the wire. A second is committed in one transaction befo
 """
 
 import logging
+import os
 import shutil
 import sqlite3
 import time
@@ -111,6 +112,7 @@ class History:
         self._last_ms = 0
         self._failing: set[str] = set()
         self._lock = lock_history(path)
+        self.is_behind = self.was_behind = os.fstat(self._lock.fileno()).st_mtime == 0
         self._connection = _no_file()
         try:
             self._open()
@@ -133,6 +135,11 @@ class History:
             self._layout = ((), None)
         self._note_size()
         return written
+
+    def mark_behind(self, behind: bool) -> None:
+        """Record whether more was served than is written, for the next agent: as the lock file's time 0, which needs no room on the disk."""
+        os.utime(self._lock.fileno(), (0, 0) if behind else None)
+        self.is_behind = behind
 
     def downsample(self, now_s: float, groups: int = 8) -> None:
         """Downsample a few minutes that are past full resolution to one row each; called once a second."""

@@ -5,19 +5,19 @@ An unknown name, text that is not a number, a number out of range are errors tha
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from urllib.parse import parse_qsl
 
 from gpuwatch import api
 from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import BY_NAME
-from gpuwatch_agent.history.reader import HistoryReader
+from gpuwatch_agent.history.reader import MOST_POINTS, HistoryReader
 from gpuwatch_agent.runs.views import run_view
 
 _MAX_POINTS = 2000
 _MAX_STEPS = 100_000
 _MAX_BUCKETS = 20_000
-_MAX_QUERIES = 100
+_MAX_QUERIES, _MAX_SERIES = 100, 20_000
+_MOST_POINTS = 200_000  # of all queries of one request
 _PICKS = ("last", "extremes")
 _MOST = 1e15
 
@@ -48,9 +48,9 @@ def ledger(reader: HistoryReader, query: Query) -> api.LedgerOf:
     start_s, end_s = _span(query, 3600)
     if query:
         raise BadRequest(_unknown(query))
-    gpus = ledgers_between(reader, "gpuwatch_gpu_seconds_total", ("gpu", "UUID"), start_s, end_s)
-    joules = ledgers_between(reader, "gpuwatch_gpu_state_energy_joules_total", ("gpu", "UUID"), start_s, end_s)
-    runs = ledgers_between(reader, "gpuwatch_run_seconds_total", ("run", "rank"), start_s, end_s)
+    gpus = ledgers_between(reader, "gpuwatch_gpu_seconds_total", start_s, end_s)
+    joules = ledgers_between(reader, "gpuwatch_gpu_state_energy_joules_total", start_s, end_s)
+    runs = ledgers_between(reader, "gpuwatch_run_seconds_total", start_s, end_s)
     return api.LedgerOf(
         start_s,
         end_s,
@@ -63,24 +63,29 @@ def many_series(reader: HistoryReader, texts: Sequence[str]) -> api.Answers:
     """Return the answers to several queries of `series`, each given as a query string."""
     if not 0 < len(texts) <= _MAX_QUERIES:
         raise BadRequest(f"{len(texts)} queries: give 1 to {_MAX_QUERIES}, each as q=metric%3DNAME%26…")
-    return api.Answers([series(reader, dict(parse_qsl(text, keep_blank_values=True))) for text in texts])
+    answers: list[api.SeriesOf] = []
+    for text in texts:
+        answers.append(series(reader, dict(parse_qsl(text, keep_blank_values=True)), _MOST_POINTS // len(texts)))
+        if sum(len(answer.series) for answer in answers) > _MAX_SERIES:
+            raise BadRequest(f"more than {_MAX_SERIES} series: name labels, or sum them with `by`")
+    return api.Answers(answers)
 
 
 def steps(reader: HistoryReader, run: str, query: Query) -> api.LastSteps | api.Steps:
     """Return a run's last steps, or with `points` all of them downsampled. Raises: BadRequest, NothingKept."""
-    rank = int(number(query, "rank", 0))
-    if "points" not in query:
-        found: api.LastSteps | api.Steps | None = reader.last_steps(run, rank, size(query, "last", 600, _MAX_STEPS))
-    else:
-        points = size(query, "points", 600, _MAX_BUCKETS)
-        start_s, end_s = (number(query, name, 0.0) if name in query else None for name in ("start", "end"))
-        found = reader.steps(run, rank, points, start_s, end_s)
+    rank, is_last = int(number(query, "rank", 0)), "points" not in query
+    count = size(query, "last", 600, _MAX_STEPS) if is_last else size(query, "points", 600, _MAX_BUCKETS)
+    start_s, end_s = (number(query, name, 0.0) if name in query and not is_last else None for name in ("start", "end"))
+    if query:
+        raise BadRequest(_unknown(query))
+    found: api.LastSteps | api.Steps | None
+    found = reader.last_steps(run, rank, count) if is_last else reader.steps(run, rank, count, start_s, end_s)
     if found is None:
         raise NothingKept(f"no steps of run {run!r} rank {rank} are kept; /api/v1/runs lists the runs")
     return found
 
 
-def series(reader: HistoryReader, query: dict[str, str]) -> api.SeriesOf:
+def series(reader: HistoryReader, query: dict[str, str], most: int = MOST_POINTS) -> api.SeriesOf:
     """Return the answer to one query of /api/v1/series. Raises: BadRequest."""
     metric = query.pop("metric", "")
     if metric not in BY_NAME:
@@ -94,7 +99,7 @@ def series(reader: HistoryReader, query: dict[str, str]) -> api.SeriesOf:
     labels = BY_NAME[metric].labels
     if unknown := sorted({*query, *(groups or ())} - set(labels)):
         raise BadRequest(f"{metric} has no label {unknown[0]!r}; it has {', '.join(labels) or 'none'}")
-    found = reader.series(metric, query, start_s, end_s, points, groups, pick == "extremes")
+    found = reader.series(metric, query, start_s, end_s, points, groups, pick == "extremes", min(most, MOST_POINTS))
     return api.SeriesOf(found, metric, BY_NAME[metric].kind, BY_NAME[metric].unit)
 
 
@@ -133,20 +138,11 @@ def _unknown(query: Query) -> str:
 
 
 def ledgers_between(
-    reader: HistoryReader, metric: str, labels: tuple[str, str], start_s: float, end_s: float
+    reader: HistoryReader, metric: str, start_s: float, end_s: float
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the seconds by state of each GPU or run, by these labels. Time in which it was absent is in no state."""
-    ticks = reader.series("gpuwatch_sample_timestamp_seconds", {}, start_s, end_s, _MAX_POINTS)
-    first_s = min((each.points[0][0] for each in ticks), default=start_s)
+    """Return the seconds by state of each GPU or run. Time in which it was absent is in no state."""
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for each in reader.series(metric, {}, start_s, end_s, _MAX_POINTS):
-        grown = growth([value or 0.0 for _, value in each.points], born=each.points[0][0] > first_s)
+    for (name, number, state), grown in reader.growth(metric, start_s, end_s, _MAX_POINTS).items():
         if grown > 0:
-            found.setdefault((each.labels[labels[0]], each.labels[labels[1]]), {})[each.labels["state"]] = grown
+            found.setdefault((name, number), {})[state] = grown
     return found
-
-
-def growth(values: Sequence[float], born: bool) -> float:
-    """Return how much a counter grew; a fall is a restart from 0. `born`: so is the first value."""
-    grown = sum(after - before if after >= before else after for before, after in pairwise(values))
-    return grown + (values[0] if born and values else 0.0)

@@ -30,6 +30,7 @@ from gpuwatch_agent.runs.views import run_view
 logger = logging.getLogger(__name__)
 
 MOST_TICKS = 25_000  # over a longer time than so many seconds, extremes are those of every second, third … sample
+MOST_POINTS = 50_000  # of all series of an answer together
 
 
 _MOST_RUN_BYTES = 8 << 20
@@ -83,8 +84,9 @@ class HistoryReader:
         points: int,
         by: Sequence[str] | None = None,
         extremes: bool = False,
+        most: int = MOST_POINTS,
     ) -> list[api.Series]:
-        """Return each matching series, at most `points` of them: each interval's last.
+        """Return each matching series, at most `points` of them: each interval's last; fewer where all would have more than `most`.
 
         With `by`, series that agree in these labels are summed. With `extremes`, each two intervals give their min and max instead, in
         their order in time: a spike is not lost. (Over more than `MOST_TICKS` seconds only every second, third … sample is read.)
@@ -94,23 +96,49 @@ class HistoryReader:
         step_ms = max(1, -((start_ms - end_ms) // (points - 1))) if points > 1 else end_ms + 1
         names = BY_NAME[metric].labels
         shown = names if by is None else tuple(name for name in names if name in by)
+        interval_ms, count = 2 * step_ms if extremes else step_ms, 0
         found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
-        columns: dict[int, dict[tuple[str, ...], list[int]]] = {}
-        with self._reader() as reader:
-            for time_ms, layout, row in _ticks(reader, start_ms, end_ms, step_ms, extremes):
-                if layout not in columns:
-                    columns[layout] = _columns_of(reader, layout, metric, labels, shown)
-                values = array("d", row) if columns[layout] else ()
-                for group, indexes in columns[layout].items():
-                    value = values[indexes[0]] if len(indexes) == 1 else sum(values[index] for index in indexes)
-                    found.setdefault(group, []).append((time_ms, value))
+        for time_ms, values in self._rows_of(metric, labels, shown, (start_ms, end_ms, step_ms, extremes)):
+            for group, value in values.items():
+                found.setdefault(group, []).append((time_ms, value))
+            count += len(values)
+            while count > most + 2 * len(found):
+                found = {group: _reduced(series, interval_ms, extremes) for group, series in found.items()}
+                count = sum(map(len, found.values()))
+                interval_ms *= 2 if count > most // 2 else 1
         return [
             api.Series(
                 dict(zip(shown, group, strict=True)),
-                tuple((ms / 1000, value) for ms, value in (_extremes(series, 2 * step_ms) if extremes else series)),
+                tuple((ms / 1000, value) for ms, value in _reduced(series, interval_ms, extremes)),
             )
             for group, series in found.items()
         ]
+
+    def growth(self, metric: str, start_s: float, end_s: float, points: int) -> dict[tuple[str, ...], float]:
+        """Return how much each series of a counter grew between two moments, by labels. A fall is a restart from 0; so is a first value."""
+        start_ms, end_ms = int(start_s * 1000), int(end_s * 1000)
+        span = (start_ms, end_ms, max(1, (end_ms - start_ms) // (points - 1)), False)
+        last: dict[tuple[str, ...], float] = {}
+        grown: dict[tuple[str, ...], float] = {}
+        for number, (_, values) in enumerate(self._rows_of(metric, {}, BY_NAME[metric].labels, span)):
+            for group, value in values.items():
+                before = last.get(group, 0.0 if number else value)
+                grown[group] = grown.get(group, 0.0) + (value - before if value >= before else value)
+            last.update(values)
+        return grown
+
+    def _rows_of(
+        self, metric: str, labels: Mapping[str, str], shown: tuple[str, ...], span: tuple[int, int, int, bool]
+    ) -> Iterator[tuple[int, dict[tuple[str, ...], float]]]:
+        """Yield (time in ms, the matching series' values, summed by the labels in `shown`) of each row of `_ticks` over this span."""
+        last: int | None = None
+        columns: dict[tuple[str, ...], list[int]] = {}
+        with self._reader() as reader:
+            for time_ms, layout, row in _ticks(reader, *span):
+                if layout != last:
+                    last, columns = layout, _columns_of(reader, layout, metric, labels, shown)
+                values = array("d", row if columns else b"")
+                yield time_ms, {group: sum(map(values.__getitem__, places)) for group, places in columns.items()}
 
     def last_steps(self, run: str, rank: int, last: int) -> api.LastSteps | None:
         """Return the last steps, oldest first; None where none are kept."""
@@ -232,13 +260,13 @@ def _ticks(
     )
 
 
-def _extremes(series: Iterable[tuple[int, float]], interval_ms: int) -> list[tuple[int, float]]:
-    """Return each interval's min and max in their order in time; one point where they are the same."""
+def _reduced(series: Iterable[tuple[int, float]], interval_ms: int, extremes: bool) -> list[tuple[int, float]]:
+    """Return each interval's last point, or its min and max in their order in time (one point where they are the same)."""
     out: list[tuple[int, float]] = []
     for _, points in groupby(series, key=lambda point: point[0] // interval_ms):
         of_interval = list(points)
         low, high = min(of_interval, key=itemgetter(1)), max(of_interval, key=itemgetter(1))
-        out += sorted({low, high})
+        out += sorted({low, high}) if extremes else of_interval[-1:]
     return out
 
 

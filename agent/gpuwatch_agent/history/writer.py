@@ -4,8 +4,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
-from gpuwatch_agent.collectors.drivers import DeadlineThread
+from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.history import History, Tick
 
 logger = logging.getLogger(__name__)
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 _WAIT_S = 2.0  # a second is served once it is written, or after so long; while the disk hangs, at once
 _MOST_WAITING_BYTES = 16 << 20
 _SAMPLE_BYTES = 200
+_MARK_WAIT_S = 0.2
 
 
 class HistoryWriter:
@@ -20,7 +22,7 @@ class HistoryWriter:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._thread = DeadlineThread("history", math.inf)
+        self._thread, self._marker = DeadlineThread("history", math.inf), DeadlineThread("history's mark", math.inf)
         self._hangs = self._trim_is_due = False
         self.waiting: deque[tuple[Tick, int]] = deque()
         """Seconds that wait in memory for the disk, with their sizes in bytes."""
@@ -37,7 +39,11 @@ class HistoryWriter:
         written = self._do(self._write_waiting)
         if written is not None and self.waiting:  # what has returned had begun before
             written = self._do(self._write_waiting)
-        return bool(written) and not self.waiting
+        is_behind = not written or bool(self.waiting)
+        if is_behind != self._history.is_behind:  # before the page of this second is served
+            with suppress(OSError):
+                self._marker.offer(lambda: self._history.mark_behind(is_behind), _MARK_WAIT_S)
+        return not is_behind
 
     def tidy(self, now_s: float, trim: bool) -> None:
         """Downsample, and trim if asked to, without waiting for it; while the disk is busy it is left out, and trimmed the next time."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from gpuwatch import wire
 from gpuwatch.errors import NoData
 from gpuwatch.host import cgroup, proc
-from gpuwatch_agent.collectors.drivers import DeadlineThread
+from gpuwatch_agent.deadline import DeadlineThread
 from gpuwatch_agent.processes.owners import OwnerCache
 
 T = TypeVar("T")

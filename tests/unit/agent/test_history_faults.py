@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -13,6 +14,7 @@ from gpuwatch.errors import ConfigError
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, RetentionClock, Tick
 from gpuwatch_agent.history.reader import HistoryReader
+from gpuwatch_agent.history.writer import HistoryWriter
 
 BEGIN_S = 1_790_000_000.0
 STATES = "gpuwatch_run_seconds_total"
@@ -169,3 +171,38 @@ def test_a_wall_clock_that_jumps_ahead_deletes_nothing_for_an_hour() -> None:
     assert passes(2) == now["wall"], "after an hour it is believed"
     assert passes(1, jump_s=-7200) == now["wall"], "back is always believed: less is deleted"
     assert passes(1, jump_s=59) == now["wall"], "as NTP corrects it"
+
+
+def test_the_next_agent_knows_that_more_was_served_than_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path / "history.db")
+    writer, tick = HistoryWriter(history), Tick(BEGIN_S, [], {}, [], [], [])
+    assert writer.commit(tick) and not history.is_behind
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_write", lambda tick: 1 / 0)
+        assert not writer.commit(tick)
+        assert history.is_behind
+        history.close()  # as kill -9 does
+    history = History(tmp_path / "history.db")
+    assert history.was_behind
+    assert HistoryWriter(history).commit(tick) and not history.is_behind
+    history.close()
+    history = History(tmp_path / "history.db")
+    assert not history.was_behind
+    history.close()
+
+
+def test_an_error_of_work_that_is_pending_does_not_escape_close(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    writer, may_fail = HistoryWriter(history), Event()
+
+    def fail() -> bool:
+        assert may_fail.wait(10)
+        raise ValueError("of work that had begun before")
+
+    assert writer._do(fail, waits=False) is None
+    may_fail.set()
+    writer.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        history._connection.execute("SELECT 1")

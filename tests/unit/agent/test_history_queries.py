@@ -11,7 +11,7 @@ import pytest
 
 from gpuwatch.metrics import Sample
 from gpuwatch_agent.history import History, Tick
-from gpuwatch_agent.history.queries import growth, ledger
+from gpuwatch_agent.history.queries import BadRequest, ledger, many_series, series
 
 BEGIN_S = 1_790_000_000.0
 GPU = ("0", "GPU-a")
@@ -57,7 +57,26 @@ def test_a_gpu_and_a_run_that_came_and_went(history: History) -> None:
     }  # fmt: skip
 
 
-def test_an_agent_that_lost_its_state_began_at_0_again() -> None:
-    assert growth([10.0, 14.0, 1.0, 3.0], born=False) == 4.0 + 1.0 + 2.0
-    assert growth([10.0, 14.0], born=True) == 14.0
-    assert growth([], born=True) == 0.0
+def test_an_agent_that_lost_its_state_began_at_0_again(history: History) -> None:
+    for second, (gpu_s, run_s) in enumerate([(10.0, None), (14.0, 5.0), (1.0, 2.0), (3.0, 2.0)]):
+        run = [] if run_s is None else [Sample("gpuwatch_run_seconds_total", run_s, ("run-a", "0", "compute"))]
+        keep(history, second, *gpu(gpu_s, 0.0), *run)
+    found = between(history, BEGIN_S, BEGIN_S + 10)
+    assert found["gpus"][0]["states"] == {"compute": 4.0 + 1.0 + 2.0}
+    assert found["runs"][0]["states"] == {"compute": 5.0 + 2.0}
+
+
+@pytest.mark.parametrize("pick", ["last", "extremes"])
+def test_an_answer_of_very_many_series_has_fewer_points_of_each(history: History, pick: str) -> None:
+    for second in range(100):
+        runs = [Sample("gpuwatch_loader_workers", float(second), (f"run-{n}", "0")) for n in range(1200)]
+        keep(history, second, *runs)
+    query = {"metric": "gpuwatch_loader_workers", "start": f"{BEGIN_S}", "end": f"{BEGIN_S + 99}", "pick": pick}
+    found = series(history.reader, {**query, "points": "100"}).series
+    assert len(found) == 1200 and 10_000 < sum(len(each.points) for each in found) <= 100_000
+    for each in found:
+        times = [time_s for time_s, _ in each.points]
+        assert times == sorted(times) and all(value == round(time_s - BEGIN_S) for time_s, value in each.points)
+        assert each.points[-1][1] == 99.0 and (pick == "last" or each.points[0][1] == 0.0)
+    with pytest.raises(BadRequest, match="more than 20000 series"):
+        many_series(history.reader, ["metric=gpuwatch_loader_workers&start=0"] * 20)

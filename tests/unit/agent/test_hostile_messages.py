@@ -402,8 +402,8 @@ def test_a_process_beyond_its_quota_costs_no_other_one_a_record(agent: WholeAgen
 
 def test_large_frames_are_bounded_by_their_bytes(agent: WholeAgent) -> None:
     bad = FakeHook(BEGIN_NS, run="bad", pid=666).step().message()
-    frame = wire.encode(msgspec.structs.replace(bad, columns=columns(8192)))
-    agent.hear(*[frame] * 100, peer=MALLORY)
+    frame = wire.encode(msgspec.structs.replace(bad, columns=columns(wire.MAX_STEPS_A_MESSAGE)))
+    agent.hear(*[frame] * 500, peer=MALLORY)
     assert 16 << 20 >= agent.receiver.received * len(frame) > 15 << 20
     agent.tick(BEGIN_NS + S)
     run = agent.sampler._runs.runs["bad", 0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from gpuwatch.alerting.thresholds import Prices
@@ -41,8 +42,8 @@ def test_healthz_fails_when_a_thread_hangs(history: History, idle: dict[str, flo
 
 
 @contextlib.asynccontextmanager
-async def served(history: History) -> AsyncIterator[int]:
-    app = make_app(lambda: None, history, "node", (), Prices())
+async def served(history: History, app: Any = None) -> AsyncIterator[int]:
+    app = app or make_app(lambda: None, history, "node", (), Prices())
     config = uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="warning", access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
@@ -107,3 +108,100 @@ def test_wrong_requests_are_logged_once_a_minute() -> None:
     once = OncePerMinute()
     records = [logging.LogRecord("uvicorn.error", 30, "", 0, "Invalid HTTP request received.", (), None)] * 1000
     assert sum(map(once.filter, records)) == 1
+
+
+@pytest.mark.parametrize("ending", ["Connection: close\r\n", ""])
+def test_answers_that_nobody_reads_are_bounded_in_bytes_and_time(
+    history: History, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(http, "_MOST_UNREAD", 30 << 20)
+    monkeypatch.setattr(http, "_IDLE_S", 0.2)
+    monkeypatch.setattr(http, "_LONGEST_S", 1.0)
+    open_ones: set[Any] = set()
+    made = BoundedProtocol.connection_made
+
+    def note(self: BoundedProtocol, transport: Any) -> None:
+        made(self, transport)
+        open_ones.add(self)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", note)
+
+    def unread() -> int:
+        return sum(each.unread for each in open_ones)
+
+    async def work() -> None:
+        async with served(history, PlainTextResponse(bytes(16 << 20))) as port:
+            slow = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(6)]
+            for count, (_, writer) in enumerate(slow):
+                writer.write(f"GET / HTTP/1.1\r\nHost: x\r\n{ending}\r\n".encode())
+                while len(open_ones) <= count or unread() == 0:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                assert 0 < unread() <= 30 << 20
+            await asyncio.sleep(0.5)
+            assert unread() > 0, "a slow reader has more time than an idle one"
+            while unread():
+                await asyncio.sleep(0.05)
+            for _, writer in slow:
+                writer.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/docs/runbooks/{'a' * 5000}.md", 404),
+        ("/docs/runbooks/..%2f..%2fREADME.md", 404),
+        ("/docs/runbooks/RunHung.md", 200),
+        ("/%2e%2e/etc/passwd", 404),
+        ("/api/v1/runs/%ed%a0%80/findings", 200),
+        ("/api/v1/runs/%00/steps", 404),
+        *[
+            (f"/api/v1/runs/r/steps?{query}", 400)
+            for query in (
+                "last=-1",
+                "last=1e9",
+                "last=NaN",
+                "last=",
+                "last=1&x=1",
+                "last=2&points=3",
+                "points=3&end=inf",
+            )
+        ],
+        ("/api/v1/series?metric=gpuwatch_run_seconds_total&points=1&start=-1e14&end=9e14", 200),
+        (f"/api/v1/series?metric={'m' * 50_000}", 400),
+        ("/api/v1/ledger?start=-9e14&end=9e14", 200),
+    ],
+)
+def test_odd_requests_have_a_plain_answer(history: History, path: str, status: int) -> None:
+    assert TestClient(make_app(lambda: None, history, "node", (), Prices())).get(path).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b" 404 "),
+        ("GET /healthz HTTP/1.1\r\n\r\n", b" 400 "),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", b" 400 "),
+        (f"GET /{'a' * 200_000} HTTP/1.1\r\nHost: x\r\n\r\n", b" 400 "),
+        (f"GET /healthz HTTP/1.1\r\nHost: x\r\nX: {'x' * 200_000}\r\n\r\n", b" 400 "),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b" 400 "),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\nRange: bytes=0-1\r\n\r\n", b" 200 "),
+        ("OPTIONS /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b" 405 "),
+        (f"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n8000\r\n{'x' * 30_000}", b" 405 "),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b" 400 "),
+        ("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 200, b" 200 "),
+    ],
+)
+def test_odd_bytes_on_a_connection_have_a_plain_answer(history: History, request_text: str, status: bytes) -> None:
+    async def work() -> None:
+        async with served(history) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_text.encode())
+            answer = await asyncio.wait_for(reader.readline(), 5)
+            assert status in answer
+            writer.close()
+            assert b"200 OK" in await get(port)
+
+    run(work)

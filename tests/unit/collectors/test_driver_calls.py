@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpuwatch_agent.collectors.drivers import DeadlineThread
+from gpuwatch_agent.deadline import DeadlineThread
 
 
 def test_results_and_errors_pass_through_from_one_thread():
