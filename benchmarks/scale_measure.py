@@ -100,7 +100,7 @@ def measure(setup: Setup) -> Measured:
 @contextmanager
 def _fleet(setup: Setup) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
-    command = [sys.executable, "-m", "gpuwatch", "simulate", "--nodes", str(setup.nodes), "--gpus", str(setup.gpus)]
+    command = [sys.executable, "-m", "benchmarks.simulation", "--nodes", str(setup.nodes), "--gpus", str(setup.gpus)]
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}/sd"
     try:

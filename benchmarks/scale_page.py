@@ -16,7 +16,7 @@ def page(runs: Sequence[Run]) -> str:
 
 def _head(runs: Sequence[Run]) -> Iterator[str]:
     yield from ("# Scale of one Prometheus", "")
-    yield "A real Prometheus with the shipped rules and prices scrapes `gpuwatch simulate`. Written by:"
+    yield "A real Prometheus with the shipped rules and prices scrapes `python -m benchmarks.simulation`. Written by:"
     yield from ("", "```")
     for run in runs:
         setup = run["setup"]

@@ -64,7 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # A fork has only the devices that autograd knew when it began: tests that add one to a fork come before any backward pass.
     items.sort(key=lambda item: item.path.name not in ("test_async_device.py", "test_accuracy_benchmark.py"))
     alone = [item for item in items if item.get_closest_marker("alone") is not None]
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # else what fails is tried again when nothing else runs (scripts/run-tests.sh)
+    if (
+        "PYTEST_XDIST_WORKER" not in os.environ
+    ):  # else what fails is tried again when nothing else runs (scripts/run-tests.sh)
         for item in alone:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))  # a machine has other work at times
     if (part := config.getoption("--part")) is None:

@@ -7,10 +7,9 @@ from gpuwatch.commands.grafana import grafana
 from gpuwatch.commands.report import compare, report
 from gpuwatch.commands.rules import rules
 from gpuwatch.commands.run import run
-from gpuwatch.commands.simulate import simulate
 from gpuwatch.commands.stacks import stacks
 from gpuwatch.commands.top import top
 from gpuwatch.commands.tune import tune
 from gpuwatch.commands.up import dashboard, up
 
-COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, stacks, simulate)
+COMMANDS = (up, top, run, agent, dashboard, demo, rules, grafana, doctor, tune, report, compare, stacks)

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.simulation.page import NodePages
+from benchmarks.simulation.story import Node
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.simulation.page import NodePages
-from gpuwatch.tools.simulation.story import Node
 from gpuwatch_agent.processes.owners import ENVIRONMENT
 from tests.integration.agent_process import Agent, Trainer
 from tests.nvml.fake import FakeGpu, FakeNvml

@@ -48,7 +48,7 @@ def program(log: Path, *command: str, ready: str) -> Iterator[None]:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[str]:
     port = free_port()
-    command = (sys.executable, "-m", "gpuwatch", "simulate", "--nodes", "12", "--gpus", "2", "--port", str(port))
+    command = (sys.executable, "-m", "benchmarks.simulation", "--nodes", "12", "--gpus", "2", "--port", str(port))
     with program(tmp_path / "fleet.log", *command, ready=f"http://127.0.0.1:{port}/sd"):
         yield f"http://127.0.0.1:{port}/sd"
 

@@ -164,7 +164,9 @@ def run_scenarios(directory: Path, scenarios: Path, rules: str) -> subprocess.Co
     (directory / "rules/gpuwatch.yml").write_text(_needed(rules, text))
     copy = directory / "tests" / scenarios.name
     copy.write_text(text)
-    return subprocess.run([require("promtool"), "test", "rules", str(copy)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [require("promtool"), "test", "rules", str(copy)], capture_output=True, text=True, timeout=120
+    )
 
 
 def _needed(rules: str, scenarios: str) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulation.story import GROUP, MIXES, Node
 from gpuwatch.alerting.render import duration, render
 from gpuwatch.alerting.thresholds import AlertThresholds, Prices
 from gpuwatch.config import Config
-from gpuwatch.tools.simulation.story import GROUP, MIXES, Node
 from gpuwatch_dashboards.grafana import load
 from tests.grafana_variables import Asked, Variables
 from tests.servers import Server, free_port, get_json, start_prometheus, wait_for
@@ -69,9 +69,9 @@ def config(targets: list[dict[str, Any]]) -> str:
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     folder = tmp_path_factory.mktemp("sites")
     port, seed = free_port(), a_seed()
-    command = ["simulate", "--nodes", str(NODES), "--gpus", str(GPUS), "--port", str(port), "--seed", str(seed)]
+    command = ["--nodes", str(NODES), "--gpus", str(GPUS), "--port", str(port), "--seed", str(seed)]
     with ExitStack() as stack:
-        simulation = subprocess.Popen([sys.executable, "-m", "gpuwatch", *command])
+        simulation = subprocess.Popen([sys.executable, "-m", "benchmarks.simulation", *command])
         stack.callback(simulation.wait, 10)
         stack.callback(simulation.terminate)
         found: list[list[dict[str, Any]]] = []

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.simulation.page import Fleet, NodePages
+from benchmarks.simulation.story import GROUP, MIXES, Node
 from gpuwatch.ledger.states import GPU_STATES
 from gpuwatch.metrics import BY_NAME
-from gpuwatch.tools.simulation.page import Fleet, NodePages
-from gpuwatch.tools.simulation.story import GROUP, MIXES, Node
 
 EPOCH_S = 1_790_000_000.0
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]

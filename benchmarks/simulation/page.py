@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from math import sin
 from typing import Any
 
+from benchmarks.simulation.story import FINDINGS, Job, Node, Piece
 from gpuwatch.ledger import states as s
 from gpuwatch.metrics import BY_NAME, CATALOGUE
-from gpuwatch.tools.simulation.story import FINDINGS, Job, Node, Piece
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Send = Callable[[dict[str, Any]], Awaitable[None]]

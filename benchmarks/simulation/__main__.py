@@ -1,3 +1,5 @@
+"""Serve synthetic nodes to size or try out a Prometheus: `python -m benchmarks.simulation --nodes 100 --port 9477`."""
+
 from __future__ import annotations
 
 import time
@@ -5,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.simulation.page import Fleet, serve
 from gpuwatch.commands.up import free_port_or_error
-from gpuwatch.errors import require
 
 
 def simulate(
@@ -18,13 +20,8 @@ def simulate(
 ) -> None:
     """Serve /metrics of synthetic nodes, with changing jobs and faults, to size or try out a Prometheus.
 
-    Example: `gpuwatch simulate --nodes 100 --port 9477`
-
     `/sd` lists all nodes, one path each, for Prometheus' HTTP service discovery (`http_sd_configs`).
     """
-    require("uvicorn", "agent")
-    from gpuwatch.tools.simulation.page import Fleet, serve
-
     free_port_or_error("--port", host, port)
     address = f"{host}:{port}"
     fleet = Fleet(nodes, gpus, seed, time.time(), time.time, address)
@@ -32,3 +29,7 @@ def simulate(
         f"{nodes} nodes of {gpus} GPUs: http://{address}/sd lists them, http://{address}/node/0/metrics is the first"
     )
     serve(fleet, host, port)
+
+
+if __name__ == "__main__":
+    typer.run(simulate)
