@@ -33,6 +33,22 @@ with gpuwatch.Watch(quiet=True) as w:
         time.sleep(600)  # to be killed
 """
 
+RANK = """
+import os, sys, time
+import gpuwatch
+
+attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
+first, until = ((0, 30), (20, 50))[attempt]
+open(f"{sys.argv[1]}/{rank}-begin-{attempt}", "w").write(str(time.time()))
+with gpuwatch.Watch(quiet=True) as w:
+    for _ in w.steps(range(first, until), start=first):
+        time.sleep(0.02)
+    if attempt == 0:
+        time.sleep(1.5 if rank == "1" else 60)  # rank 0 waits for rank 1, as in a collective
+        os._exit(1)
+open(f"{sys.argv[1]}/{rank}-end", "w").write(str(time.time()))
+"""
+
 
 def job_of(server: Server) -> dict[str, Any]:
     (job,) = server.get("/api/v1/jobs")["jobs"]
@@ -77,3 +93,20 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     again = [float(line) for line in second.stdout.split()]
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
     assert states["compute"] < run["states"]["compute"]
+
+
+def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path) -> None:
+    """By its run id and nothing else. The ranks import no torch: torchrun tells them apart by the environment."""
+    pytest.importorskip("torch")
+    program = tmp_path / "train.py"
+    program.write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=llm-8"]
+    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--monitor-interval=0.1"]
+    with agent(tmp_path) as node:
+        subprocess.run([*torchrun, str(program), str(tmp_path)], env=hook_environment(tmp_path), check=True)
+        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        job = job_of(node)
+    assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)
+    assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
+    begin_s, end_s = (float((tmp_path / f"0-{name}").read_text()) for name in ("begin-0", "end"))
+    assert sum(job["states"].values()) == pytest.approx(end_s - begin_s, rel=0.002)

@@ -125,7 +125,7 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
-            if message.process_start_ticks and message.origin.boot_id == self.boot_id:
+            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.process_began_s:
                 sender.process_began_s = now_s - now_ns / 1e9 + message.process_start_ticks / _TICKS_PER_S
             if self.status == LOST:
                 self._resume()
