@@ -91,8 +91,8 @@ class Job:
         chosen: list[Attempt] = []
         for attempt in sorted(self.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
             at = bisect(chosen, attempt.begin_s, key=lambda each: each.begin_s)
-            before, after = chosen[max(0, at - 1) : at], chosen[at : at + 1]
-            if all(each.is_before(attempt) for each in before) and all(attempt.is_before(each) for each in after):
+            follows = at == 0 or chosen[at - 1].is_before(attempt)
+            if follows and (at == len(chosen) or attempt.is_before(chosen[at])):
                 chosen.insert(at, attempt)
         if len(self.attempts) > MAX_ATTEMPTS:
             for old in chosen[:-MAX_ATTEMPTS]:
@@ -144,9 +144,9 @@ class Jobs:
                 if sender.sent is None:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
-                if sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts:
-                    if (ended_s := job.ended_s(run.rank)) > sender.started_s:  # the clock was set back
-                        sender.started_s = sender.process_began_s = ended_s
+                is_new = sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts
+                if is_new and (ended_s := job.ended_s(run.rank)) > sender.started_s:  # the clock was set back
+                    sender.started_s = sender.process_began_s = ended_s
                 began_s, begin_s = sender.process_began_s or sender.started_s, max(sender.started_s, end_s)
                 alive_s = min(begin_s, max(began_s, end_s, begin_s - _LONGEST_IMPORTS_S))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
@@ -226,6 +226,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         attempts=job.forgotten + len(attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
+    firsts = [each.sender.first_step for each in attempts if each.sender.first_step is not None]
     finding = checkpoint_interval(Window(duration_s=wall_s, job=facts), thresholds)
     view = api.Job(
         job=job.job,
@@ -239,6 +240,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         steps=sum(attempt.sent.steps for attempt in attempts),
         redone_steps=sum(attempt.sender.redone_steps for attempt in attempts) if is_known else None,
         lost_steps=lost_steps if is_known else None,
+        numbers=(min(firsts), max(each.sender.next_number or 0 for each in attempts)) if is_known and firsts else None,
         restart={part: seconds for part, seconds in restart.items() if seconds > 0},
         lost={state: seconds for state, seconds in lost.items() if seconds > 0},
         findings=() if finding is None else (finding,),

@@ -223,7 +223,10 @@ class NodePages:
             yield Line("gpuwatch_finding_evidence_ratio", {"run": run, "cause": cause}, 0.3)
         if cause == "straggler" and self.node.first_rank == 0:
             yield Line("gpuwatch_straggler_excess_ratio", {"run": run, "rank": "0"}, 0.18)
+        if self.node.first_rank:
+            return
         job = {"job_id": piece.job.id}
+        yield Line("gpuwatch_job_start_timestamp_seconds", job, piece.job.begin_s)
         for state in s.RUN_STATES:
             share = piece.mix.get(state, 0.0)
             if states[state] or share:
