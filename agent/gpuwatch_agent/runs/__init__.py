@@ -172,10 +172,6 @@ class Run(msgspec.Struct, eq=False):
         self.steps = self.steps.since(now_ns - MINUTE_NS, min(KEPT, KEPT_OF_ALL // runs))
         self.trace.most_bytes = min(KEPT_BYTES, KEPT_BYTES_OF_ALL // runs)
 
-    def forget_recent(self) -> None:
-        """Forget the last minute of a run that has ended, and was evaluated."""
-        self.steps, self.seconds, self.trace = RecentColumns(), [], Trace()
-
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
         if self.ledger is None:
@@ -454,7 +450,7 @@ class RunRegistry:
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
-                run.forget_recent()
+                run.steps, run.seconds, run.trace = RecentColumns(), [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]

@@ -24,7 +24,6 @@ MAX_JOBS = 256
 MAX_ATTEMPTS = 256  # of a job; of one with more, only the last ones are in its ledger
 DOWN, RESTART, REDONE, LOST_WORK = "down", "restart", "redone", "lost"
 _MOST_OF_USER = 2048  # attempts of a user's jobs together
-_LONGEST_IMPORTS_S = 60.0
 
 
 class Attempt(NamedTuple):
@@ -64,7 +63,7 @@ class Attempt(NamedTuple):
     def lost_steps(self, reached: int) -> int:
         """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
         sender, after = self.sender, self.sender.next_number
-        return 0 if after is None else max(0, after - max(sender.first_new, reached))
+        return 0 if after is None else max(0, after - max(sender.first_step or 0, sender.done_before or 0, reached))
 
 
 @dataclass
@@ -80,11 +79,6 @@ class Job:
     @property
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
-
-    def ended_s(self, rank: int) -> float:
-        """Return when the last of a rank's attempts ended that are over."""
-        over = (each.end_s for each in self.attempts.values() if each.rank == rank and each.status != RUNNING)
-        return max(over, default=0.0)
 
     def one_after_another(self) -> list[Attempt]:
         """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""
@@ -145,10 +139,12 @@ class Jobs:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
                 is_new = sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts
-                if is_new and (ended_s := job.ended_s(run.rank)) > sender.started_s:  # the clock was set back
+                of_rank = [each for each in job.attempts.values() if is_new and each.rank == run.rank]
+                ended_s = max((each.end_s for each in of_rank if each.status != RUNNING), default=0.0)
+                if ended_s > sender.started_s:  # the clock was set back
                     sender.started_s = sender.process_began_s = ended_s
                 began_s, begin_s = sender.process_began_s or sender.started_s, max(sender.started_s, end_s)
-                alive_s = min(begin_s, max(began_s, end_s, begin_s - _LONGEST_IMPORTS_S))
+                alive_s = min(begin_s, max(began_s, end_s, begin_s - 60))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
                 attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s, alive_s)
                 if sender.done_before is None and sender.first_step is not None:
