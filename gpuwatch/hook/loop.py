@@ -90,7 +90,7 @@ class Loop(Generic[T]):
         if recorder.steady is owner:
             if not self._sampling.is_due():
                 return take_fast(self)
-            if recorder.meter.visits & 1:  # this sample only meters the hook
+            if self._sampling.meters_next:
                 return self._sampling.meter(take_fast, self)
         if recorder.steady is not None:
             recorder.leave_steady()
@@ -161,11 +161,11 @@ class Loop(Generic[T]):
             if not isinstance(error, StopIteration):
                 self._session.fetch_failed(error)
             else:
-                recorder.lacks_batch = recorder.in_step and recorder.step_owner is not LOOSE
+                recorder.no_second_batch()
                 self._close()
             raise
         recorder.end_part(recorder.clock())
-        recorder.lacks_batch = False
+        recorder.got_second_batch()
         if self._first:
             self._note_first(batch)
         if recorder.samples == UNKNOWN_SAMPLES:
@@ -186,7 +186,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.epoch_start = True
+        self.recorder.begin_epoch()
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:

@@ -67,6 +67,11 @@ class Meter:
         self._launches.append(took_ns)
         self.device_ns += launches * int(median(self._launches))
 
+    def harvested(self, at_ns: int, took_ns: int) -> None:
+        """Note what reading the device's times of many steps took: it counts for no single fetch."""
+        self.last_harvest = (at_ns, took_ns)
+        self.device_ns += took_ns
+
     def settle(self, steps: int, sampled: int, step_ns: int) -> None:
         """Update the cost, given the cumulative number of steps, of sampled fetches, and the time in steps."""
         now = (steps, sampled, step_ns, self.device_ns)
@@ -175,6 +180,11 @@ class Sampling:
         left = self._recorder.countdown - SAMPLE_QUICK_EVERY
         self._recorder.sample_after(max(1, left))
         return left <= 0
+
+    @property
+    def meters_next(self) -> bool:
+        """Whether the next sample only meters the hook."""
+        return bool(self._recorder.meter.visits & 1)
 
     def sample(self, fetch: Callable[[], T]) -> T:
         """Return the batch of `fetch`, the training thread's own time in it sampled."""

@@ -226,6 +226,10 @@ class Recorder:
         """Set the open step's number of samples."""
         self.samples = samples
 
+    def begin_epoch(self) -> None:
+        """The open step is the first of a pass over a loader."""
+        self.epoch_start = True
+
     def sample_after(self, fetches: int) -> None:
         """Sample the fetch that comes after so many."""
         self.countdown = fetches
@@ -289,6 +293,14 @@ class Recorder:
         if not at_end:
             self.poll(at_ns)  # no step follows that would
         self._shut()
+
+    def no_second_batch(self) -> None:
+        """The open step asked one more loader for a batch, and that has come to its end."""
+        self.lacks_batch = self.in_step and self.step_owner is not LOOSE
+
+    def got_second_batch(self) -> None:
+        """The open step got a batch of one more loader."""
+        self.lacks_batch = False
 
     def leave_loop(self, at_ns: int) -> None:
         """The loop has ended, or was left by a `break`: what follows is no pause between two of its steps, and no stall."""
@@ -452,8 +464,7 @@ class Recorder:
             self.log.append((events.UNVERIFIED,))
         begin = self.clock()
         self.poll(at_ns)
-        self.meter.last_harvest = (at_ns, self.clock() - begin)  # it counts for no single fetch
-        self.meter.device_ns += self.meter.last_harvest[1]
+        self.meter.harvested(at_ns, self.clock() - begin)
 
     def launched(self, *_: Any) -> None:
         """The optimizer has made its step: the last known launch. (Torch passes the optimizer and its arguments.)"""

@@ -96,13 +96,12 @@ def parse_page(text: str) -> dict[str, DcgmGpu]:
             if uuid not in gpus:
                 gpus[uuid] = DcgmGpu(Gpu(_device(uuid, labels), None, labels.get("DCGM_FI_DRIVER_VERSION", "")))
             gpu, name, number = gpus[uuid], sample.name.removesuffix("_total"), labels.get("GPU_I_ID", "")
-            value = sample.value
-            if not math.isfinite(value) or value >= _BLANK or _BLANK_INT32 <= value <= 0x7FFFFFFF:
+            if _is_blank(sample.value):
                 continue
             if number:
                 instance = gpu.instances.setdefault((number, labels.get("GPU_I_PROFILE", "")), {})
             of_instance = number and (name in _MIG_FIELDS or name.startswith("DCGM_FI_PROF_"))
-            (instance if of_instance else gpu.fields)[name] = value
+            (instance if of_instance else gpu.fields)[name] = sample.value
     return gpus
 
 
@@ -110,6 +109,10 @@ def _device(uuid: str, labels: Mapping[str, str]) -> GpuDevice:
     minor = labels.get("device", "").removeprefix("nvidia")
     name, pci_bus_id = labels.get("modelName", ""), labels.get("pci_bus_id", "")
     return GpuDevice(int(labels["gpu"]), uuid, name, pci_bus_id, int(minor) if minor.isdigit() else None)
+
+
+def _is_blank(value: float) -> bool:
+    return not math.isfinite(value) or value >= _BLANK or _BLANK_INT32 <= value <= 0x7FFFFFFF
 
 
 _OWN = ("gpuwatch_gpus_seen", "gpuwatch_gpus_expected", "gpuwatch_gpu_info")

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -123,6 +124,10 @@ class ProcessTable:
             return False
         self._host_pids[_identity(hello)] = pid
         return True
+
+    def descends_from(self, pid: int, ancestor: int) -> bool:
+        """Return whether a process is another one's child, or the child of one (a fork server's workers), four steps at most."""
+        return ancestor in islice(self.with_parents(pid), 1, 5)
 
     def is_of_user(self, pid: int, uid: int | None) -> bool:
         """Return whether a process is this user's; where the user is not known (None), whether it is the agent's own, but not root's."""

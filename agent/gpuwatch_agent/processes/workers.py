@@ -8,7 +8,6 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -128,8 +127,7 @@ def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:
     if hello is None or hello.loader is None or table.host_pid(hello) != hello.pid:
         return ()
     pids = hello.loader.worker_pids[:_MOST_WORKERS]
-    # A worker is a child of the process, or the child of one: a fork server's.
-    return pids if run.uid is None else tuple(p for p in pids if hello.pid in islice(table.with_parents(p), 1, 5))
+    return pids if run.uid is None else tuple(pid for pid in pids if table.descends_from(pid, hello.pid))
 
 
 def group_samples(runs: Sequence[Run], table: ProcessTable, procfs: Path, sysfs: Path) -> Iterator[Sample]:
