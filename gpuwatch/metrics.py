@@ -48,9 +48,11 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_run_seconds_total", "counter", "seconds", "Wall clock of a training process by state.", (*RUN, "state"), "seen"),
     Metric("gpuwatch_ledger_watermark_timestamp_seconds", "gauge", "timestamp", "Unix time up to which a run's ledger is final.", RUN),
     # jobs
-    Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall clock of a job over all its attempts on this node: a run's states, down, restart and redone.", ("job_id", "state")),
+    Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall clock of a job over all its attempts on this node, while it has rank 0: a run's states, down, restart and redone.", ("job_id", "state")),
     Metric("gpuwatch_job_lost_seconds", "gauge", "seconds", "Part of gpuwatch_job_seconds_total in steps that the last attempt neither resumed from nor has come to again.", ("job_id",)),
     Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall clock that computed new steps.", ("job_id",)),
+    Metric("gpuwatch_job_start_timestamp_seconds", "gauge", "timestamp", "Unix time at which a job's first attempt on this node began.", ("job_id",)),
+    Metric("gpuwatch_job_steps", "gauge", "count", "Steps of a job on this node: how many are new to it; by global number its first, and the one after its last (next).", ("job_id", "kind")),
     Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job: processes of its lowest rank on this node.", ("job_id",)),
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase"), "seen"),

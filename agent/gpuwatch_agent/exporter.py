@@ -22,6 +22,7 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run
 
+_JOB_STEPS = ("new", "first", "next")
 _COUNTERS = {
     "gpuwatch_steps_total": ("steps", None),
     "gpuwatch_hook_overhead_seconds_total": ("overhead_ns", None),
@@ -93,6 +94,10 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
         yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
+        yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job,))
+        if job.redone_steps is not None and job.numbers is not None:
+            counts = (job.steps - job.redone_steps, *job.numbers)
+            yield from (Sample("gpuwatch_job_steps", n, (job.job, k)) for n, k in zip(counts, _JOB_STEPS, strict=True))
 
 
 def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:

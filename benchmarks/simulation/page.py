@@ -223,13 +223,18 @@ class NodePages:
             yield Line("gpuwatch_finding_evidence_ratio", {"run": run, "cause": cause}, 0.3)
         if cause == "straggler" and self.node.first_rank == 0:
             yield Line("gpuwatch_straggler_excess_ratio", {"run": run, "rank": "0"}, 0.18)
+        if self.node.first_rank:
+            return
         job = {"job_id": piece.job.id}
+        yield Line("gpuwatch_job_start_timestamp_seconds", job, piece.job.begin_s)
         for state in s.RUN_STATES:
             share = piece.mix.get(state, 0.0)
             if states[state] or share:
                 yield Line("gpuwatch_job_seconds_total", {**job, "state": state}, states[state], share)
         yield Line("gpuwatch_job_attempts_total", job, 1)
         yield Line("gpuwatch_job_lost_seconds", job, 0)
+        for kind, steps in {"new": 1, "first": 0, "next": 1}.items():
+            yield Line("gpuwatch_job_steps", {**job, "kind": kind}, steps * (sum(states.values()) // piece.job.step_s))
         if wall_s := sum(states.values()):
             yield Line("gpuwatch_job_goodput_ratio", job, states[s.COMPUTE] / wall_s)
 

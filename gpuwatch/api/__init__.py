@@ -304,6 +304,8 @@ class Job(msgspec.Struct, frozen=True):
     """None: no global step number was given."""
     lost_steps: int | None
     """None as above."""
+    numbers: tuple[int, int] | None
+    """Global numbers of its first step and of the one after its last. None as above."""
     restart: Mapping[str, float]
     """Parts of the state `restart`, in seconds: imports, rendezvous, checkpoint_load, startup, compile."""
     lost: Mapping[str, float]

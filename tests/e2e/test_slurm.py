@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,20 @@ with gpuwatch.Watch(quiet=True) as w:
     while time.monotonic() < end:
         with w.step():
             time.sleep(0.02)
+"""
+RESUMES = """
+import os, sys, time
+import gpuwatch
+attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+first, until = ((0, 50), (40, 70), (60, 90))[attempt]
+name = f"{sys.argv[1]}/{os.environ['SLURM_PROCID']}"
+open(f"{name}-begin-{attempt}", "w").write(str(time.time()))
+with gpuwatch.Watch(quiet=True) as w:
+    for _ in w.steps(range(first, until), start=first):
+        time.sleep(0.02)
+    if attempt < 2:
+        time.sleep(120)  # until it is requeued
+open(f"{name}-end", "w").write(str(time.time()))
 """
 _SITE = """#!/bin/sh
 # Each node of the test has an agent of its own, which on a real one is in the default place.
@@ -63,6 +78,7 @@ def site() -> Iterator[Site]:
                 agent = Agent(directory / node, "--allocations", folder, environment=nvml.environment())
                 agents[node] = stack.enter_context(agent)
             settings = {"Prolog": scripts["prolog"], "Epilog": scripts["epilog"], "TaskProlog": scripts["task_prolog"]}
+            settings["SchedulerParameters"] = "sched_interval=1"
             yield Site(stack.enter_context(start_slurm(directory, **settings)), agents)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -125,9 +141,32 @@ def test_gpus_that_a_job_has_and_does_not_use(site: Site) -> None:
         job.communicate(timeout=20)
 
 
-def test_a_requeued_job_is_another_run(site: Site) -> None:
-    said = site.slurm.run("srun", "sh", "-c", "echo $GPUWATCH_RUN", env={"SLURM_RESTART_COUNT": "1"}).strip()
-    assert said.startswith("slurm-") and said.endswith(".0-attempt-2")
+def test_two_requeues_are_three_attempts_of_one_job(site: Site, tmp_path: Path) -> None:
+    script, program = tmp_path / "job.sh", tmp_path / "train.py"
+    program.write_text(RESUMES)
+    # On a real cluster the socket that the script has from its own node's TaskProlog is in the same place on all of them.
+    script.write_text(f"#!/bin/sh\nunset GPUWATCH_ENDPOINT\nexec srun {sys.executable} {program} {tmp_path}\n")
+    number = site.slurm.run("sbatch", "--parsable", "-N2", "-n2", "--requeue", "-o", "/dev/null", str(script)).strip()
+
+    def job(node: str) -> dict[str, Any]:
+        return next((each for each in site.agents[node].get("/api/v1/jobs")["jobs"] if each["job"] == number), {})
+
+    def arrived(steps: int) -> bool:
+        return all(job(node).get("steps") == steps for node in NODES)
+
+    for steps in (50, 80):
+        wait_for(f"both ranks made {steps} steps", lambda steps=steps: arrived(steps), 60)
+        site.slurm.run("scontrol", "requeue", number)
+        wait_for("it waits", lambda: "PENDING" in site.slurm.run("squeue", "-h", "-o", "%T", "-j", number), 40)
+        site.slurm.run("scontrol", "update", f"job={number}", "StartTime=now+2")  # by itself it waits two minutes
+    for rank, node in enumerate(NODES):
+        wait_for("it has ended", lambda node=node: job(node)["status"] == "ended", 60)
+        found = job(node)
+        assert (found["attempts"], found["interruptions"]) == (3, 2)
+        assert (found["steps"], found["redone_steps"], found["lost_steps"]) == (110, 20, 0)
+        assert found["runs"] == [f"slurm-{number}.0", *(f"slurm-{number}.0-attempt-{again}" for again in (2, 3))]
+        begin_s, end_s = (float((tmp_path / f"{rank}-{name}").read_text()) for name in ("begin-0", "end"))
+        assert sum(found["states"].values()) == pytest.approx(end_s - begin_s, rel=0.002)
 
 
 def test_a_user_may_write_to_the_socket_while_a_job_of_theirs_runs(site: Site) -> None:

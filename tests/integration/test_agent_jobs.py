@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.programs import agent, hook_environment
-from tests.servers import Server, wait_for
+from tests.servers import Server, prometheus_config, start_prometheus, wait_for
 
 PROGRAM = """
 import sys, time
@@ -31,6 +32,22 @@ with gpuwatch.Watch(quiet=True) as w:
         print(time.time(), flush=True)
     if len(sys.argv) > 3:
         time.sleep(600)  # to be killed
+"""
+
+RANK = """
+import os, sys, time
+import gpuwatch
+
+attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
+first, until = ((0, 30), (20, 50))[attempt]
+open(f"{sys.argv[1]}/{rank}-begin-{attempt}", "w").write(str(time.time()))
+with gpuwatch.Watch(quiet=True) as w:
+    for _ in w.steps(range(first, until), start=first):
+        time.sleep(0.02)
+    if attempt == 0:
+        time.sleep(1.5 if rank == "1" else 60)  # rank 0 waits for rank 1, as in a collective
+        os._exit(1)
+open(f"{sys.argv[1]}/{rank}-end", "w").write(str(time.time()))
 """
 
 
@@ -77,3 +94,68 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     again = [float(line) for line in second.stdout.split()]
     assert states["redone"] == pytest.approx(again[20] - again[0], abs=0.3)  # it is split by steps within a message
     assert states["compute"] < run["states"]["compute"]
+
+
+def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path) -> None:
+    """By its run id and nothing else. The ranks import no torch: torchrun tells them apart by the environment."""
+    pytest.importorskip("torch")
+    program = tmp_path / "train.py"
+    program.write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=llm-8"]
+    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--monitor-interval=0.1"]
+    with agent(tmp_path) as node:
+        subprocess.run([*torchrun, str(program), str(tmp_path)], env=hook_environment(tmp_path), check=True)
+        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        job = job_of(node)
+    assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)
+    assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
+    begin_s, end_s = (float((tmp_path / f"0-{name}").read_text()) for name in ("begin-0", "end"))
+    assert sum(job["states"].values()) == pytest.approx(end_s - begin_s, rel=0.002)
+
+
+def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> None:
+    """Node a has the first and the third attempt, and counts the second one as `down`; node b knows nothing before the second."""
+    rules = subprocess.run(
+        [sys.executable, "-m", "gpuwatch", "rules"], check=True, capture_output=True, text=True
+    ).stdout
+    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b:
+        config = prometheus_config({"a": a.url, "b": b.url})
+        config = re.sub(r'("targets": \["[^"]+"\])', r'\1, "labels": {"job": "gpuwatch"}', config)
+        with start_prometheus(tmp_path / "prometheus", config, rules) as prometheus:
+            times: list[str] = []
+            for node, first, count, steps in ((a, 0, 50, 50), (b, 30, 40, 40), (a, 60, 20, 70)):
+                environment = hook_environment(
+                    tmp_path / ("a" if node is a else "b"), GPUWATCH_RUN="moved", GPUWATCH_JOB="llm-9"
+                )
+                last = [] if steps == 70 else ["hang"]
+                process = subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, str(first), str(count), *last],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                assert process.stdout is not None
+                times += [process.stdout.readline() for _ in range(count + 1)]
+                wait_for("its steps arrived", lambda node=node, steps=steps: job_of(node)["steps"] == steps, 20)
+                time.sleep(1.2) if last else process.wait()
+                process.kill()
+                times += process.communicate()[0].split()
+
+            def value(name: str) -> float | None:
+                found = prometheus.get("/api/v1/query", query=f'{name}{{job_id="llm-9"}}')["data"]["result"]
+                return float(found[0]["value"][1]) if found else None
+
+            wait_for("both parts are joined", lambda: value("job_id:gpuwatch_job_redone_elsewhere:steps") == 30, 20)
+            truth_s = float(times[-1]) - float(times[0])
+            exactly = pytest.approx(truth_s, rel=0.002)
+            wait_for("its end is recorded", lambda: value("job_id:gpuwatch_job:seconds") == exactly, 10)
+            wall_s, down_s, goodput = (
+                value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")
+            )
+            of_a, of_b = (job_of(node)["states"] for node in (a, b))
+    assert wall_s is not None and down_s is not None
+    alive_s = sum(of_a.values()) - of_a["down"] + sum(of_b.values())
+    assert (
+        down_s == pytest.approx(wall_s - alive_s, abs=0.05) and 2 < down_s < of_a["down"] - 2
+    )  # which has b's attempt
+    assert goodput == pytest.approx((of_a["compute"] + of_b["compute"]) * (1 - 30 / 110) / wall_s, rel=0.01)

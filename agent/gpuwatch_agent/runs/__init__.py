@@ -125,7 +125,7 @@ class Run(msgspec.Struct, eq=False):
             self.hello = message
             if sender.first_step is None:
                 sender.first_step = message.first_step
-            if message.process_start_ticks and message.origin.boot_id == self.boot_id:
+            if message.process_start_ticks and message.origin.boot_id == self.boot_id and not sender.process_began_s:
                 sender.process_began_s = now_s - now_ns / 1e9 + message.process_start_ticks / _TICKS_PER_S
             if self.status == LOST:
                 self._resume()
@@ -171,10 +171,6 @@ class Run(msgspec.Struct, eq=False):
             del self.seconds[0]
         self.steps = self.steps.since(now_ns - MINUTE_NS, min(KEPT, KEPT_OF_ALL // runs))
         self.trace.most_bytes = min(KEPT_BYTES, KEPT_BYTES_OF_ALL // runs)
-
-    def forget_recent(self) -> None:
-        """Forget the last minute of a run that has ended, and was evaluated."""
-        self.steps, self.seconds, self.trace = RecentColumns(), [], Trace()
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""
@@ -454,7 +450,7 @@ class RunRegistry:
             if number >= self.KEEP_ENDED or now_s - (run.ended_s or 0.0) > self.KEEP_ENDED_S:
                 del self.runs[run.key]
             elif run.seconds and now_s - (run.ended_s or 0.0) > _EVALUATED_AFTER_S:
-                run.forget_recent()
+                run.steps, run.seconds, run.trace = RecentColumns(), [], Trace()  # its last minute was evaluated
 
     def _ended(self) -> list[Run]:
         over = [run for run in self.runs.values() if run.status != RUNNING and run.ended_s is not None]

@@ -6,6 +6,7 @@ a run is resumed, its id. Times in Unix seconds, so that they outlive a reboot.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Attempt(NamedTuple):
     begin_s: float
     """When its ledger begins; before that it imported. Not before the run's last process ended, whatever the clock says."""
     end_s: float
+    alive_s: float
+    """When its process began, as far as that is known; not more than a minute before `begin_s`."""
 
     @property
     def sent(self) -> wire.Totals:
@@ -45,6 +48,14 @@ class Attempt(NamedTuple):
     def ended_well(self) -> bool:
         return self.status == ENDED and not self.sender.failed
 
+    def overlap_s(self, later: Attempt) -> float:
+        """Return for how long it was still alive when a later one had begun; below 0: how long before. One process can have several attempts."""
+        return self.end_s - (later.begin_s if self.sender.pid == later.sender.pid else later.alive_s)
+
+    def is_before(self, later: Attempt) -> bool:
+        """Whether it ended first. What hangs may outlive the beginning of the next attempt; ranks of one attempt live side by side."""
+        return 2 * self.overlap_s(later) <= min(self.end_s - self.alive_s, later.end_s - later.alive_s)
+
     def is_resumed_by(self, later: Attempt) -> bool:
         """Whether a later attempt goes on with this one's training; after a good end one that begins at step 0 is another training."""
         return not (self.ended_well and later.sender.first_step == 0)
@@ -52,7 +63,7 @@ class Attempt(NamedTuple):
     def lost_steps(self, reached: int) -> int:
         """Return how many of its new steps are beyond `reached`, the number of the job's next step: nothing was built upon them."""
         sender, after = self.sender, self.sender.next_number
-        return 0 if after is None else max(0, after - max(sender.first_new, reached))
+        return 0 if after is None else max(0, after - max(sender.first_step or 0, sender.done_before or 0, reached))
 
 
 @dataclass
@@ -61,18 +72,40 @@ class Job:
     declared: bool  # by the scheduler or the user; else it is a run, and a job only once it was resumed
     uid: int | None  # whose runs alone belong to it: another user may give his the same name
     attempts: dict[tuple[str, int, str], Attempt] = field(default_factory=dict)
-    forgotten: int = 0  # attempts that are no longer in `attempts`
+    forgotten: int = 0  # attempts that are no longer in `attempts`, the last of which ended at:
+    forgotten_s: float = 0.0
     view: api.Job | None = None  # what is served of it; None for a run that was not resumed
 
     @property
     def end_s(self) -> float:
         return max((attempt.end_s for attempt in self.attempts.values()), default=0.0)
 
+    def one_after_another(self) -> list[Attempt]:
+        """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's. Forget too old ones."""
+        chosen: list[Attempt] = []
+        for attempt in sorted(self.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
+            at = bisect(chosen, attempt.begin_s, key=lambda each: each.begin_s)
+            follows = at == 0 or chosen[at - 1].is_before(attempt)
+            if follows and (at == len(chosen) or attempt.is_before(chosen[at])):
+                chosen.insert(at, attempt)
+        if len(self.attempts) > MAX_ATTEMPTS:
+            for old in chosen[:-MAX_ATTEMPTS]:
+                self.forgotten, self.forgotten_s = self.forgotten + 1, old.end_s
+            chosen = chosen[-MAX_ATTEMPTS:]
+            senders = {id(each.sender) for each in chosen}
+            self.attempts = {key: each for key, each in self.attempts.items() if id(each.sender) in senders}
+        first = 0  # a name that was used again after a good end, from its beginning, names another job
+        for number in range(1, len(chosen)):
+            before, step = chosen[number - 1], chosen[number].sender.first_step
+            if before.ended_well and (step == 0 and before.run == chosen[number].run if self.declared else not step):
+                first = number
+        return chosen[first:]
+
     def done_before(self, attempt: Attempt) -> int:
         """Return the number after the last step of its training that was done before this attempt."""
         done = 0
         for each in sorted(self.attempts.values(), key=lambda each: each.end_s, reverse=True):
-            if each.end_s > attempt.begin_s + 1:
+            if 2 * each.overlap_s(attempt) > each.end_s - each.alive_s:
                 continue
             if not each.is_resumed_by(attempt):
                 break
@@ -105,20 +138,24 @@ class Jobs:
                 if sender.sent is None:
                     continue
                 status = run.status if sender is last else ENDED if sender.said_bye else LOST
-                begin_s = max(sender.started_s, end_s)
+                is_new = sender is last and not run.restored and (run.run, run.rank, key) not in job.attempts
+                of_rank = [each for each in job.attempts.values() if is_new and each.rank == run.rank]
+                ended_s = max((each.end_s for each in of_rank if each.status != RUNNING), default=0.0)
+                if ended_s > sender.started_s:  # the clock was set back
+                    sender.started_s = sender.process_began_s = ended_s
+                began_s, begin_s = sender.process_began_s or sender.started_s, max(sender.started_s, end_s)
+                alive_s = min(begin_s, max(began_s, end_s, begin_s - 60))
                 end_s = begin_s + sum(sender.sent.states_ns.values()) / 1e9
-                attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s)
+                attempt = Attempt(run.run, run.rank, sender, status, begin_s, end_s, alive_s)
                 if sender.done_before is None and sender.first_step is not None:
                     sender.follow(job.done_before(attempt))
-                job.attempts[run.run, run.rank, key] = attempt
-            while len(job.attempts) > MAX_ATTEMPTS:
-                del job.attempts[min(job.attempts, key=lambda key: job.attempts[key].begin_s)]
-                job.forgotten += 1
+                if end_s > job.forgotten_s:
+                    job.attempts[run.run, run.rank, key] = attempt
         for uid in {job.uid for job, _ in changed.values()}:
             while sum(len(job.attempts) for job in self._jobs.values() if job.uid == uid) > _MOST_OF_USER:
                 self._forget_oldest(uid)
         for each, of_job in changed.values():
-            attempts, each.view, facts = _one_after_another(each), None, None
+            attempts, each.view, facts = each.one_after_another(), None, None
             if attempts and (each.declared or len(attempts) > 1):
                 each.view, facts = _view(each, attempts, self._thresholds)
             for run in of_job:
@@ -134,21 +171,6 @@ class Jobs:
         return [job.view for job in self._jobs.values() if job.view is not None]
 
 
-def _one_after_another(job: Job) -> list[Attempt]:
-    """Return the attempts that followed each other, oldest first: of ranks and runs at the same time the lowest rank's."""
-    chosen: list[Attempt] = []
-    for attempt in sorted(job.attempts.values(), key=lambda attempt: (attempt.rank, attempt.begin_s)):
-        if all(attempt.begin_s >= other.end_s - 1 or attempt.end_s <= other.begin_s + 1 for other in chosen):
-            chosen.append(attempt)
-    chosen.sort(key=lambda attempt: attempt.begin_s)
-    first = 0  # a name that was used again after a good end, from its beginning, names another job
-    for number in range(1, len(chosen)):
-        before, step = chosen[number - 1], chosen[number].sender.first_step
-        if before.ended_well and (step == 0 and before.run == chosen[number].run if job.declared else not step):
-            first = number
-    return chosen[first:]
-
-
 def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[api.Job, JobFacts]:
     states, restart, lost = (defaultdict[str, float](float) for _ in range(3))
     is_known = all(attempt.sender.next_number is not None or not attempt.sent.steps for attempt in attempts)
@@ -160,15 +182,18 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         if following is not None and not attempt.is_resumed_by(following):
             reached = following = None
         reached = sender.next_number if reached is None else reached
+        # What it still did after the next one's beginning is not in the job's wall clock.
+        until_s = attempts[number + 1].begin_s if number + 1 < len(attempts) else attempt.end_s
+        per_s = 1e9 * max(1.0, (attempt.end_s - attempt.begin_s) / max(1e-6, until_s - attempt.begin_s))
         unused = attempt.lost_steps(reached) if is_known and reached is not None else 0
         lost_steps += unused
         share = unused / max(1, sent.steps - sender.redone_steps)
         for state, ns in sent.states_ns.items():
-            redone_s = sender.redone_ns.get(state, 0) / 1e9
-            lost_s = (trained_ns.get(state, 0) / 1e9 - redone_s) * share
+            redone_s = sender.redone_ns.get(state, 0) / per_s
+            lost_s = (trained_ns.get(state, 0) / per_s - redone_s) * share
             lost[state] += lost_s
             states[REDONE] += redone_s
-            states[state] += ns / 1e9 - redone_s - lost_s
+            states[state] += ns / per_s - redone_s - lost_s
         resumed_at = None if following is None else following.sender.first_step
         is_cut = resumed_at is not None and resumed_at < (sender.next_number or 0)
         interruptions += is_cut or (not attempt.ended_well and attempt.status != RUNNING)
@@ -179,9 +204,9 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
             begun_ns = sender.begun_by_state()
             restart["imports"] += before_s
             for part, ns in (*sender.begun_ns.items(), (STARTUP, begun_ns[STARTUP])):
-                restart[part] += ns / 1e9
+                restart[part] += ns / per_s
             for state, ns in begun_ns.items():
-                states[state] -= ns / 1e9
+                states[state] -= ns / per_s
     states[RESTART], states[LOST_WORK] = sum(restart.values()), sum(lost.values())
     wall_s, last = sum(states.values()), attempts[-1]
     alive_s = sum(sum(attempt.sent.states_ns.values()) for attempt in attempts) / 1e9
@@ -197,6 +222,7 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         attempts=job.forgotten + len(attempts),
         goodput_ratio=states[COMPUTE] / wall_s if wall_s > 0 else None,
     )
+    firsts = [each.sender.first_step for each in attempts if each.sender.first_step is not None]
     finding = checkpoint_interval(Window(duration_s=wall_s, job=facts), thresholds)
     view = api.Job(
         job=job.job,
@@ -208,8 +234,9 @@ def _view(job: Job, attempts: list[Attempt], thresholds: Thresholds) -> tuple[ap
         states={state: seconds for state, seconds in states.items() if seconds > 0},
         goodput_ratio=facts.goodput_ratio,
         steps=sum(attempt.sent.steps for attempt in attempts),
-        redone_steps=sum(attempt.sender.redone_steps for attempt in attempts[1:]) if is_known else None,
+        redone_steps=sum(attempt.sender.redone_steps for attempt in attempts) if is_known else None,
         lost_steps=lost_steps if is_known else None,
+        numbers=(min(firsts), max(each.sender.next_number or 0 for each in attempts)) if is_known and firsts else None,
         restart={part: seconds for part, seconds in restart.items() if seconds > 0},
         lost={state: seconds for state, seconds in lost.items() if seconds > 0},
         findings=() if finding is None else (finding,),

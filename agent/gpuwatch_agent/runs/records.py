@@ -92,11 +92,6 @@ class Sender(msgspec.Struct):
         }
 
     @property
-    def first_new(self) -> int:
-        """Global number of its first step that no earlier attempt had done."""
-        return max(self.first_step or 0, self.done_before or 0)
-
-    @property
     def next_number(self) -> int | None:
         """Global number of the step after its last one; None: not known."""
         return None if self.first_step is None or self.sent is None else self.first_step + self.sent.steps

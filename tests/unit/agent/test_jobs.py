@@ -396,3 +396,105 @@ def test_a_run_of_the_job_has_the_finding_too() -> None:
     window = Window(duration_s=60, job=run.job)
     assert [found.cause for found in diagnose(window)] == ["checkpoint_interval"]
     assert "predicted throughput" in job_text(node.only())
+
+
+def lives(node: Node, alive_s: float, begin_s: float, until_s: float, *, first_step: int = 0, **names: Any) -> FakeHook:
+    """Have a process import, open its Watch, and make steps of 100 ms until it is killed."""
+    hook = FakeHook(int(begin_s * S), sender=f"{begin_s}-{names.get('rank', 0)}", **names)
+    run = node.runs.setdefault((hook.run, hook.rank), Run(hook.run, hook.rank, BOOT))
+    while hook.at_ns < until_s * S:
+        hook.step()
+        for message in (hook.hello(start_ticks=int(alive_s * 100), first_step=first_step), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns), peer_pid=hook.pid)
+    node.jobs.update([run])
+    return hook
+
+
+def test_ranks_of_attempts_that_crash_within_a_second_are_one_attempt_each() -> None:
+    node = Node()
+    for again in range(3):
+        for rank in range(4):
+            begin_s = 100 + 10 * again + 0.3 * rank
+            lives(node, 95 + 10 * again, begin_s, begin_s + 0.4, rank=rank, pid=again * 4 + rank + 1)
+    assert (node.only().attempts, node.only().steps, node.only().redone_steps) == (3, 12, 8)
+
+
+def test_fifty_restarts_of_eight_ranks_are_fifty_one_attempts() -> None:
+    node = Node()
+    for again in range(51):
+        for rank in range(8):
+            lives(
+                node,
+                100 + 9 * again,
+                102 + 9 * again,
+                103 + 9 * again,
+                first_step=5 * again,
+                rank=rank,
+                pid=8 * again + rank + 1,
+            )
+    for _ in range(3):
+        node.jobs.update(node.runs.values())
+    job = node.only()
+    assert (job.attempts, job.steps, job.redone_steps) == (51, 510, 250)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+
+
+def test_the_first_of_more_attempts_than_are_kept_are_counted_once() -> None:
+    node = Node()
+    for again in range(MAX_ATTEMPTS + 5):
+        lives(node, 100 + 9 * again, 102 + 9 * again, 103 + 9 * again, first_step=5 * again, pid=again + 1)
+    for _ in range(3):
+        node.jobs.update(node.runs.values())
+    assert node.only().attempts == MAX_ATTEMPTS + 5
+
+
+def test_an_attempt_that_hangs_while_the_next_one_has_begun_is_in_the_ledger() -> None:
+    node = Node()
+    lives(node, 98, 100, 110, run="slurm-7.0", pid=1)
+    lives(node, 107, 109, 119, run="slurm-7.0-attempt-2", first_step=90, pid=2)
+    job = node.only()
+    assert (job.attempts, job.steps, job.redone_steps) == (2, 200, 10)
+    assert sum(job.states.values()) == pytest.approx(19)
+    assert job.last_message_s - job.started_s == pytest.approx(19)
+    node.take(FakeHook(119 * S, run="slurm-7.0-attempt-3", sender="third", pid=3), first_step=190)  # nothing yet
+    assert sum(node.only().states.values()) == pytest.approx(19)
+
+
+@pytest.mark.parametrize("back_s", [5, 3600])
+def test_a_clock_that_is_set_back_before_a_requeue_loses_no_attempt(back_s: int) -> None:
+    node = Node()
+    lives(node, 98, 100, 110, run="slurm-7.0", pid=1)
+    ended = node.runs["slurm-7.0", 0]
+    ended.pass_time(int(113 * S), wall_s(113 * S), alive=False)
+    node.jobs.update([ended])
+    run = node.runs["slurm-7.0-attempt-2", 0] = Run("slurm-7.0-attempt-2", 0, BOOT)
+    hook = FakeHook(114 * S, run=run.run, sender="again")
+    for _ in range(20):
+        hook.step()
+        for message in (hook.hello(start_ticks=11_300, first_step=90), hook.message()):
+            run.apply(message, hook.at_ns, wall_s(hook.at_ns) - back_s, peer_pid=2)
+        node.jobs.update([run])
+    job = node.only()
+    assert (job.attempts, job.steps, job.redone_steps, job.runs[-1]) == (2, 120, 10, run.run)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
+
+
+def test_a_smaller_first_step_than_any_checkpoint_redoes_all() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=40)
+    attempt(node, 114, 30, first_step=3)
+    assert (node.only().redone_steps, node.only().lost_steps) == (30, 60)
+
+
+def test_a_job_whose_first_attempts_are_no_longer_known_closes() -> None:
+    node = Node()
+    attempt(node, 100, 60, first_step=0, run="run-a")
+    attempt(node, 114, 50, first_step=40, run="run-b")
+    record = node.runs["run-b", 0].record()
+    assert record is not None
+    later = Node()
+    later.jobs.update([read_record(record)])
+    job = later.only()
+    assert (job.attempts, job.redone_steps) == (1, 20)
+    assert job.states["redone"] == pytest.approx(2.0)
+    assert sum(job.states.values()) == pytest.approx(job.last_message_s - job.started_s)
