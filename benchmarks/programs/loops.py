@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpuwatch
 
 from . import Clock, decode, program
-from .loaders import Items, cheap, conv_net, image, jpeg, made, mlp, step_of, tokenize, train
+from .loaders import Items, cheap, conv_net, image, jpeg, made, mlp, step_of, tokenize, train, train_pass
 
 TOKENS = torch.randint(0, 128, (200_000,))
 
@@ -171,10 +171,8 @@ def reinforce(clock: Clock) -> None:
 @program("input_single_process")
 def statistics_first(clock: Clock) -> None:
     """A pass for mean and standard deviation before the training."""
-    held = DataLoader(Items(cheap, 12_800), batch_size=32)
     total = torch.zeros(())
-    for x, _ in held:
-        total += x.mean()
+    train_pass(clock, DataLoader(Items(cheap, 12_800), batch_size=32), lambda x, _: total.add_(x.mean()))
     train(clock, made(lambda i: image(i, wait_s=0.0005), 32), step_of(conv_net()))
 
 

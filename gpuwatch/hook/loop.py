@@ -52,6 +52,7 @@ class Loop(Generic[T]):
             self.fetch = self.iterator.__next__
             return
         begin = recorder.clock()
+        recorder.end_taken()
         if self._is_evaluation():
             recorder.enter(EVAL, begin)
             self._nested = True
@@ -242,13 +243,25 @@ class Loop(Generic[T]):
         recorder = self.recorder
         if self._nested:
             recorder.exit(self._level, now)
+        elif recorder.step_owner is self.owner and self._is_taken:
+            recorder.take(now)
         elif recorder.step_owner is self.owner:
             recorder.end_step(now)
             recorder.leave_loop(now)
 
+    @property
+    def _is_taken(self) -> bool:
+        """Whether the open step has the pass's first batch, on which no optimizer has made a step."""
+        recorder = self.recorder
+        return recorder.epoch_start and recorder.activity is IN_STEP and self._session.no_optimizer_step
+
     def dropped(self) -> None:
         """The iterator is gone: at the loop's end, by a `break`, or by an exception in its body."""
         if self.is_open and self.recorder.thread == get_ident():
+            if self.recorder.step_owner is self.owner and self._is_taken:  # `next(iter(loader))`: the iterator's end is a part of the wait
+                self.recorder.begin_part(DATA_WAIT, self.recorder.clock())
+                del self.fetch, self.iterator
+                self.recorder.end_part(self.recorder.clock())
             self._close()
         elif self.is_open and not self._nested:  # it was handed to another thread: end the step that it left open
             self.is_open = False

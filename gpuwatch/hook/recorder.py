@@ -22,6 +22,7 @@ from gpuwatch.ledger.events import (
     LOOSE,
     PART,
     STEP,
+    TAKEN,
     TRANSFERRING,
     UNKNOWN_SAMPLES,
 )
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
 _METERED = 16  # one in so many last launches is metered
+_MOST_TAKEN = 16  # steps of optimizers on one batch; further ones are steps of a loop without a loader
 
 
 class Recorder:
@@ -53,6 +55,7 @@ class Recorder:
         self.begin_ns = self.data_ns = self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
+        self.taken_until_ns = self.taken_left = 0  # when a TAKEN step ends; how many more steps of optimizers it may have
         self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
         self.mark_ns = 0  # when `activity` last changed: an open wait or copy is counted from here
@@ -89,11 +92,12 @@ class Recorder:
             return False
         if owner is not None:
             is_main = me == threading.main_thread().ident
-            idle = not self.in_step and not self.levels
+            idle = self.step_owner in (None, TAKEN) and not self.levels
             if not (steps and (is_main or idle)) and any(thread.ident == owner for thread in threading.enumerate()):
                 return False
             now = self.clock()
             self.exit_all(now)
+            self.end_taken()
             self.abandon(now, OTHER)
         self.parts = []
         self.thread = me
@@ -112,7 +116,7 @@ class Recorder:
 
         In a real training it runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
         """
-        owner, fetch, clock, log = loop.owner, loop.fetch, self.clock, self.log.append
+        owner, clock, log = loop.owner, self.clock, self.log.append
 
         def ask(due: bool) -> Any:
             if due or self.steady is not owner or self.thread != get_ident():
@@ -135,7 +139,7 @@ class Recorder:
                 if copied_ns:
                     self.transfer_ns = 0
             try:
-                batch = fetch()
+                batch = loop.fetch()
             except BaseException as error:
                 loop.got_no_batch(error)
                 raise
@@ -241,6 +245,7 @@ class Recorder:
         self.countdown -= 1
         if self.countdown <= 0:
             visit()
+        self.end_taken()
         if not self.in_step:
             self.open(owner, self.clock())
         elif self.step_owner is LOOSE:
@@ -252,6 +257,7 @@ class Recorder:
 
     def mark_step(self, samples: int, tokens: int | None, visit: Callable[[], None]) -> None:
         """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
+        self.end_taken()
         if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
             return
         self.countdown -= 1
@@ -293,6 +299,27 @@ class Recorder:
         if not at_end:
             self.poll(at_ns)  # no step follows that would
         self._shut()
+
+    def take(self, at_ns: int) -> None:
+        """The open step's loop was dropped with its first batch: the step lasts until the optimizer's last step before the next loop."""
+        self.leave_steady()
+        self.step_owner, self.taken_until_ns, self.taken_left = TAKEN, at_ns, _MOST_TAKEN
+
+    def trained_taken(self) -> bool:
+        """Note a step of an optimizer; return whether it belongs to a step that `take` has left open."""
+        if self.step_owner is TAKEN and self.taken_left:
+            self.taken_until_ns, self.taken_left = self.clock(), self.taken_left - 1
+            return True
+        self.end_taken()
+        return False
+
+    def end_taken(self) -> None:
+        """End a step that `take` has left open, if there is one."""
+        if self.step_owner is TAKEN:
+            if self.taken_left == _MOST_TAKEN and self.active_timeline is not None:
+                self.active_timeline.start(self.taken_until_ns)  # what the device has done since is no part of it
+            self.end_step(self.taken_until_ns)
+            self.leave_loop(self.taken_until_ns)
 
     def no_second_batch(self) -> None:
         """The open step asked one more loader for a batch, and that has come to its end."""
@@ -405,6 +432,7 @@ class Recorder:
     def enter(self, name: str | None, at_ns: int) -> int:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
         self.leave_steady()
+        self.end_taken()
         if self.in_step:
             self._log_piece(PART, at_ns, more_follows=name is None)
         self._serial += 1

@@ -224,8 +224,13 @@ class Session:
     @property
     def _trained_nothing(self) -> bool:
         """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
+        return self.no_optimizer_step and asynchronous_framework() is None
+
+    @property
+    def no_optimizer_step(self) -> bool:
+        """Whether no optimizer of torch's has made a step since the last pass began; False where these are not counted."""
         optimizer = self.torch_hooks.optimizer
-        return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
+        return optimizer.is_installed and optimizer.count == self._trained_before
 
     def _print_verdict(self) -> None:
         """Print the verdict, if there was a step, and more than a moment has passed since the last one."""
@@ -268,6 +273,7 @@ class Session:
             try:
                 if owner not in (None, CLOSED):
                     self.recorder.exit_all(now)
+                    self.recorder.end_taken()
                     self.torch_hooks.optimizer.end(now)
                     if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
                         self.recorder.abandon(now, OTHER)

@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from gpuwatch.hook.recorder import Recorder
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
 
@@ -85,7 +85,8 @@ class OptimizerSteps:
         recorder = self._recorder
         mine = recorder.step_owner is self._owner
         if recorder.in_step and not mine and recorder.step_owner is not LOOSE and recorder.thread == get_ident():
-            return  # a step of a watched loop, or a declared one
+            if recorder.step_owner is not TAKEN or recorder.trained_taken():
+                return  # a step of a watched loop, or a declared one
         if recorder.in_phase or recorder.thread == CLOSED or (mine and self._forward_hook is not None):
             return  # or one more optimizer of the same step
         if recorder.thread != get_ident() and not self._takes_over():

@@ -189,3 +189,44 @@ def test_the_loader_inside_is_found(wrap: Any) -> None:
     wrapped = wrap(loader)
     assert loader_settings(wrapped, wrapped).num_workers == 0
     assert loader_settings(Wrapped([1, 2]), iter([1])).num_workers is None
+
+
+def test_of_an_iterator_for_each_batch_the_training_is_compute(training: Training) -> None:
+    """`next(iter(loader))` in the loop: the loop's end came before the training, which was `other`."""
+    loader = training.watch.steps(Slow(training.clock, wait_ms=30, end_ms=5))
+    for _ in range(10):
+        training.clock.sleep_ms(2)  # the last step's loss is logged
+        next(iter(loader))
+        training.step(0, 10)
+    assert training.states_ms() == {"startup": 2, "input_wait": 350, "compute": 100, "other": 18}
+    assert training.watch.report().steps == 10
+    assert not training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+def test_what_follows_a_batch_that_was_only_inspected_is_no_step(training: Training) -> None:
+    next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
+    training.clock.sleep_ms(5000)  # a model is built
+    for _ in training.watch.steps(training.batches(4, 6)):
+        training.step(0, 10)
+    assert training.states_ms() == {"other": 5000, "input_wait": 54, "compute": 40}
+    next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
+    training.step(30, 10, loops=30)  # a loop without a loader
+    report = training.watch.report()
+    assert report.steps > 15 and training.watch.session.publisher.accounts.bounded_by_optimizer
+    with training.watch.phase("eval"):
+        training.clock.sleep_ms(1000)
+    assert training.states_ms()["eval"] == 1000
+
+
+class Slow:
+    """A loader whose iterator takes time to make a batch, and to be given back."""
+
+    def __init__(self, clock: Clock, wait_ms: float, end_ms: float = 0) -> None:
+        self.clock, self.wait_ms, self.end_ms = clock, wait_ms, end_ms
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            self.clock.sleep_ms(self.wait_ms)
+            yield 1
+        finally:
+            self.clock.sleep_ms(self.end_ms)
