@@ -54,10 +54,10 @@ class Untrained:
         self._earlier: Counter[str] = Counter()
         self._last: Counter[str] = Counter()  # of the last pass
         self._begins_ns = 0
-        self._first_ns: int | None = None  # when the first of these steps began
+        self._first_ns = 0  # when the first of these steps began
 
     def add(self, step: StepRecord) -> None:
-        self._first_ns = step.start_ns if self._first_ns is None else self._first_ns
+        self._first_ns = self._first_ns or step.start_ns
         if step.epoch_start:
             self._earlier += self._last
             self._last, self._begins_ns = Counter(), step.start_ns
@@ -67,9 +67,9 @@ class Untrained:
     def before(self, since_ns: int) -> Counter[str]:
         """Return the sums of the passes that began before, and the time from the first of them until then."""
         spent = self._earlier if self._begins_ns >= since_ns else self._earlier + self._last
-        if self._first_ns is not None and spent:
-            spent[OTHER] = since_ns - self._first_ns - (spent.total() - spent["steps"])
-        return +spent
+        if spent:
+            spent[OTHER] = since_ns - self._first_ns - spent.total() + spent["steps"]
+        return spent
 
 
 class Accounts:

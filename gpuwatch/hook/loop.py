@@ -162,11 +162,11 @@ class Loop(Generic[T]):
             if not isinstance(error, StopIteration):
                 self._session.fetch_failed(error)
             else:
-                recorder.no_second_batch()
+                recorder.lacks_batch = recorder.in_step and recorder.step_owner is not LOOSE
                 self._close()
             raise
         recorder.end_part(recorder.clock())
-        recorder.got_second_batch()
+        recorder.lacks_batch = False
         if self._first:
             self._note_first(batch)
         if recorder.samples == UNKNOWN_SAMPLES:
@@ -187,7 +187,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.begin_epoch()
+        self.recorder.epoch_start = True
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:
@@ -199,14 +199,14 @@ class Loop(Generic[T]):
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
-                self.recorder.set_samples(self.samples(batch))
+                self.recorder.samples = self.samples(batch)
             except Exception as error:
                 self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
         """Counting this batch's samples has failed: stop counting."""
         self.samples = None
-        self.recorder.set_samples(UNKNOWN_SAMPLES)
+        self.recorder.samples = UNKNOWN_SAMPLES
         self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:
@@ -243,29 +243,22 @@ class Loop(Generic[T]):
         recorder = self.recorder
         if self._nested:
             recorder.exit(self._level, now)
-        elif recorder.step_owner is self.owner and self._is_taken:
-            recorder.take(now)
         elif recorder.step_owner is self.owner:
             recorder.end_step(now)
             recorder.leave_loop(now)
 
-    @property
-    def _is_taken(self) -> bool:
-        """Whether the open step has the pass's first batch, on which no optimizer has made a step."""
-        recorder = self.recorder
-        return recorder.epoch_start and recorder.activity is IN_STEP and self._session.no_optimizer_step
-
     def dropped(self) -> None:
         """The iterator is gone: at the loop's end, by a `break`, or by an exception in its body."""
-        if self.is_open and self.recorder.thread == get_ident():
-            if self.recorder.step_owner is self.owner and self._is_taken:  # `next(iter(loader))`: the iterator's end is a part of the wait
-                self.recorder.begin_part(DATA_WAIT, self.recorder.clock())
-                del self.fetch, self.iterator
-                self.recorder.end_part(self.recorder.clock())
+        recorder = self.recorder
+        if self.is_open and recorder.thread == get_ident():
+            is_first = recorder.step_owner is self.owner and recorder.epoch_start and recorder.activity is IN_STEP
+            if is_first and not self._nested and self._session.trained_nothing:  # `next(iter(loader))`
+                recorder.begin_part(DATA_WAIT, recorder.clock())
+                del self.fetch, self.iterator  # a permutation of many indices takes time to be freed
+                recorder.take(recorder.clock())
             self._close()
         elif self.is_open and not self._nested:  # it was handed to another thread: end the step that it left open
             self.is_open = False
-            recorder = self.recorder
             # Only the training thread polls a device.
             if recorder.step_owner is self.owner and recorder.active_timeline is None:
                 recorder.end_step(recorder.clock())

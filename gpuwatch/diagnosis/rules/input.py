@@ -21,7 +21,8 @@ input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="G
 Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
-_UNCERTAIN = "whether more workers help on these cores is not certain: measure it (gpuwatch tune)"
+_UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
+_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
@@ -49,7 +50,7 @@ class InputWait:
         if plan is not None and plan.speedup[0] >= WORTH:
             advice, gain = advice + plan.note, plan.gain
         elif plan is not None:
-            advice, bound = f"{_CHEAPER}; {_UNCERTAIN}", _MOST_BOUND
+            advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
         return found(
             title,
             self.share,

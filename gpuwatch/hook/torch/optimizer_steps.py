@@ -82,14 +82,14 @@ class OptimizerSteps:
         self.count += 1
         if self.count == 1:
             self.on_first()
-        recorder = self._recorder
-        mine = recorder.step_owner is self._owner
-        if recorder.in_step and not mine and recorder.step_owner is not LOOSE and recorder.thread == get_ident():
-            if recorder.step_owner is not TAKEN or recorder.trained_taken():
-                return  # a step of a watched loop, or a declared one
-        if recorder.in_phase or recorder.thread == CLOSED or (mine and self._forward_hook is not None):
+        recorder, owner = self._recorder, self._recorder.step_owner
+        is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
+        if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
+            return  # a step of a watched loop, or a declared one
+        if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._forward_hook is not None):
             return  # or one more optimizer of the same step
-        if recorder.thread != get_ident() and not self._takes_over():
+        is_known = get_ident() in getattr(threading, "_active", {})  # a thread of Python's own
+        if recorder.thread != get_ident() and not (is_known and recorder.claim_thread()):
             return
         now = recorder.clock()
         recorder.end_step(now)
@@ -97,10 +97,6 @@ class OptimizerSteps:
         recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
         self._forward_hook = modules.register_module_forward_pre_hook(lambda *_: self._guarded(self._begin_forward))
-
-    def _takes_over(self) -> bool:
-        """Whether the calling thread becomes the training thread: the main one does, even while another thread fetches batches ahead."""
-        return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
 
     def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""

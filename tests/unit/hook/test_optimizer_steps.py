@@ -12,10 +12,13 @@ import pytest
 
 import gpuwatch
 from gpuwatch.hook.batches import loader_settings
+from gpuwatch.hook.session import Session
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
+
+TRAINED_NOTHING = Session.trained_nothing  # fake_watch replaces it
 
 
 class Training:
@@ -191,19 +194,25 @@ def test_the_loader_inside_is_found(wrap: Any) -> None:
     assert loader_settings(Wrapped([1, 2]), iter([1])).num_workers is None
 
 
-def test_of_an_iterator_for_each_batch_the_training_is_compute(training: Training) -> None:
+def test_of_an_iterator_for_each_batch_the_training_is_compute(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`next(iter(loader))` in the loop: the loop's end came before the training, which was `other`."""
+    monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
     loader = training.watch.steps(Slow(training.clock, wait_ms=30, end_ms=5))
     for _ in range(10):
         training.clock.sleep_ms(2)  # the last step's loss is logged
         next(iter(loader))
         training.step(0, 10)
     assert training.states_ms() == {"startup": 2, "input_wait": 350, "compute": 100, "other": 18}
-    assert training.watch.report().steps == 10
+    assert training.watch.report().steps == 9, "and the open one"
     assert not training.watch.session.publisher.accounts.bounded_by_optimizer
 
 
-def test_what_follows_a_batch_that_was_only_inspected_is_no_step(training: Training) -> None:
+def test_what_follows_a_batch_that_was_only_inspected_is_no_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
     next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
     training.clock.sleep_ms(5000)  # a model is built
     for _ in training.watch.steps(training.batches(4, 6)):
