@@ -252,7 +252,8 @@ class Loop(Generic[T]):
         recorder = self.recorder
         if self.is_open and recorder.thread == get_ident():
             is_first = recorder.step_owner is self.owner and recorder.epoch_start and recorder.activity is IN_STEP
-            if is_first and not self._nested and self._session.trained_nothing:  # `next(iter(loader))`
+            is_first &= not self._nested and self._session.trained_nothing
+            if is_first and self._session.torch_hooks.optimizer.feeds_one_batch():  # `next(iter(loader))` at each step
                 recorder.begin_part(DATA_WAIT, recorder.clock())
                 del self.fetch, self.iterator  # a permutation of many indices takes time to be freed
                 recorder.take(recorder.clock())

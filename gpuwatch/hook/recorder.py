@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
 _METERED = 16  # one in so many last launches is metered
-_MOST_TAKEN = 16  # steps of optimizers on one batch; further ones are steps of a loop without a loader
+MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a loop without a loader
 
 
 class Recorder:
@@ -87,7 +87,6 @@ class Recorder:
                 return False
             now = self.clock()
             self.exit_all(now)
-            self.end_taken()
             self.abandon(now, OTHER)
         self.parts = []
         self.thread = me
@@ -281,7 +280,7 @@ class Recorder:
     def take(self, at_ns: int) -> None:
         """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""
         self.end_part(at_ns)
-        self.step_owner, self.taken_until_ns, self.taken_left = TAKEN, at_ns, _MOST_TAKEN
+        self.step_owner, self.taken_until_ns, self.taken_left = TAKEN, at_ns, MOST_TAKEN
 
     def trained_taken(self) -> bool:
         """Note a step of an optimizer; return whether it belongs to a step that `take` has left open."""
@@ -294,8 +293,6 @@ class Recorder:
     def end_taken(self) -> None:
         """End a step that `take` has left open, if there is one."""
         if self.step_owner is TAKEN:
-            if self.taken_left == _MOST_TAKEN and self.active_timeline is not None:
-                self.active_timeline.start(self.taken_until_ns)  # what the device has done since is no part of it
             self.end_step(self.taken_until_ns)
             self.leave_loop(self.taken_until_ns)
 

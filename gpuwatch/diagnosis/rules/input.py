@@ -150,7 +150,9 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits for a loader whose workers have batches ready (behind a wrapper: in the user's code), and its thread works in the fetch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
-    if wait is None or not window.workers or on_cpu is None or on_cpu < thresholds.fetch_on_cpu:
+    is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
+    least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
+    if wait is None or not window.workers or on_cpu is None or on_cpu < least:
         return None
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
@@ -172,8 +174,8 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
-    if wait is None or (window.workers or 0) < 2:
-        return None
+    if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
+        return None  # where none of them waits for another one, they only take turns on the cores
     ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
@@ -373,6 +375,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
+        if not computes:
+            advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.hook.recorder import Recorder
+from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
@@ -27,7 +27,7 @@ class OptimizerSteps:
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
-        self.count = 0
+        self.count = self._count_at_drop = 0
         self._has_failed = False
 
     def install(self) -> None:
@@ -63,6 +63,11 @@ class OptimizerSteps:
     @property
     def is_installed(self) -> bool:
         return self._hook is not None
+
+    def feeds_one_batch(self) -> bool:
+        """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
+        before, self._count_at_drop = self._count_at_drop, self.count
+        return 0 < self.count - before <= MOST_TAKEN
 
     def stepped(self, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""

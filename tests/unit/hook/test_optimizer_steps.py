@@ -204,7 +204,8 @@ def test_of_an_iterator_for_each_batch_the_training_is_compute(
         training.clock.sleep_ms(2)  # the last step's loss is logged
         next(iter(loader))
         training.step(0, 10)
-    assert training.states_ms() == {"startup": 2, "input_wait": 350, "compute": 100, "other": 18}
+    # of the first one it is not known yet that others follow
+    assert training.states_ms() == {"startup": 2, "input_wait": 345, "compute": 90, "other": 33}
     assert training.watch.report().steps == 9, "and the open one"
     assert not training.watch.session.publisher.accounts.bounded_by_optimizer
 
@@ -215,13 +216,13 @@ def test_what_follows_a_batch_that_was_only_inspected_is_no_step(
     monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
     next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
     training.clock.sleep_ms(5000)  # a model is built
-    for _ in training.watch.steps(training.batches(4, 6)):
+    for _ in training.watch.steps(training.batches(20, 6)):
         training.step(0, 10)
-    assert training.states_ms() == {"other": 5000, "input_wait": 54, "compute": 40}
+    assert training.states_ms() == {"other": 5000, "input_wait": 150, "compute": 200}
     next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
     training.step(30, 10, loops=30)  # a loop without a loader
     report = training.watch.report()
-    assert report.steps > 15 and training.watch.session.publisher.accounts.bounded_by_optimizer
+    assert report.steps == 1 + 20 + 1 + 29 and training.watch.session.publisher.accounts.bounded_by_optimizer
     with training.watch.phase("eval"):
         training.clock.sleep_ms(1000)
     assert training.states_ms()["eval"] == 1000

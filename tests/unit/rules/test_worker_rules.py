@@ -179,6 +179,9 @@ def test_a_training_thread_that_unpickles_is_the_handover() -> None:
     assert input_handover(replace(unpickling, fetch_cpu_ratio=None)) is None
     assert input_handover(replace(unpickling, loader=Loader(num_workers=0))) is None
     assert input_handover(replace(HEALTHY, fetch_cpu_ratio=0.9)) is None
+    full = HostFacts(cpu_cores=2, cpu_busy_ratio=0.97)  # there it waits for a core, which looks like work
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.6, host=full)) is None
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.6)) and input_handover(replace(unpickling, host=full))
     # on full cores a thread that is woken waits for one, and no batch is ready
     assert input_handover(replace(unpickling, empty_fetch_ratio=0.9)) is None
     wrapped = replace(unpickling, empty_fetch_ratio=None)
