@@ -309,6 +309,36 @@ def a_tenth_of_waiting(clock: Clock) -> None:
     train(clock, made(lambda i: image(i, wait_s=0.0001), 32), step)
 
 
+@program(clocked=False)
+def overfit_one_batch(clock: Clock) -> None:
+    """One batch by `next(iter(loader))`, and a loop without a loader that trains on it alone."""
+    x, y = next(iter(DataLoader(TensorDataset(torch.randn(512, 1, 28, 28), torch.randint(10, (512,))), 64)))
+    step = step_of(conv_net())
+    clock.begin()
+    while not clock.got():
+        step(x, y)
+        clock.done()
+
+
+@program("input_single_process")
+def steps_of_two_batches(clock: Clock) -> None:
+    """Mixed precision by hand: a gradient scaler, and the optimizer's step after two batches."""
+    net = conv_net()
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+    numbers = iter(range(10**9))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(net(x), y) / 2
+        scaler.scale(loss).backward()
+        if next(numbers) % 2:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    train(clock, made(lambda i: image(i, wait_s=0.002)), step)
+
+
 def _ranks(clock: Clock, slow: int | None) -> None:
     """Two ranks over gloo; one of them computes more than the other."""
     import torch.distributed as dist
