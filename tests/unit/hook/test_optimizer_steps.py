@@ -228,6 +228,18 @@ def test_what_follows_a_batch_that_was_only_inspected_is_no_step(
     assert training.states_ms()["eval"] == 1000
 
 
+def test_time_between_a_pass_that_only_reads_and_the_training_is_excluded_with_it(training: Training) -> None:
+    """A mean over the data set, then ten seconds of building a model: "54% passed outside of training steps"."""
+    for _ in training.watch.steps(training.batches(10, 6)):
+        training.clock.sleep_ms(1)
+    training.clock.sleep_ms(10_000)
+    for _ in training.watch.steps(training.batches(10, 6)):
+        training.step(0, 10)
+    training.states_ms()
+    excluded = training.watch.session.publisher.accounts.untrained_s
+    assert excluded == {"input_wait": 0.06, "compute": 0.01, "other": 10.0}
+
+
 class Slow:
     """A loader whose iterator takes time to make a batch, and to be given back."""
 
