@@ -2,7 +2,7 @@
 
     python -m benchmarks.programs                    # all of them, about 15 minutes on two cores; a line for each
     python -m benchmarks.programs vae sweep          # some
-    python -m benchmarks.programs --say vae          # with the words in the terminal
+    python -m benchmarks.programs --words vae          # with the words in the terminal
     python -m benchmarks.programs --write            # its page of the documentation
 
 A program is right when the first cause named (severity warning or worse) is one that its label accepts, and, where the label has a pattern, when
@@ -48,7 +48,7 @@ _ABSURD = re.compile(r"e\+\d|num_workers(?:=| \d+ → )(\d{3,})")
 
 
 def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str, Any]:
-    """Run a program in a process of its own; return what its clock and the hook say, and the words in its terminal."""
+    """Run a program in a process of its own; return what its clock and the hook measured, and the words in its terminal."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))}
     env |= {"GPUWATCH_ENDPOINT": "ipc:///tmp/gpuwatch-programs-no-agent.sock", "PROGRAM_PORT": str(_PORT[0])}
     for name in ("GPUWATCH_RUN", "PROGRAM_WORKERS"):
@@ -83,18 +83,20 @@ def run(program: Program, *, watched: bool, used: int | None = None) -> dict[str
                 agent.terminate()
                 agent.wait()
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"wait_s"')]
-    said = max((json.loads(line) for line in lines), key=lambda each: len(each["findings"]), default={"findings": []})
-    said["load"] = os.getloadavg()[0]
+    outcome = max(
+        (json.loads(line) for line in lines), key=lambda each: len(each["findings"]), default={"findings": []}
+    )
+    outcome["load"] = os.getloadavg()[0]
     failed = None if done.returncode == 0 and lines else f"exit status {done.returncode}"
-    return {**said, "words": done.stderr[-6000:], "failed": failed}
+    return {**outcome, "words": done.stderr[-6000:], "failed": failed}
 
 
-def judge(program: Program, said: dict[str, Any]) -> list[str]:
-    """Return what is wrong with what was said; empty when nothing is."""
-    if said["failed"]:
-        return [said["failed"]]
-    named, faults = roots(said), []
-    share = said["wait_s"] / said["wall_s"] if said["wall_s"] else 0.0
+def judge(program: Program, outcome: dict[str, Any]) -> list[str]:
+    """Return what is wrong with what gpuwatch named; empty when nothing is."""
+    if outcome["failed"]:
+        return [outcome["failed"]]
+    named, faults = roots(outcome), []
+    share = outcome["wait_s"] / outcome["wall_s"] if outcome["wall_s"] else 0.0
     if program.clocked and all(cause.startswith("input") for cause in program.causes):
         if not program.causes and share >= _STARVED[0]:  # as its own clock saw it this time
             program = replace(program, causes=_STARVES)
@@ -104,33 +106,38 @@ def judge(program: Program, said: dict[str, Any]) -> list[str]:
         faults.append("no cause was named")
     elif named and named[0]["cause"] not in program.causes:
         faults.append(f"{named[0]['cause']} was named")
-    if program.says and not re.search(program.says, said["words"]):
+    if program.says and not re.search(program.says, outcome["words"]):
         faults.append(f"nothing says {program.says}")
-    if _ABSURD.search(said["words"]):
+    if _ABSURD.search(outcome["words"]):
         faults.append("an absurd number")
     return faults
 
 
-def roots(said: dict[str, Any]) -> list[dict[str, Any]]:
+def roots(outcome: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the findings that ask for a change, and are no consequences."""
     good = ("compute_bound", "gpu_saturated")
-    return [each for each in said["findings"] if each["cause"] not in good and each["root"] is None]
+    return [each for each in outcome["findings"] if each["cause"] not in good and each["root"] is None]
 
 
 def measure(program: Program, compare: bool = True) -> dict[str, Any]:
     """Return a program's row. `compare`: with and without the advised workers."""
-    said = run(program, watched=True)
-    row: dict[str, Any] = {"program": program, "faults": judge(program, said), "said": said, "load": os.getloadavg()[0]}
-    if program.clocked and not said["failed"] and said["wall_s"]:
-        row["share"] = said["wait_s"] / said["wall_s"]
-        row["error"] = (said["input_wait_s"] or 0.0) / said["wall_s"] - row["share"]
+    outcome = run(program, watched=True)
+    row: dict[str, Any] = {
+        "program": program,
+        "faults": judge(program, outcome),
+        "outcome": outcome,
+        "load": os.getloadavg()[0],
+    }
+    if program.clocked and not outcome["failed"] and outcome["wall_s"]:
+        row["share"] = outcome["wait_s"] / outcome["wall_s"]
+        row["error"] = (outcome["input_wait_s"] or 0.0) / outcome["wall_s"] - row["share"]
     advised = [
         found
-        for each in roots(said)
+        for each in roots(outcome)
         if (found := re.search(r"num_workers(?:=| \d+ → )(\d+)", each["advice"])) and each["predicted_range"]
     ]
-    if advised and compare and not said["failed"]:
-        first = next(each for each in roots(said) if advised[0][0] in each["advice"])
+    if advised and compare and not outcome["failed"]:
+        first = next(each for each in roots(outcome) if advised[0][0] in each["advice"])
         row["workers"], row["range"] = int(advised[0][1]), first["predicted_range"]
         before, after = (run(program, watched=False, used=used) for used in (None, row["workers"]))
         row["load"] = max(row["load"], os.getloadavg()[0])
@@ -147,7 +154,7 @@ def holds(row: dict[str, Any]) -> bool:
 
 def show(row: dict[str, Any]) -> str:
     """Return a row of the table."""
-    program, named = row["program"], roots(row["said"])
+    program, named = row["program"], roots(row["outcome"])
     truth = "nothing" if not program.causes else " or ".join(f"`{cause}`" for cause in program.causes)
     cause = f"`{named[0]['cause']}`" if named else "nothing"
     share = f"{row['share']:.1%} | {100 * row['error']:+.1f}" if "share" in row else " | "
@@ -171,9 +178,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     errors = sorted(abs(100 * row["error"]) for row in rows if "error" in row)
     tried = [row for row in rows if "achieved" in row]
     text = f"**{sum(not row['faults'] for row in rows)} of {len(rows)} right** ({sum(not row['faults'] for row in ill)} of {len(ill)} with "
-    text += (
-        f"something wrong; {sum(bool(roots(row['said'])) for row in healthy)} false alarms in {len(healthy)} others)."
-    )
+    text += f"something wrong; {sum(bool(roots(row['outcome'])) for row in healthy)} false alarms in {len(healthy)} others)."
     if errors:
         within = sum(error <= 1 for error in errors)
         text += f" Share of waiting: median error {median(errors):.2f} points, {within} of {len(errors)} within 1, the largest {errors[-1]:.1f}."
@@ -201,7 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="programs; without any, all of them")
     parser.add_argument("--write", action="store_true", help="write the page of the documentation")
-    parser.add_argument("--say", action="store_true", help="print the words in the terminal too")
+    parser.add_argument("--words", action="store_true", help="print the words in the terminal too")
     parser.add_argument("--once", action="store_true", help="verdicts only: follow no advice")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in PROGRAMS]:
@@ -222,8 +227,8 @@ def main() -> int:
     for program in [PROGRAMS[name] for name in arguments.names] or PROGRAMS.values():
         rows.append(measure(program, not arguments.once))
         print(show(rows[-1]), flush=True)
-        if arguments.say:
-            print(rows[-1]["said"]["words"], flush=True)
+        if arguments.words:
+            print(rows[-1]["outcome"]["words"], flush=True)
     server.shutdown()
     print(f"\n{summary(rows)}")
     if arguments.write:

@@ -95,6 +95,16 @@ def train_pass(clock: Clock, loader: Any, step: Callable[..., Any]) -> None:
     clock.exhausted()
 
 
+def evaluate(clock: Clock, net: nn.Module, held_out: Any) -> None:
+    """Test the model, which is no step."""
+    clock.left()
+    net.eval()
+    with torch.no_grad():
+        for x, y in held_out:
+            F.cross_entropy(net(x), y)
+    net.train()
+
+
 def made(
     make: Callable[[int], Any], batch: int = 32, given: int = 0, count: int = MANY, **more: Any
 ) -> DataLoader[Any]:
@@ -124,18 +134,8 @@ def mnist_decoding(clock: Clock) -> None:
     net = conv_net()
     step, loader, test = step_of(net), made(jpeg, count=1600), DataLoader(Items(cheap, 256), batch_size=64)
     while not clock.over:
-        clock.begin()
-        for x, y in loader:
-            if clock.got():
-                return
-            step(x, y)
-            clock.done()
-        clock.left()
-        net.eval()
-        with torch.no_grad():
-            for x, y in test:
-                F.cross_entropy(net(x), y)
-        net.train()
+        train_pass(clock, loader, step)
+        evaluate(clock, net, test)
 
 
 @program()
@@ -368,7 +368,7 @@ def endless_stream(clock: Clock) -> None:
 
 @program("input_single_process")
 def cycled_iterator(clock: Clock) -> None:
-    """minGPT's trainer: `next` on an iterator that is made anew at its end."""
+    """minGPT's trainer: `next` on an iterator that is made again at its end."""
     step, loader = step_of(conv_net()), made(jpeg, count=800)
     clock.begin()
     batches = iter(loader)
@@ -629,9 +629,7 @@ def unpickling(clock: Clock) -> None:
         clock.done()
 
 
-@program("input_cpu", "input_cpu_saturated", "input_unexplained", "input_handover")
-def big_batches(clock: Clock) -> None:
-    """Batches of 33 MB, made by two workers."""
+def _train_on_photos(clock: Clock, given: int) -> None:
     net = nn.Conv2d(3, 4, 7, stride=4)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
 
@@ -640,21 +638,19 @@ def big_batches(clock: Clock) -> None:
         net(x).square().mean().backward()
         optimizer.step()
 
-    train(clock, made(lambda i: (torch.rand(3, 416, 416), i % 10), 16, given=2), step)
+    train(clock, made(lambda i: (torch.rand(3, 416, 416), i % 10), 16, given=given), step)
+
+
+@program("input_cpu", "input_cpu_saturated", "input_unexplained", "input_handover")
+def big_batches(clock: Clock) -> None:
+    """Batches of 33 MB, made by two workers."""
+    _train_on_photos(clock, given=2)
 
 
 @program("input_single_process")
 def big_batches_no_workers(clock: Clock) -> None:
     """The same without workers."""
-    net = nn.Conv2d(3, 4, 7, stride=4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-
-    def step(x: torch.Tensor, _: Any) -> None:
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        optimizer.step()
-
-    train(clock, made(lambda i: (torch.rand(3, 416, 416), i % 10), 16), step)
+    _train_on_photos(clock, given=0)
 
 
 @program("input_single_process", threads=2)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpuwatch
 
 from . import Clock, decode, program
-from .loaders import Items, cheap, conv_net, image, jpeg, made, mlp, step_of, tokenize, train
+from .loaders import Items, cheap, conv_net, evaluate, image, jpeg, made, mlp, step_of, tokenize, train, train_pass
 
 TOKENS = torch.randint(0, 128, (200_000,))
 
@@ -171,11 +171,9 @@ def reinforce(clock: Clock) -> None:
 @program("input_single_process")
 def statistics_first(clock: Clock) -> None:
     """A pass for mean and standard deviation before the training."""
-    held = DataLoader(Items(cheap, 12_800), batch_size=32)
-    total = torch.zeros(())
-    for x, _ in held:
-        total += x.mean()
-    train(clock, made(lambda i: image(i, wait_s=0.0005), 32), step_of(conv_net()))
+    total, step = torch.zeros(()), step_of(conv_net())
+    train_pass(clock, DataLoader(Items(cheap, 12_800), batch_size=32), lambda x, _: total.add_(x.mean()))
+    train(clock, made(lambda i: image(i, wait_s=0.0005), 32), step)
 
 
 @program("eval_share")
@@ -186,18 +184,8 @@ def evaluation_with_gradients(clock: Clock) -> None:
     data = TensorDataset(torch.randn(640, 1, 28, 28), torch.randint(10, (640,)))
     held = TensorDataset(torch.randn(2560, 1, 28, 28), torch.randint(10, (2560,)))
     while not clock.over:
-        clock.begin()
-        for x, y in DataLoader(data, batch_size=32):
-            if clock.got():
-                return
-            step(x, y)
-            clock.done()
-        clock.left()
-        net.eval()
-        with torch.no_grad():
-            for x, y in DataLoader(held, batch_size=32):
-                F.cross_entropy(net(x), y)
-        net.train()
+        train_pass(clock, DataLoader(data, batch_size=32), step)
+        evaluate(clock, net, DataLoader(held, batch_size=32))
 
 
 @program("input_single_process")
@@ -292,7 +280,7 @@ def twenty_steps(clock: Clock) -> None:
 
 @program(says="too few", seconds=30, clocked=False)
 def one_batch(clock: Clock) -> None:
-    """`next(iter(loader))` to look at a batch."""
+    """`next(iter(loader))` to inspect a batch."""
     x, y = next(iter(made(jpeg, 32)))
     step_of(mlp())(x, y)
 
@@ -319,6 +307,36 @@ def a_tenth_of_waiting(clock: Clock) -> None:
     """A tenth of the time waits for data: that is not worth a change."""
     step = step_of(conv_net(48))
     train(clock, made(lambda i: image(i, wait_s=0.0001), 32), step)
+
+
+@program(clocked=False)
+def overfit_one_batch(clock: Clock) -> None:
+    """One batch by `next(iter(loader))`, and a loop without a loader that trains on it alone."""
+    x, y = next(iter(DataLoader(TensorDataset(torch.randn(512, 1, 28, 28), torch.randint(10, (512,))), 64)))
+    step = step_of(conv_net())
+    clock.begin()
+    while not clock.got():
+        step(x, y)
+        clock.done()
+
+
+@program("input_single_process")
+def steps_of_two_batches(clock: Clock) -> None:
+    """Mixed precision by hand: a gradient scaler, and the optimizer's step after two batches."""
+    net = conv_net()
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+    numbers = iter(range(10**9))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(net(x), y) / 2
+        scaler.scale(loss).backward()
+        if next(numbers) % 2:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    train(clock, made(lambda i: image(i, wait_s=0.002)), step)
 
 
 def _ranks(clock: Clock, slow: int | None) -> None:

@@ -17,11 +17,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 STEP_STATES = (s.INPUT_WAIT, s.TRANSFER, s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT)
-PHASES = {
-    "data_wait": (s.INPUT_WAIT,),
-    "transfer": (s.TRANSFER,),
-    "compute": (s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT),
-}
+PHASES = {"data_wait": (s.INPUT_WAIT,), "transfer": (s.TRANSFER,), "compute": (s.COMPUTE, s.HOST_WAIT, s.COMM_WAIT)}
 TAKEN_AFTER_S, GONE_AFTER_S = 10.0, 120.0
 """A run's series disappear this long after its end, and its `run_up`, as with an agent that is scraped every 5 s."""
 QUIET_S = 900.0  # A state of a GPU disappears so long after its last second

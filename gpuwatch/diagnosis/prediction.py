@@ -49,6 +49,7 @@ class Plan:
     """What full queues take of /dev/shm and of memory, for all of the run's ranks on this node; None: the batch size is not known."""
     memory_bytes: int | None = None
     """The same with the workers' own memory; None: that, or the batch size, is not known."""
+    on_cpu: bool = True  # whether the fetches compute, rather than wait
     promises: bool = True  # whether a step can be predicted: False for a short run
 
     @property
@@ -125,6 +126,7 @@ def plan(window: Window, wait_s: float, rest_s: float, *, on_cpu: bool, hidden_s
         speedup=(now_s / worst_s, now_s / best_s) if best_s > 0 else (1.0, 1.0),
         queue_bytes=None if each is None else workers * each,
         memory_bytes=None if each is None or own is None else workers * (each + own * window.local_world_size),
+        on_cpu=on_cpu,
         promises=not window.is_short,
     )
 

@@ -256,7 +256,7 @@ def _excluded(window: Window) -> str:
     """Return what no share counts, for people."""
     spent_s, untrained_s = sum(window.first_step_s.values()), sum(window.untrained_s.values())
     if untrained_s:
-        return f" (excluding {duration(untrained_s)} of passes without an optimizer step)"
+        return f" (excluding {duration(untrained_s)} before the training, from the first pass without an optimizer step on)"
     return f" (excluding the first step, which took {duration(spent_s)})" if spent_s else ""
 
 

@@ -20,7 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TRANSFERRING
+from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
@@ -54,8 +54,10 @@ class Untrained:
         self._earlier: Counter[str] = Counter()
         self._last: Counter[str] = Counter()  # of the last pass
         self._begins_ns = 0
+        self._first_ns = 0  # when the first of these steps began
 
     def add(self, step: StepRecord) -> None:
+        self._first_ns = self._first_ns or step.start_ns
         if step.epoch_start:
             self._earlier += self._last
             self._last, self._begins_ns = Counter(), step.start_ns
@@ -63,8 +65,11 @@ class Untrained:
         self._last.update({"steps": 1, **spent})
 
     def before(self, since_ns: int) -> Counter[str]:
-        """Return the sums of the passes that began before."""
-        return self._earlier if self._begins_ns >= since_ns else self._earlier + self._last
+        """Return the sums of the passes that began before, and the time from the first of them until then."""
+        spent = self._earlier if self._begins_ns >= since_ns else self._earlier + self._last
+        if spent:
+            spent[OTHER] = since_ns - self._first_ns - spent.total() + spent["steps"]
+        return spent
 
 
 class Accounts:
@@ -156,7 +161,7 @@ class Accounts:
     @property
     def _step_ns(self) -> int | None:
         """When the open step began; None without one."""
-        return self.recorder.begin_ns if self.recorder.in_step else None
+        return self.recorder.begin_ns if self.recorder.step_owner not in (None, TAKEN) else None
 
     def _note_untrained(self, step: StepRecord) -> None:
         """Add a step to those of passes that train nothing; leave these out of the evidence once a later pass trains."""

@@ -52,6 +52,7 @@ class Loop(Generic[T]):
             self.fetch = self.iterator.__next__
             return
         begin = recorder.clock()
+        recorder.end_taken()
         if self._is_evaluation():
             recorder.enter(EVAL, begin)
             self._nested = True
@@ -161,11 +162,11 @@ class Loop(Generic[T]):
             if not isinstance(error, StopIteration):
                 self._session.fetch_failed(error)
             else:
-                recorder.no_second_batch()
+                recorder.lacks_batch = recorder.in_step and recorder.step_owner is not LOOSE
                 self._close()
             raise
         recorder.end_part(recorder.clock())
-        recorder.got_second_batch()
+        recorder.lacks_batch = False
         if self._first:
             self._note_first(batch)
         if recorder.samples == UNKNOWN_SAMPLES:
@@ -186,7 +187,7 @@ class Loop(Generic[T]):
     def _note_first(self, batch: Any) -> None:
         """Note what is read from a batch once per pass."""
         self._first = False
-        self.recorder.begin_epoch()
+        self.recorder.epoch_start = True
         if self.samples is None:
             self.samples = sample_counter(batch)
         if self._tokens is not None:
@@ -198,14 +199,14 @@ class Loop(Generic[T]):
         """Set the open step's number of samples, where they are counted. The fast path has this inline."""
         if self.samples is not None:
             try:
-                self.recorder.set_samples(self.samples(batch))
+                self.recorder.samples = self.samples(batch)
             except Exception as error:
                 self.cannot_count(error)
 
     def cannot_count(self, error: Exception) -> None:
         """Counting this batch's samples has failed: stop counting."""
         self.samples = None
-        self.recorder.set_samples(UNKNOWN_SAMPLES)
+        self.recorder.samples = UNKNOWN_SAMPLES
         self._session.failed("counting a batch's samples", error)
 
     def _settle_level(self) -> None:
@@ -248,11 +249,17 @@ class Loop(Generic[T]):
 
     def dropped(self) -> None:
         """The iterator is gone: at the loop's end, by a `break`, or by an exception in its body."""
-        if self.is_open and self.recorder.thread == get_ident():
+        recorder = self.recorder
+        if self.is_open and recorder.thread == get_ident():
+            is_first = recorder.step_owner is self.owner and recorder.epoch_start and recorder.activity is IN_STEP
+            is_first &= not self._nested and self._session.trained_nothing
+            if is_first and self._session.torch_hooks.optimizer.feeds_one_batch():  # `next(iter(loader))` at each step
+                recorder.begin_part(DATA_WAIT, recorder.clock())
+                del self.fetch, self.iterator  # a permutation of many indices takes time to be freed
+                recorder.take(recorder.clock())
             self._close()
         elif self.is_open and not self._nested:  # it was handed to another thread: end the step that it left open
             self.is_open = False
-            recorder = self.recorder
             # Only the training thread polls a device.
             if recorder.step_owner is self.owner and recorder.active_timeline is None:
                 recorder.end_step(recorder.clock())

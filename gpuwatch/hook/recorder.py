@@ -13,18 +13,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.hook.metering import FetchEvidence, Meter
+from gpuwatch.host.proc import ThreadTime
 from gpuwatch.ledger import events
-from gpuwatch.ledger.events import (
-    COPY_FOLLOWS_NS,
-    DATA_WAIT,
-    FAST_STEP,
-    IN_STEP,
-    LOOSE,
-    PART,
-    STEP,
-    TRANSFERRING,
-    UNKNOWN_SAMPLES,
-)
+from gpuwatch.ledger.events import DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, STEP, TAKEN, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
 
 if TYPE_CHECKING:
@@ -34,6 +25,7 @@ T = TypeVar("T")
 
 _AT_ONCE_NS = 20_000  # a training launches nothing within this time of receiving a batch
 _METERED = 16  # one in so many last launches is metered
+MOST_TAKEN = 8  # steps of optimizers on one batch; further ones are steps of a loop without a loader
 
 
 class Recorder:
@@ -53,6 +45,7 @@ class Recorder:
         self.begin_ns = self.data_ns = self.transfer_ns = 0
         self.samples = UNKNOWN_SAMPLES
         self.epoch_start = False
+        self.taken_until_ns = self.taken_left = 0  # when a TAKEN step ends; how many more optimizer steps it may have
         self.lacks_batch = False  # a second loader had no batch for the open step: unless more happens it is no step
         self.activity = self.idle = events.STARTUP  # what the training thread does now, and while no step is open
         self.mark_ns = 0  # when `activity` last changed: an open wait or copy is counted from here
@@ -89,7 +82,7 @@ class Recorder:
             return False
         if owner is not None:
             is_main = me == threading.main_thread().ident
-            idle = not self.in_step and not self.levels
+            idle = self.step_owner in (None, TAKEN) and not self.levels
             if not (steps and (is_main or idle)) and any(thread.ident == owner for thread in threading.enumerate()):
                 return False
             now = self.clock()
@@ -97,7 +90,7 @@ class Recorder:
             self.abandon(now, OTHER)
         self.parts = []
         self.thread = me
-        self.fetches.begin_in_this_thread()
+        self.fetches.thread_time = ThreadTime()
         return True
 
     def close(self) -> int | None:
@@ -112,7 +105,7 @@ class Recorder:
 
         In a real training it runs from cold caches, so it touches little: two clock readings, one tuple, a few slots.
         """
-        owner, fetch, clock, log = loop.owner, loop.fetch, self.clock, self.log.append
+        owner, clock, log = loop.owner, self.clock, self.log.append
 
         def ask(due: bool) -> Any:
             if due or self.steady is not owner or self.thread != get_ident():
@@ -135,7 +128,7 @@ class Recorder:
                 if copied_ns:
                     self.transfer_ns = 0
             try:
-                batch = fetch()
+                batch = loop.fetch()
             except BaseException as error:
                 loop.got_no_batch(error)
                 raise
@@ -222,18 +215,6 @@ class Recorder:
         if self.steady is not None and self.begin_ns <= begin_ns:
             self.transfer_ns = before_ns + self.clock() - begin_ns
 
-    def set_samples(self, samples: int) -> None:
-        """Set the open step's number of samples."""
-        self.samples = samples
-
-    def begin_epoch(self) -> None:
-        """The open step is the first of a pass over a loader."""
-        self.epoch_start = True
-
-    def sample_after(self, fetches: int) -> None:
-        """Sample the fetch that comes after so many."""
-        self.countdown = fetches
-
     # Any step, declared ones too ------------------------------------------------------------------------------------
 
     def enter_step(self, owner: object, samples: int, visit: Callable[[], None]) -> bool:
@@ -241,6 +222,7 @@ class Recorder:
         self.countdown -= 1
         if self.countdown <= 0:
             visit()
+        self.end_taken()
         if not self.in_step:
             self.open(owner, self.clock())
         elif self.step_owner is LOOSE:
@@ -252,6 +234,7 @@ class Recorder:
 
     def mark_step(self, samples: int, tokens: int | None, visit: Callable[[], None]) -> None:
         """End the step that the last mark began, which has these samples and tokens, and begin the next one; not inside a step of another kind."""
+        self.end_taken()
         if self.in_step and self.step_owner not in (events.MARKED, LOOSE):
             return
         self.countdown -= 1
@@ -278,7 +261,7 @@ class Recorder:
         if self.lacks_batch:
             self.abandon(at_ns)
         if self.in_step:
-            self._log_piece(PART if self.step_owner is LOOSE else STEP, at_ns, more_follows)
+            self._log_piece(events.PART if self.step_owner is LOOSE else STEP, at_ns, more_follows)
         self._shut()
 
     def abandon(self, at_ns: int, state: str = INPUT_WAIT, at_end: bool = False) -> None:
@@ -294,13 +277,24 @@ class Recorder:
             self.poll(at_ns)  # no step follows that would
         self._shut()
 
-    def no_second_batch(self) -> None:
-        """The open step asked one more loader for a batch, and that has come to its end."""
-        self.lacks_batch = self.in_step and self.step_owner is not LOOSE
+    def take(self, at_ns: int) -> None:
+        """End the wait; the open step's loop was dropped with its first batch, and it lasts until the optimizer's last step before the next loop."""
+        self.end_part(at_ns)
+        self.step_owner, self.taken_until_ns, self.taken_left = TAKEN, at_ns, MOST_TAKEN
 
-    def got_second_batch(self) -> None:
-        """The open step got a batch of one more loader."""
-        self.lacks_batch = False
+    def trained_taken(self) -> bool:
+        """Note a step of an optimizer; return whether it belongs to a step that `take` has left open."""
+        if self.taken_left:
+            self.taken_until_ns, self.taken_left = self.clock(), self.taken_left - 1
+            return True
+        self.end_taken()
+        return False
+
+    def end_taken(self) -> None:
+        """End a step that `take` has left open, if there is one."""
+        if self.step_owner is TAKEN:
+            self.end_step(self.taken_until_ns)
+            self.leave_loop(self.taken_until_ns)
 
     def leave_loop(self, at_ns: int) -> None:
         """The loop has ended, or was left by a `break`: what follows is no pause between two of its steps, and no stall."""
@@ -326,7 +320,7 @@ class Recorder:
         self.parts.append(self.activity)
         self.activity = part
         if part is TRANSFERRING and self.active_timeline is not None and not within:
-            follows, in_fetch = worked_ns < COPY_FOLLOWS_NS, DATA_WAIT in self.parts
+            follows, in_fetch = worked_ns < events.COPY_FOLLOWS_NS, DATA_WAIT in self.parts
             self._copy = self.active_timeline.copy_begins(at_ns, follows, in_fetch=in_fetch)
 
     def end_part(self, at_ns: int, more_follows: bool = False) -> None:
@@ -368,7 +362,7 @@ class Recorder:
     def _divide(self, at_ns: int) -> None:
         """Continue the open step in a second piece, with a wait and device times of its own."""
         owner, samples, epoch_start, parts = self.step_owner, self.samples, self.epoch_start, self.parts
-        self._log_piece(PART, at_ns, more_follows=True)
+        self._log_piece(events.PART, at_ns, more_follows=True)
         self.open(owner, at_ns)
         self.samples, self.epoch_start, self.parts = samples, epoch_start, parts
 
@@ -405,8 +399,9 @@ class Recorder:
     def enter(self, name: str | None, at_ns: int) -> int:
         """Interrupt what is open by a phase, or by a nested training loop (name None); return its serial number."""
         self.leave_steady()
+        self.end_taken()
         if self.in_step:
-            self._log_piece(PART, at_ns, more_follows=name is None)
+            self._log_piece(events.PART, at_ns, more_follows=name is None)
         self._serial += 1
         self.level = self._serial
         open_step = (self.in_step, self.step_owner, self.samples, self.epoch_start, self.activity)

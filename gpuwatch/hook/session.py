@@ -107,7 +107,7 @@ class Session:
         while self.publisher.ranks.models:  # hooks of a model are added by the thread that calls it
             model = self.publisher.ranks.models.pop()
             self.guard(partial(self.torch_hooks.communication.watch, model), "watching a model's communication")
-        if not self._early_done and self.recorder.clock() >= self._early_ns and not self._trained_nothing:
+        if not self._early_done and self.recorder.clock() >= self._early_ns and not self.trained_nothing:
             self.guard(self._print_early, "printing the verdict")
 
     def _print_early(self) -> None:
@@ -136,7 +136,7 @@ class Session:
         """Look for a device before a declared step, and pause or resume its timeline as the hook's cost demands."""
         meter = self.recorder.meter
         meter.visits += 1
-        self.recorder.sample_after(1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY)
+        self.recorder.countdown = 1 if meter.visits <= FIRST_VISITS else SAMPLE_EVERY
         self.guard(self.torch_hooks.begin_step)
         self.hand_over()
 
@@ -215,14 +215,14 @@ class Session:
         ):
             return
         with sigchld_held():
-            if not self._shown[0] and not self._trained_nothing:
+            if not self._shown[0] and not self.trained_nothing:
                 self._print_verdict()
             if self._log is not None:
                 log, now = self._log, recorder.clock()
                 self.guard(lambda: log.pass_ended(now), "logging to experiment trackers")
 
     @property
-    def _trained_nothing(self) -> bool:
+    def trained_nothing(self) -> bool:
         """Whether no optimizer of torch's made a step in the last pass, and no other framework computes here."""
         optimizer = self.torch_hooks.optimizer
         return optimizer.is_installed and optimizer.count == self._trained_before and asynchronous_framework() is None
@@ -268,6 +268,7 @@ class Session:
             try:
                 if owner not in (None, CLOSED):
                     self.recorder.exit_all(now)
+                    self.recorder.end_taken()
                     self.torch_hooks.optimizer.end(now)
                     if self.recorder.step_owner is MARKED:  # what follows the last mark is no step
                         self.recorder.abandon(now, OTHER)

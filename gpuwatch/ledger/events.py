@@ -30,4 +30,6 @@ COPY_FOLLOWS_NS = 100_000  # a copy so soon after the batch, or after the copy b
 
 MARKED = object()  # owner of the step between two plain calls of `w.step()`
 
+TAKEN = object()  # owner of a step whose loop was dropped with its first batch: `next(iter(loader))`
+
 LOOSE = object()  # owner of a wait or a copy outside of any step: it becomes a part of the next one

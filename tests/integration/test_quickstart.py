@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs/start/quickstart.md").read_text()
-ADVICE = "DataLoader(Photos(), batch_size=16, num_workers=2, persistent_workers=True)"
+ADVICE = "DataLoader(Photos(), batch_size=16, num_workers=1, persistent_workers=True)"
 
 
 def shape(verdict: str) -> str:

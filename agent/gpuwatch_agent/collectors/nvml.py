@@ -52,11 +52,7 @@ def _newest(handle: Handle, newest: tuple[Any, ...], older: tuple[Any, ...]) -> 
     """Return the answer of a call (name, arguments); where this driver or binding does not have it, that of another one."""
     try:
         return getattr(pynvml, newest[0])(handle, *newest[1:])
-    except (
-        pynvml.NVMLError_FunctionNotFound,
-        pynvml.NVMLError_ArgumentVersionMismatch,
-        pynvml.NVMLError_Deprecated,
-    ):
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch, pynvml.NVMLError_Deprecated):
         return getattr(pynvml, older[0])(handle, *older[1:])
 
 

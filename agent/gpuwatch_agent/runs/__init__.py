@@ -21,17 +21,9 @@ from gpuwatch.errors import ProtocolError
 from gpuwatch.ledger.states import RUN_STATES, UNKNOWN, Ledger
 from gpuwatch.wire.sockets import Peer
 from gpuwatch_agent.processes.owners import NO_OWNER, Owner
+from gpuwatch_agent.runs import timeline
 from gpuwatch_agent.runs.records import Sender, WorkerIo, add_counters, clock_offset_ns, went_back
-from gpuwatch_agent.runs.timeline import (
-    KEPT,
-    KEPT_BYTES,
-    KEPT_BYTES_OF_ALL,
-    KEPT_OF_ALL,
-    RecentColumns,
-    Stretch,
-    Trace,
-    read_columns,
-)
+from gpuwatch_agent.runs.timeline import RecentColumns, Stretch, Trace, read_columns
 
 SILENCE_NS = 10_000_000_000  # A hook sends twice a second; after so long without a message the time is `unknown`
 GONE_NS = 2_000_000_000  # grace for the last message of a process that has ended
@@ -169,8 +161,8 @@ class Run(msgspec.Struct, eq=False):
         self.seconds.append((now_ns, dict(self.ledger.totals_ns), self.counts))
         while len(self.seconds) > 2 and self.seconds[1][0] <= now_ns - MINUTE_NS:
             del self.seconds[0]
-        self.steps = self.steps.since(now_ns - MINUTE_NS, min(KEPT, KEPT_OF_ALL // runs))
-        self.trace.most_bytes = min(KEPT_BYTES, KEPT_BYTES_OF_ALL // runs)
+        self.steps = self.steps.since(now_ns - MINUTE_NS, min(timeline.KEPT, timeline.KEPT_OF_ALL // runs))
+        self.trace.most_bytes = min(timeline.KEPT_BYTES, timeline.KEPT_BYTES_OF_ALL // runs)
 
     def recent_ns(self) -> tuple[int, dict[str, int]]:
         """Return (time covered, time by state) of the last minute, in ns; of the whole run while it is younger."""

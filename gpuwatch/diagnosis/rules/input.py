@@ -21,7 +21,8 @@ input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="G
 Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
-_UNCERTAIN = "whether more workers help on these cores is not certain: measure it (gpuwatch tune)"
+_UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
+_AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
 
@@ -49,7 +50,7 @@ class InputWait:
         if plan is not None and plan.speedup[0] >= WORTH:
             advice, gain = advice + plan.note, plan.gain
         elif plan is not None:
-            advice, bound = f"{_CHEAPER}; {_UNCERTAIN}", _MOST_BOUND
+            advice, bound = f"{_CHEAPER if plan.on_cpu else _AHEAD}; {_UNCERTAIN}", _MOST_BOUND
         return found(
             title,
             self.share,
@@ -149,7 +150,9 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
 def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when training waits for a loader whose workers have batches ready (behind a wrapper: in the user's code), and its thread works in the fetch."""
     wait, on_cpu, empty = input_wait(window, thresholds), window.fetch_cpu_ratio, window.empty_fetch_ratio
-    if wait is None or not window.workers or on_cpu is None or on_cpu < thresholds.fetch_on_cpu:
+    is_full = (window.host.cpu_busy_ratio or 0.0) >= thresholds.cores_exhausted  # its thread also waits for a core then
+    least = thresholds.worker_busy if is_full else thresholds.fetch_on_cpu
+    if wait is None or not window.workers or on_cpu is None or on_cpu < least:
         return None
     if (empty > 0.5) if empty is not None else (window.fetch_place is None or window.fetch_place.ratio < 0.5):
         return None  # a thread that waits for a core after each wake-up looks as if it worked
@@ -171,8 +174,8 @@ def slow_worker(window: Window, thresholds: Thresholds) -> Finding | None:
     Batches are delivered in the order of the requests, so that the queues of the faster workers fill up and they wait.
     """
     wait, ratios = input_wait(window, thresholds), window.busy_ratios
-    if wait is None or (window.workers or 0) < 2:
-        return None
+    if wait is None or (window.workers or 0) < 2 or (ratios and min(ratios) >= thresholds.worker_sleeping):
+        return None  # where none of them waits for another one, they only take turns on the cores
     ratio, text = window.out_of_order_ratio, "at {} of the waits other workers had later batches ready"
     evidence, ahead = measured("out of order", ratio, text), (ratio or 0.0) >= thresholds.worker_ahead
     if len(ratios) >= 3 and window.workers == len(ratios):
@@ -372,6 +375,8 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
+        if not computes:
+            advice += "; if one fills a queue already, it is too slow: see what it waits for (gpuwatch stacks), and take more of them"
     return wait.finding(title, *evidence, advice=advice, gain=gain)
 
 

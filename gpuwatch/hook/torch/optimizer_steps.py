@@ -10,8 +10,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from gpuwatch.hook.recorder import Recorder
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE
+from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
 
@@ -27,7 +27,7 @@ class OptimizerSteps:
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
-        self.count = 0
+        self.count = self._count_at_drop = 0
         self._has_failed = False
 
     def install(self) -> None:
@@ -64,6 +64,11 @@ class OptimizerSteps:
     def is_installed(self) -> bool:
         return self._hook is not None
 
+    def feeds_one_batch(self) -> bool:
+        """Note that a pass was dropped with its first batch; return whether the one before was too, and few steps were between them."""
+        before, self._count_at_drop = self._count_at_drop, self.count
+        return 0 < self.count - before <= MOST_TAKEN
+
     def stepped(self, *_: Any) -> None:
         """End the open step, if it is bounded by this, and begin the next one. (Torch passes the optimizer and its arguments.)"""
         self._guarded(self._step)
@@ -82,13 +87,14 @@ class OptimizerSteps:
         self.count += 1
         if self.count == 1:
             self.on_first()
-        recorder = self._recorder
-        mine = recorder.step_owner is self._owner
-        if recorder.in_step and not mine and recorder.step_owner is not LOOSE and recorder.thread == get_ident():
+        recorder, owner = self._recorder, self._recorder.step_owner
+        is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
+        if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
             return  # a step of a watched loop, or a declared one
-        if recorder.in_phase or recorder.thread == CLOSED or (mine and self._forward_hook is not None):
+        if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._forward_hook is not None):
             return  # or one more optimizer of the same step
-        if recorder.thread != get_ident() and not self._takes_over():
+        is_known = get_ident() in getattr(threading, "_active", {})  # a thread of Python's own
+        if recorder.thread != get_ident() and not (is_known and recorder.claim_thread()):
             return
         now = recorder.clock()
         recorder.end_step(now)
@@ -96,10 +102,6 @@ class OptimizerSteps:
         recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
         self._forward_hook = modules.register_module_forward_pre_hook(lambda *_: self._guarded(self._begin_forward))
-
-    def _takes_over(self) -> bool:
-        """Whether the calling thread becomes the training thread: the main one does, even while another thread fetches batches ahead."""
-        return getattr(threading, "_active", {}).get(get_ident()) is not None and self._recorder.claim_thread()
 
     def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""

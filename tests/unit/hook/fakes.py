@@ -50,7 +50,7 @@ class QuietPublisher(Publisher):
 def fake_watch(clock: Clock, monkeypatch: Any, **options: Any) -> Watch:
     """Return a Watch whose every second comes from `clock`. `turn(watch)` does what its thread would."""
     monkeypatch.setattr("gpuwatch.hook.session.Publisher", QuietPublisher)
-    monkeypatch.setattr("gpuwatch.hook.session.Session._trained_nothing", False)  # as if each pass trained
+    monkeypatch.setattr("gpuwatch.hook.session.Session.trained_nothing", False)  # as if each pass trained
     options.setdefault("quiet", True)
     watch = Watch(**options)
     watch._recorder.clock = clock

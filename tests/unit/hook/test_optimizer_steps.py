@@ -12,10 +12,13 @@ import pytest
 
 import gpuwatch
 from gpuwatch.hook.batches import loader_settings
+from gpuwatch.hook.session import Session
 from tests.unit.hook.fakes import Clock, fake_watch, turn
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
+
+TRAINED_NOTHING = Session.trained_nothing  # fake_watch replaces it
 
 
 class Training:
@@ -189,3 +192,63 @@ def test_the_loader_inside_is_found(wrap: Any) -> None:
     wrapped = wrap(loader)
     assert loader_settings(wrapped, wrapped).num_workers == 0
     assert loader_settings(Wrapped([1, 2]), iter([1])).num_workers is None
+
+
+def test_of_an_iterator_for_each_batch_the_training_is_compute(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`next(iter(loader))` in the loop: the loop's end came before the training, which was `other`."""
+    monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
+    loader = training.watch.steps(Slow(training.clock, wait_ms=30, end_ms=5))
+    for _ in range(10):
+        training.clock.sleep_ms(2)  # the last step's loss is logged
+        next(iter(loader))
+        training.step(0, 10)
+    # of the first one it is not known yet that others follow
+    assert training.states_ms() == {"startup": 2, "input_wait": 345, "compute": 90, "other": 33}
+    assert training.watch.report().steps == 9, "and the open one"
+    assert not training.watch.session.publisher.accounts.bounded_by_optimizer
+
+
+def test_what_follows_a_batch_that_was_only_inspected_is_no_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "trained_nothing", TRAINED_NOTHING)
+    next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
+    training.clock.sleep_ms(5000)  # a model is built
+    for _ in training.watch.steps(training.batches(20, 6)):
+        training.step(0, 10)
+    assert training.states_ms() == {"other": 5000, "input_wait": 150, "compute": 200}
+    next(iter(training.watch.steps(Slow(training.clock, wait_ms=30))))
+    training.step(30, 10, loops=30)  # a loop without a loader
+    report = training.watch.report()
+    assert report.steps == 1 + 20 + 1 + 29 and training.watch.session.publisher.accounts.bounded_by_optimizer
+    with training.watch.phase("eval"):
+        training.clock.sleep_ms(1000)
+    assert training.states_ms()["eval"] == 1000
+
+
+def test_time_between_a_pass_that_only_reads_and_the_training_is_excluded_with_it(training: Training) -> None:
+    """A mean over the data set, then ten seconds of building a model: "54% passed outside of training steps"."""
+    for _ in training.watch.steps(training.batches(10, 6)):
+        training.clock.sleep_ms(1)
+    training.clock.sleep_ms(10_000)
+    for _ in training.watch.steps(training.batches(10, 6)):
+        training.step(0, 10)
+    training.states_ms()
+    excluded = training.watch.session.publisher.accounts.untrained_s
+    assert excluded == {"input_wait": 0.06, "compute": 0.01, "other": 10.0}
+
+
+class Slow:
+    """A loader whose iterator takes time to make a batch, and to be given back."""
+
+    def __init__(self, clock: Clock, wait_ms: float, end_ms: float = 0) -> None:
+        self.clock, self.wait_ms, self.end_ms = clock, wait_ms, end_ms
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            self.clock.sleep_ms(self.wait_ms)
+            yield 1
+        finally:
+            self.clock.sleep_ms(self.end_ms)

@@ -64,7 +64,7 @@ def test_where_a_worker_may_make_it_slower_neither_a_number_nor_a_gain_is_given(
     finding = input_single_process(tight)
     assert finding is not None and finding.gain == "" and finding.predicted_range is None
     assert "num_workers=" not in finding.advice
-    assert "whether more workers help on these cores is not certain: measure it (gpuwatch tune)" in finding.advice
+    assert "what workers gain on these cores is not certain: measure it (gpuwatch tune)" in finding.advice
     sure = input_single_process(replace(tight, host=HostFacts(cpu_cores=16, cpu_busy_ratio=0.2)))
     assert sure is not None and "num_workers=2," in sure.advice and sure.predicted_range == (2.27, 2.48)
 

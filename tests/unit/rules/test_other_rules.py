@@ -226,7 +226,9 @@ def test_passes_that_train_nothing_count_in_no_share() -> None:
     columns = steps(100, 0.005, 0.095)
     mixed = window(columns, states_s=states(columns) | {"input_wait": 40.5}, untrained_s={"input_wait": 40.0})
     assert mixed.share("input_wait") == pytest.approx(0.05)
-    assert give_verdict(mixed).sentence.endswith("(excluding 40.0 s of passes without an optimizer step)")
+    assert give_verdict(mixed).sentence.endswith(
+        "(excluding 40.0 s before the training, from the first pass without an optimizer step on)"
+    )
 
 
 def test_a_first_step_out_of_proportion_is_one_of_the_passes_that_train_nothing() -> None:

@@ -161,6 +161,7 @@ def test_a_worker_that_waits_is_slow_where_the_others_are_ahead() -> None:
     assert finding.evidence[1].value == 0.95
     assert causes(sleeping) == ["slow_worker"]
     assert slow_worker(replace(sleeping, out_of_order_ratio=0.3)) is None
+    assert slow_worker(replace(sleeping, worker_cpu_ratios=(0.7, 0.8, 0.7, 0.8))) is None, "no worker waits for another"
     assert slow_worker(replace(sleeping, out_of_order_ratio=None)) is None
     assert slow_worker(replace(sleeping, loader=Loader(num_workers=1))) is None
 
@@ -179,6 +180,9 @@ def test_a_training_thread_that_unpickles_is_the_handover() -> None:
     assert input_handover(replace(unpickling, fetch_cpu_ratio=None)) is None
     assert input_handover(replace(unpickling, loader=Loader(num_workers=0))) is None
     assert input_handover(replace(HEALTHY, fetch_cpu_ratio=0.9)) is None
+    full = HostFacts(cpu_cores=2, cpu_busy_ratio=0.97)  # there it waits for a core, which looks like work
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.6, host=full)) is None
+    assert input_handover(replace(unpickling, fetch_cpu_ratio=0.6)) and input_handover(replace(unpickling, host=full))
     # on full cores a thread that is woken waits for one, and no batch is ready
     assert input_handover(replace(unpickling, empty_fetch_ratio=0.9)) is None
     wrapped = replace(unpickling, empty_fetch_ratio=None)
