@@ -154,7 +154,8 @@ _LEDGERS = {
 _FROM_ZERO = ("compute", "input_wait")  # states of a run that are there from 0 on: rules compare its ranks by them
 _TAKES = 2  # scrapes that must have taken a value that may be the last, or a first 0: those of a pair of Prometheus
 _SCRAPED_TICKS, _LOST_S, _ENDED_S = 120, 300.0, 120.0
-_QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, until it is again
+_QUIET = ("gpuwatch_gpu_seconds_total", "gpuwatch_gpu_energy_joules_total")
+_QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, nor its energy, until it is again
 
 
 def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -246,7 +247,7 @@ class Served:
         grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
 
         def is_shown(series: _Series, value: float) -> bool:
-            if series[0] == "gpuwatch_gpu_seconds_total":
+            if series[0] in _QUIET:
                 return bool(value) and self._tick - grown[series] < _QUIET_TICKS
             always = series[0] == "gpuwatch_run_seconds_total" and series[1][2] in _FROM_ZERO
             return bool(value) or series in served or always

@@ -75,7 +75,7 @@ class CollectorRunner:
         self.outcomes = [self._one(collector, samples) for collector in self._collectors]
         for outcome in self.outcomes:
             if outcome.success is not None:
-                samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
+                samples.append(Sample("gpuwatch_collector_failed", float(not outcome.success), (outcome.name,)))
         return samples
 
     def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:

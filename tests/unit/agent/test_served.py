@@ -104,6 +104,24 @@ def test_a_gpu_s_state_goes_a_quarter_of_an_hour_after_its_last_second_and_comes
     assert ticks.tick("eval")["eval"] == 3.0
 
 
+def test_the_energy_of_a_kind_goes_with_its_last_joule_and_comes_back_as_it_was() -> None:
+    ticks, energy = Ticks(), "gpuwatch_gpu_energy_joules_total"
+
+    def idle(joules: float) -> float | None:
+        ticks.tick("compute", Sample(energy, joules, (*GPU, "idle")), Sample(energy, ticks.time_s, (*GPU, "working")))
+        return ticks.value(energy, *GPU, "idle")
+
+    idle(5.0)
+    for _ in range(899):
+        ticks.take()
+        shown = idle(5.0)
+    assert (shown, idle(5.0)) == (5.0, None) and ticks.value(energy, *GPU, "working") is not None
+    ticks.take()
+    assert idle(7.0) == 5.0
+    ticks.take(2)
+    assert idle(9.0) == 9.0
+
+
 def test_states_of_a_run_that_rules_compare_are_there_at_0_and_none_goes() -> None:
     ticks = Ticks()
     states = {"compute": 0.0, "input_wait": 0.0, "startup": 3.0, "stalled": 0.0}
