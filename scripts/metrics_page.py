@@ -63,7 +63,9 @@ def page() -> str:
 def row(metric: Metric, readers: Readers) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     text = f"{metric.help}{WHEN[metric.when]}"
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {text} | {_read_by(metric.name, readers)} |\n"
+    return (
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {text} | {_read_by(metric.name, readers)} |\n"
+    )
 
 
 def _rules() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -193,7 +193,7 @@ def _of_scope(metric: str, scope: Scope) -> list[Match]:
     named: tuple[tuple[str, Literal["=", "=~"], str | None], ...] = (
         ("run", "=", scope.run),
         ("rank", "=~", scope.rank),
-        (INSTANCE, "=~", None if "run" in labels else scope.instance),
+        (INSTANCE, "=~", scope.instance),
         ("gpu", "=~", scope.gpu),
     )
     return [Match(label, op, value) for label, op, value in named if value is not None and label in (*labels, INSTANCE)]
