@@ -216,7 +216,7 @@ class Served:
             age_s = now_s - since_s
             if age_s < _ENDED_S and taken < _TAKES:
                 whole.add(run.key)
-            elif age_s < (_LOST_S if run.status == LOST else _ENDED_S):
+            elif age_s < (_LOST_S if run.status == LOST or taken < _TAKES else _ENDED_S):
                 ending.add(run.key)
         return whole, ending
 
