@@ -51,7 +51,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("gpuwatch_job_seconds_total", "counter", "seconds", "Wall clock of a job over all its attempts on this node: a run's states, down, restart and redone.", ("job_id", "state")),
     Metric("gpuwatch_job_lost_seconds", "gauge", "seconds", "Part of gpuwatch_job_seconds_total in steps that the last attempt neither resumed from nor has come to again.", ("job_id",)),
     Metric("gpuwatch_job_goodput_ratio", "gauge", "ratio", "Share of a job's wall clock that computed new steps.", ("job_id",)),
-    Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job: processes of its lowest rank on this node.", ("job_id",)),
+    Metric("gpuwatch_job_attempts_total", "counter", "count", "Attempts of a job on this node: its first process, and each one after an interruption; the next trial of a sweep is none.", ("job_id",)),
     # training runs
     Metric("gpuwatch_step_phase_seconds_total", "counter", "seconds", "Time of training steps on the host's timeline: data_wait, transfer, compute.", (*RUN, "phase"), "seen"),
     Metric("gpuwatch_phase_seconds_total", "counter", "seconds", "Time in declared phases that are a part of the state other, by name; those after the first eight names are rest.", (*RUN, "phase"), "counted"),

@@ -92,7 +92,7 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         yield Sample("gpuwatch_job_lost_seconds", job.states.get("lost", 0.0), (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
-        yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
+        yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
 
 
 def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:
@@ -162,11 +162,9 @@ def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield what the history keeps: without what `--series full` adds, and without error counters at 0."""
     for sample in samples:
         name = sample.metric
-        if _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value):
-            continue
-        if name == "gpuwatch_gpu_throttled" and sample.labels[2] not in _STANDARD_REASONS:
-            continue
-        yield sample
+        unused = _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value)
+        if not unused and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in _STANDARD_REASONS):
+            yield sample
 
 
 _Series = tuple[str, tuple[str, ...]]

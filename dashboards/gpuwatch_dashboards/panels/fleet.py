@@ -1,5 +1,7 @@
 """Panels about all GPUs of a site, from recorded series: a thousand nodes are answered quickly."""
 
+from functools import partial
+
 from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, stack, stat, table
 
@@ -9,7 +11,6 @@ OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _SELECTED = 'instance=~"$instance", user=~"$user", job_id=~"$job"'
 _NODES = 'instance=~"$instance"'
-_OF_RUN = 'instance=~"$instance", job_id=~"$job", user=~"$user"'
 _LAST_HOUR = 'last_over_time(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind="all", {}}}[1h])'.format
 # Without the nodes of which is known that in the last hour they had GPUs of others only.
 _SILENT = (
@@ -70,10 +71,7 @@ def _alerts() -> str:
 
 def _spent(level: str, label: str, *names: str) -> Panel:
     """Return the table of GPU-hours by user, job, node or run; `names` is PromQL of the label `name` of its rows."""
-
-    def hours(kinds: str) -> str:
-        return _over_range(label, kinds)
-
+    hours = partial(_over_range, label)
     labels = (label, *("name" for _ in names))
     return table(f"by_{level}", f"By {level}", "hours", columns=labels, sort="Lost", empty=NOT_RECORDED, width=12).asks(
         "Who held how many GPU-hours in this time range, and how many of them were lost?",
@@ -103,12 +101,9 @@ FLEET: tuple[Panel, ...] = (
         "Which share belongs to runs without progress?", _share("stalled")
     ),
     stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
-        "How much GPU time is starved, held idle or stalled now, as a number of GPUs?",
-        f"{_share(LOST)} * count({_GPUS})",
+        "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * count({_GPUS})"
     ),
-    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks(
-        "What does that cost per hour?", _now(LOST, _COST)
-    ),
+    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks("What does it cost an hour?", _now(LOST, _COST)),
     stat("lost", "GPU-hours lost", "hours").asks(
         "How many GPU-hours in this time range were starved, idle or stalled?", _over_range("", LOST)
     ),
@@ -168,5 +163,5 @@ FLEET: tuple[Panel, ...] = (
     _spent("user", "user"),
     _spent("job", "job_id"),
     _spent("node", "instance"),
-    _spent("run", "run", f"topk by (run) (1, max by (run, name) (gpuwatch_run_info{{{_OF_RUN}}}))"),
+    _spent("run", "run", f"topk by (run) (1, max by (run, name) (gpuwatch_run_info{{{_SELECTED}}}))"),
 )

@@ -33,11 +33,10 @@ NODE_RATES = {
     "disk_io_time_seconds": {"nvme0n1": 0.4},
     "network_receive_bytes": {"eth0": 3e7, "ib0": 2e9},
     "network_transmit_bytes": {"eth0": 2e7, "ib0": 2e9},
-    "pressure_cpu_waiting_seconds": {"": 0.05},
-    "pressure_io_waiting_seconds": {"": 0.1},
-    "pressure_io_stalled_seconds": {"": 0.02},
-    "pressure_memory_waiting_seconds": {"": 0.0},
-    "pressure_memory_stalled_seconds": {"": 0.0},
+    **{
+        f"pressure_{what}_waiting_seconds": {"": rate} for what, rate in {"cpu": 0.05, "io": 0.1, "memory": 0.0}.items()
+    },
+    **{f"pressure_{what}_stalled_seconds": {"": rate} for what, rate in {"io": 0.02, "memory": 0.0}.items()},
     "messages_received": {"": 16.0},
     "agent_cpu_seconds": {"": 0.03},
 }
@@ -50,10 +49,8 @@ NODE_GAUGES = {
     "history_bytes": (5e8, 0),
     "agent_resident_memory_bytes": (1.2e8, 0),
 }
-PER_STEP = {"steps": 1.0, "samples": 64.0}
-PER_STEP |= {"loader_fetches": 1.0, "loader_ready_batches": 3.0}
-PER_SECOND = {"hook_overhead_seconds": 0.002, "loader_worker_cpu_seconds": 4.0}
-PER_SECOND |= {"loader_worker_read_bytes": 2e7}
+PER_STEP = {"steps": 1.0, "samples": 64.0, "loader_fetches": 1.0, "loader_ready_batches": 3.0}
+PER_SECOND = {"hook_overhead_seconds": 0.002, "loader_worker_cpu_seconds": 4.0, "loader_worker_read_bytes": 2e7}
 FAULTY_GPU = ("ecc_errors", "nvlink_errors", "pcie_replays")
 FAULTY_NODE = ("infiniband_symbol_errors", "infiniband_link_downed", "messages_rejected", "run_failures")
 FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged", "history_failures")
@@ -170,10 +167,9 @@ class NodePages:
             yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
             yield Line("gpuwatch_gpu_last_xid", key, 79)
             yield Line("gpuwatch_gpu_last_xid_timestamp_seconds", key, self._epoch_s + (node.gpu_lost_s or 0))
-        for gpu in range(node.gpus):
-            if piece.job.run:
-                yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
         if piece.job.run:
+            for gpu in range(node.gpus):
+                yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
             yield from self._run_lines()
         yield from self._node_lines(lost)
 
@@ -197,10 +193,8 @@ class NodePages:
         yield Line("gpuwatch_gpu_memory_used_bytes", key, 0.8 * GPU_BYTES if held else 5e8)
         yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
         yield Line("gpuwatch_gpu_power_watts", key, piece.power_w, 0, 9)
-        left_s = self._left_s.items()
-        served = s.by_kind(dict.fromkeys([*piece.mix, *(of for of, at_s in left_s if time_s - at_s < QUIET_S)], 1.0))
         for kind, part in s.by_kind(piece.mix).items():
-            if served[kind]:
+            if part or any(time_s - self._left_s.get(state, -QUIET_S) < QUIET_S for state in s.ENERGY_KINDS[kind]):
                 pace = part * piece.power_w
                 yield Line("gpuwatch_gpu_energy_joules_total", {**key, "kind": kind}, self._joules[kind], pace)
         yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)

@@ -221,3 +221,18 @@ def test_an_ended_run_that_nobody_scrapes_goes_after_two_minutes() -> None:
         ticks.tick(runs=(run,))
         served += run.key in ticks.whole
     assert 118 <= served <= 120
+
+
+@pytest.mark.parametrize(("taken", "least_s", "most_s"), [(False, 298, 300), (True, 118, 120)])
+def test_the_end_of_a_run_is_served_for_five_minutes_unless_it_was_scraped(
+    taken: bool, least_s: int, most_s: int
+) -> None:
+    """While Prometheus restarts or does not reach the node; else the run's series would vanish as if its process had died."""
+    ticks, run = Ticks(), Run("r", 0, "boot")
+    run.status, run.ended_s = ENDED, 1000.0 + ticks.time_s
+    served = 0
+    for _ in range(400):
+        ticks.tick(runs=(run,))
+        ticks.take(taken)
+        served += run.key in ticks.whole | ticks.over
+    assert least_s <= served <= most_s
