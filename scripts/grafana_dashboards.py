@@ -352,7 +352,7 @@ def _columns(panel: Panel) -> dict[str, Any]:
 
 
 def _target(curve: Curve, scope: Scope, number: int) -> prometheus.Dataquery:
-    expr = curve.promql or render(curve.query, scope, "$__rate_interval")
+    expr = curve.promql.replace("$nodes", "$instance") or render(curve.query, scope, "$__rate_interval")
     return prometheus.Dataquery().ref_id(_ref_id(number)).expr(expr)
 
 

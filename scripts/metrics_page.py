@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwatch.alerting.render import groups
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.metrics import CATALOGUE, Metric
+from gpuwatch_dashboards.panels import PANELS, Panel
+from gpuwatch_dashboards.query import Query
 
 HEAD = """\
 # Metrics
@@ -17,8 +25,20 @@ Series that stay at 0 are not served. A counter that is served from its first co
 the rise; a ledger's other states and its watermark wait with it, so that shares add up at every sample. A run's series go when two scrapes
 have taken them after its end, its `gpuwatch_run_up` two minutes after it (five where it was lost); its totals stay in the agent's API.
 
-| metric | kind | unit | labels | |
-|---|---|---|---|---|
+"Read by" lists alerts, panels (in quotes) and recorded series. The pages, `gpuwatch top` and reports read more of them through the API.
+
+| metric | kind | unit | labels | | read by |
+|---|---|---|---|---|---|
+"""
+RECORDED = """
+## Recorded series
+
+Written by the rules of `gpuwatch rules`, those of money where a price is configured. What no rule and no panel reads is for a site's own
+queries ([Slurm](../deploy/slurm.md), [costs](../guides/costs.md)) and for [federation](../deploy/past-one-machine.md#sharding): a few series
+a node, run, job and user. `site:gpuwatch_currency:info` is read by the page "Fleet".
+
+| series | every | read by |
+|---|---|---|
 """
 
 WHEN = {
@@ -28,16 +48,58 @@ WHEN = {
     "full": " *With `--series full`.*",
     "history": " *With `--series full`; in the API always.*",
 }
+Readers = dict[str, set[str]]
 
 
 def page() -> str:
     """Return the page."""
-    return HEAD + "".join(row(metric) for metric in CATALOGUE)
+    readers = dict(_readers())
+    rows = "".join(row(metric, readers) for metric in CATALOGUE)
+    intervals = {rule["record"]: group.get("interval", "15s") for group, rule in _rules() if "record" in rule}
+    recorded = (f"| `{name}` | {every} | {_read_by(name, readers)} |\n" for name, every in sorted(intervals.items()))
+    return HEAD + rows + RECORDED + "".join(recorded)
 
 
-def row(metric: Metric) -> str:
+def row(metric: Metric, readers: Readers) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help}{WHEN[metric.when]} |\n"
+    text = f"{metric.help}{WHEN[metric.when]}"
+    return (
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {text} | {_read_by(metric.name, readers)} |\n"
+    )
+
+
+def _rules() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for group in groups(prices=Prices(2.5)):
+        yield from ((group, rule) for rule in group["rules"])
+
+
+def _readers() -> Iterator[tuple[str, set[str]]]:
+    """Yield each alert, panel and recorded series with the names of the series that it reads."""
+    recorded: Readers = {}
+    for _, rule in _rules():
+        name = str(rule.get("alert") or f"`{rule['record']}`")
+        recorded.setdefault(name, set()).update(_names(f"{rule['expr']} {rule.get('annotations', '')}"))
+    yield from recorded.items()
+    for panel in PANELS:
+        yield f"“{panel.title}”", _of_panel(panel)
+
+
+def _of_panel(panel: Panel) -> set[str]:
+    names = {name for curve in panel.curves for name in _names(curve.promql)}
+    queries: list[Query | None] = [curve.live for curve in panel.curves]
+    while queries:
+        if (query := queries.pop()) is not None:
+            names.add(query.metric)
+            queries.append(query.over)
+    return names
+
+
+def _names(text: str) -> set[str]:
+    return set(re.findall(r"alert:\w+:value|(?:\w+:)?gpuwatch_\w+(?::\w+)?", text))
+
+
+def _read_by(name: str, readers: Readers) -> str:
+    return ", ".join(sorted({reader for reader, names in readers.items() if name in names} - {f"`{name}`"}))
 
 
 if __name__ == "__main__":

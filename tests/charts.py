@@ -18,7 +18,7 @@ EVERYTHING: Mapping[str, Any] = {
         "config": '[agent]\nkeep_days = 3\n\n[notify]\nurls = ["json://example.com"]',
         "extraArgs": ["--series", "full"],
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
-        "gpu": {"runtimeClassName": ""},
+        "gpu": {"runtimeClassName": "", "migMonitor": True},
         "socket": {"hostPath": "/run/other", "gid": None},
         "tcp": {"enabled": True, "port": 19479, "tokenSecret": "hook-token"},
         "apiTokenSecret": "api-token",

@@ -93,7 +93,7 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         yield Sample("gpuwatch_job_lost_seconds", job.states.get("lost", 0.0), (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
-        yield Sample("gpuwatch_job_attempts_total", job.attempts, (job.job,))
+        yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
         yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job,))
         if job.redone_steps is not None and job.numbers is not None:
             counts = (job.steps - job.redone_steps, *job.numbers)
@@ -159,18 +159,17 @@ _LEDGERS = {
 _FROM_ZERO = ("compute", "input_wait")  # states of a run that are there from 0 on: rules compare its ranks by them
 _TAKES = 2  # scrapes that must have taken a value that may be the last, or a first 0: those of a pair of Prometheus
 _SCRAPED_TICKS, _LOST_S, _ENDED_S = 120, 300.0, 120.0
-_QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, until it is again
+_QUIET = ("gpuwatch_gpu_seconds_total", "gpuwatch_gpu_energy_joules_total")
+_QUIET_TICKS = 900  # A state that a GPU has not been in for so long is not served, nor its energy, until it is again
 
 
 def standard(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Yield what the history keeps: without what `--series full` adds, and without error counters at 0."""
     for sample in samples:
         name = sample.metric
-        if _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value):
-            continue
-        if name == "gpuwatch_gpu_throttled" and sample.labels[2] not in _STANDARD_REASONS:
-            continue
-        yield sample
+        unused = _WHEN[name] == "full" or (_WHEN[name] == "counted" and not sample.value)
+        if not unused and (name != "gpuwatch_gpu_throttled" or sample.labels[2] in _STANDARD_REASONS):
+            yield sample
 
 
 _Series = tuple[str, tuple[str, ...]]
@@ -220,7 +219,7 @@ class Served:
             age_s = now_s - since_s
             if age_s < _ENDED_S and taken < _TAKES:
                 whole.add(run.key)
-            elif age_s < (_LOST_S if run.status == LOST else _ENDED_S):
+            elif age_s < (_LOST_S if run.status == LOST or taken < _TAKES else _ENDED_S):
                 ending.add(run.key)
         return whole, ending
 
@@ -251,7 +250,7 @@ class Served:
         grown = {each: grown[each] if value == last.get(each) else self._tick for each, value in values.items()}
 
         def is_shown(series: _Series, value: float) -> bool:
-            if series[0] == "gpuwatch_gpu_seconds_total":
+            if series[0] in _QUIET:
                 return bool(value) and self._tick - grown[series] < _QUIET_TICKS
             always = series[0] == "gpuwatch_run_seconds_total" and series[1][2] in _FROM_ZERO
             return bool(value) or series in served or always

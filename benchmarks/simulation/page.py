@@ -29,11 +29,10 @@ NODE_RATES = {
     "disk_io_time_seconds": {"nvme0n1": 0.4},
     "network_receive_bytes": {"eth0": 3e7, "ib0": 2e9},
     "network_transmit_bytes": {"eth0": 2e7, "ib0": 2e9},
-    "pressure_cpu_waiting_seconds": {"": 0.05},
-    "pressure_io_waiting_seconds": {"": 0.1},
-    "pressure_io_stalled_seconds": {"": 0.02},
-    "pressure_memory_waiting_seconds": {"": 0.0},
-    "pressure_memory_stalled_seconds": {"": 0.0},
+    **{
+        f"pressure_{what}_waiting_seconds": {"": rate} for what, rate in {"cpu": 0.05, "io": 0.1, "memory": 0.0}.items()
+    },
+    **{f"pressure_{what}_stalled_seconds": {"": rate} for what, rate in {"io": 0.02, "memory": 0.0}.items()},
     "messages_received": {"": 16.0},
     "agent_cpu_seconds": {"": 0.03},
 }
@@ -44,17 +43,13 @@ NODE_GAUGES = {
     "memory_total_bytes": (2 * 2**40, 0),
     "memory_available_bytes": (1.5 * 2**40, 2**30),
     "history_bytes": (5e8, 0),
-    **dict.fromkeys(("history_failures_total", "history_waiting_seconds"), (0, 0)),
     "agent_resident_memory_bytes": (1.2e8, 0),
 }
-COLLECTORS = ("cpu", "load", "pressure", "memory", "shm", "disk", "network", "gpu", "agent_process")
-PER_STEP = {"steps": 1.0, "samples": 64.0}
-PER_STEP |= {"loader_fetches": 1.0, "loader_ready_batches": 3.0}
-PER_SECOND = {"hook_overhead_seconds": 0.002, "loader_worker_cpu_seconds": 4.0}
-PER_SECOND |= {"loader_worker_read_bytes": 2e7}
+PER_STEP = {"steps": 1.0, "samples": 64.0, "loader_fetches": 1.0, "loader_ready_batches": 3.0}
+PER_SECOND = {"hook_overhead_seconds": 0.002, "loader_worker_cpu_seconds": 4.0, "loader_worker_read_bytes": 2e7}
 FAULTY_GPU = ("ecc_errors", "nvlink_errors", "pcie_replays")
 FAULTY_NODE = ("infiniband_symbol_errors", "infiniband_link_downed", "messages_rejected", "run_failures")
-FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged")
+FAULTY_AGENT = ("runs_kept_apart", "history_bad_rows", "history_damaged", "history_failures")
 FAULT_LABELS = {"kind": "corrected", "device": "mlx5_0", "port": "1", "reason": "given_up"}
 
 
@@ -168,10 +163,9 @@ class NodePages:
             yield Line("gpuwatch_gpu_xid_errors_total", key, 1)
             yield Line("gpuwatch_gpu_last_xid", key, 79)
             yield Line("gpuwatch_gpu_last_xid_timestamp_seconds", key, self._epoch_s + (node.gpu_lost_s or 0))
-        for gpu in range(node.gpus):
-            if piece.job.run:
-                yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
         if piece.job.run:
+            for gpu in range(node.gpus):
+                yield from _rank_lines(piece.job, node, gpu, self._run_states, piece, self._epoch_s)
             yield from self._run_lines()
         yield from self._node_lines(lost)
 
@@ -196,9 +190,9 @@ class NodePages:
         yield Line("gpuwatch_gpu_memory_total_bytes", key, GPU_BYTES)
         yield Line("gpuwatch_gpu_power_watts", key, piece.power_w, 0, 9)
         for kind, part in s.by_kind(piece.mix).items():
-            yield Line(
-                "gpuwatch_gpu_energy_joules_total", {**key, "kind": kind}, self._joules[kind], part * piece.power_w
-            )
+            if part or any(time_s - self._left_s.get(state, -QUIET_S) < QUIET_S for state in s.ENERGY_KINDS[kind]):
+                pace = part * piece.power_w
+                yield Line("gpuwatch_gpu_energy_joules_total", {**key, "kind": kind}, self._joules[kind], pace)
         yield Line("gpuwatch_gpu_temperature_celsius", key, 92 if hot else 35 + piece.power_w / 20, 0, 1)
         for reason in ("power", "thermal", "hardware"):
             yield Line("gpuwatch_gpu_throttled", {**key, "reason": reason}, float(hot and reason == "thermal"))
@@ -247,6 +241,8 @@ class NodePages:
                 yield Line(f"gpuwatch_infiniband_port_data_{way}_bytes_total", key, 2e9 * since_s, 2e9)
         if self.node.throttled:  # faults come together
             yield from (_fault(name, {}) for name in (*FAULTY_NODE, *FAULTY_AGENT))
+            yield Line("gpuwatch_collector_failed", {"collector": "gpu"}, 1)
+            yield Line("gpuwatch_history_waiting_seconds", {}, 3)
         yield Line("gpuwatch_processes_without_hook", {}, alone)
         yield Line("gpuwatch_gpus_seen", {}, self.node.gpus - lost)
         yield Line("gpuwatch_gpus_expected", {}, self.node.gpus)
@@ -254,8 +250,6 @@ class NodePages:
             yield Line(f"gpuwatch_{name}", {}, base, 0, wiggle)
         yield Line("gpuwatch_shm_size_bytes", {"mount": "host"}, 2**40)
         yield Line("gpuwatch_shm_used_bytes", {"mount": "host"}, 0.2 * 2**40, 0, 2**30)
-        for collector in COLLECTORS:
-            yield Line("gpuwatch_collector_success", {"collector": collector}, 1)
         yield Line("gpuwatch_build_info", {"version": "simulated"}, 1)
         yield Line("gpuwatch_sample_timestamp_seconds", {}, self._epoch_s + self._piece.begin_s, 1.0)
 

@@ -189,14 +189,10 @@ def _by(query: Query) -> tuple[str, ...]:
 
 def _of_scope(metric: str, scope: Scope) -> list[Match]:
     """Return the conditions that restrict a metric to the scope. Rank, instance and GPU are regular expressions."""
-    labels = BY_NAME[metric].labels
-    named: tuple[tuple[str, Literal["=", "=~"], str | None], ...] = (
-        ("run", "=", scope.run),
-        ("rank", "=~", scope.rank),
-        (INSTANCE, "=~", None if "run" in labels else scope.instance),
-        ("gpu", "=~", scope.gpu),
-    )
-    return [Match(label, op, value) for label, op, value in named if value is not None and label in (*labels, INSTANCE)]
+    named = {"run": scope.run, "rank": scope.rank, INSTANCE: scope.instance, "gpu": scope.gpu}
+    known = (*BY_NAME[metric].labels, INSTANCE)
+    given = ((label, value) for label, value in named.items() if value is not None and label in known)
+    return [Match(label, "=" if label == "run" else "=~", value) for label, value in given]
 
 
 def filled(promql: str, scope: Scope, span: Span, window: str) -> str:

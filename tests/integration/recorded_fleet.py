@@ -66,12 +66,13 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
             add("gpuwatch_gpu_owner_info", 1.0, gpu=index, UUID=f"GPU-{share.run}-{gpu}", **owner)
         if share.cause:
             add("gpuwatch_finding_evidence_ratio", 0.5, run=share.run, cause=share.cause)
+        states = "owner_state:gpuwatch_gpu_seconds:rate5m"
         by_state = {"input_wait": "starved", "held_idle": "idle", "stalled": "stalled", "compute": "useful"}
         for state in GPU_STATES:
             if state in by_state:
-                add("state:gpuwatch_gpu_seconds:rate5m", share.kinds[by_state[state]], state=state)
+                add(states, share.kinds[by_state[state]], state=state, **owner)
         rest = share.gpus - sum(gpus for kind, gpus in share.kinds.items() if kind != "all")
-        add("state:gpuwatch_gpu_seconds:rate5m", rest, state="other")
+        add(states, rest, state="other", **owner)
     if price is not None:
         add("site:gpuwatch_currency:info", 1.0, currency="EUR")
     for node in silent:
@@ -116,7 +117,9 @@ def _lines(series: Series, times: range, now: range) -> Iterator[str]:
             yield f"# TYPE {name} gauge\n"
             told = name
         text = ",".join(f'{label}="{of}"' for label, of in labels)
-        of_now = not name.endswith(("increase5m", "state:gpuwatch_gpu_seconds:rate5m"))  # only its last value is read
+        of_now = not name.endswith(
+            ("increase5m", "owner_state:gpuwatch_gpu_seconds:rate5m")
+        )  # only its last value is read
         head = f"{name}{{{text}}} {value}"
         yield head + head.join(now_times if of_now else all_times)
     yield "# EOF\n"

@@ -73,12 +73,12 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
         wait_for("its process is seen", lambda: ledgers.owner(0) == ("on-dcgm", "0"), 15, 0.3)
         wait_for("the run's states are the GPU's", lambda: ledgers.look(0).get("input_wait", 0) > 0.2, 10, 0.3)
         exporter.status = 500
-        success = ("gpuwatch_collector_success", "gpu")
-        wait_for("the failure is said", lambda: agent.metrics()[success] == 0, 10, 0.2)
+        failed = ("gpuwatch_collector_failed", "gpu")
+        wait_for("the failure is said", lambda: agent.metrics().get(failed) == 1, 10, 0.2)
         wait_for("the GPU is unknown", lambda: ledgers.state(0) == "unknown", 10, 0.2)
         assert f"dcgm-exporter at {exporter.url}/metrics cannot be read (HTTP status 500)" in agent.log.read_text()
         exporter.status = 200
-        wait_for("it is read again", lambda: agent.metrics()[success] == 1, 10, 0.2)
+        wait_for("it is read again", lambda: agent.metrics()[failed] == 0, 10, 0.2)
         asked = exporter.asked
         agent.metrics()
         agent.metrics()

@@ -185,8 +185,8 @@ def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
         ledgers = Ledgers(agent)
         agent.wait_run(trainer.run, activity="data_wait")
         nvml.write([gpu(0, busy=0, hangs_s={"nvmlDeviceGetUtilizationRates": 600})])
-        success = ("gpuwatch_collector_success", "gpu")
-        wait_for("it is said", lambda: agent.metrics()[success] == 0, 6, 0.1)
+        failed = ("gpuwatch_collector_failed", "gpu")
+        wait_for("it is said", lambda: agent.metrics().get(failed) == 1, 6, 0.1)
         stamps = []
         for _ in range(5):
             asked = time.monotonic()
@@ -199,5 +199,5 @@ def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
         wait_for("its GPU is unknown", lambda: ledgers.state(0) == "unknown", 2)
         assert agent.log.read_text().count("NVML did not answer within 2 s") == 1
         nvml.write([gpu(0, busy=0)])
-        wait_for("it is over", lambda: agent.metrics()[success] == 1, 10, 0.2)
+        wait_for("it is over", lambda: agent.metrics()[failed] == 0, 10, 0.2)
         assert ledgers.look(0)["unknown"] > 1

@@ -31,7 +31,9 @@ def filled(expr: str) -> str:
     return expr
 
 
-def judge(folder: Path, series: list[dict[str, str]], expected: dict[str, dict[str, float]], at: str) -> None:
+def judge(
+    folder: Path, series: list[dict[str, str]], expected: dict[str, dict[str, float]], at: str, evaluated: str = "5m"
+) -> None:
     """Have promtool compare: expressions, each with its values by labels, at a time."""
     (folder / "rules.yml").write_text(render(prices=Prices(2.0)))
     tests = [
@@ -39,9 +41,14 @@ def judge(folder: Path, series: list[dict[str, str]], expected: dict[str, dict[s
         for expr, samples in expected.items()
     ]
     test: dict[str, Any] = {"interval": "30s", "input_series": series, "promql_expr_test": tests}
-    # promtool evaluates all groups alike: here as often as the one that records hours
+    # promtool evaluates all groups alike: unless asked otherwise as often as the one that records hours
     order = [group["name"] for group in groups(prices=Prices(2.0))]
-    scenarios = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "group_eval_order": order, "tests": [test]}
+    scenarios = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": evaluated,
+        "group_eval_order": order,
+        "tests": [test],
+    }
     (folder / "test.yml").write_text(json.dumps(scenarios))
     command = [require("promtool"), "test", "rules", str(folder / "test.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -79,6 +86,26 @@ def test_gpu_hours_and_money_by_user_over_two_hours_of_three(tmp_path: Path) -> 
             hours = f"({hours}) > 0"
         expected[f"round({hours}, 0.5)"] = values
     judge(tmp_path, series, expected, "3h")
+
+
+def test_counts_of_gpus_are_counts_a_minute_after_the_start_of_prometheus(tmp_path: Path) -> None:
+    """Of Alice's eight GPUs the half waits for data; of Bob's two none does."""
+    series = []
+    for n in range(10):
+        gpu, user = f'job="gpuwatch",instance="n1:9478",gpu="{n}",UUID="GPU-{n}"', "alice" if n < 8 else "bob"
+        state = "input_wait" if n < 4 else "compute"
+        series += [
+            {"series": f'gpuwatch_gpu_seconds_total{{{gpu},state="{state}"}}', "values": "9000+30x3"},
+            {"series": f"gpuwatch_gpu_ledger_watermark_timestamp_seconds{{{gpu}}}", "values": "9000+30x3"},
+            {"series": f'gpuwatch_gpu_owner_info{{{gpu},user="{user}"}}', "values": "1x3"},
+        ]
+    expected = {
+        expression("fleet", "GPUs", "A"): {"{}": 10.0},
+        expression("fleet", "GPUs lost", "A"): {"{}": 4.0},
+        expression("fleet", "By user", "H"): {'{user="alice"}': 8.0, '{user="bob"}': 2.0},
+        expression("fleet", "GPU time lost now", "A"): {'{instance="n1:9478",kind="starved",user="alice"}': 4.0},
+    }
+    judge(tmp_path, series, expected, "60s", "30s")
 
 
 @pytest.mark.parametrize(

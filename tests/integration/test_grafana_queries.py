@@ -175,7 +175,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "gpuwatch_gpu_last_xid",
             'node_kind:gpuwatch_gpu_seconds:share20s{kind="starved"} > 0.06',
             f'run_kind:gpuwatch_gpu_cost:increase20s{{run="{RUN}",kind="starved"}} > 0',
-            "state:gpuwatch_gpu_seconds:rate20s",
+            "owner_state:gpuwatch_gpu_seconds:rate20s",
         ):
             wait_for(ready, lambda ready=ready: prometheus.query(ready), 240, 0.5)  # type: ignore[misc]
         yield here

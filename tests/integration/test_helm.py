@@ -101,11 +101,15 @@ def test_what_the_containers_may_do() -> None:
     objects = manifests(EVERYTHING)
     agent = _container(one(manifests(), "DaemonSet", "agent"))["securityContext"]
     assert agent["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "DAC_READ_SEARCH", "SYS_PTRACE"]}
-    without_group = _container(one(objects, "DaemonSet", "agent"))["securityContext"]
-    assert without_group["capabilities"] == {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE"]}
+    other = _container(one(objects, "DaemonSet", "agent"))  # for instances of MIG, and without the group
+    assert other["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["DAC_READ_SEARCH", "SYS_ADMIN", "SYS_PTRACE"],
+    }
+    assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in other["env"]
     dashboard = _container(one(objects, "Deployment", "dashboard"))["securityContext"]
     assert dashboard["capabilities"] == {"drop": ["ALL"]}
-    for security in (agent, without_group, dashboard):
+    for security in (agent, other["securityContext"], dashboard):
         assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
     deployment = one(objects, "Deployment", "dashboard")
     assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]

@@ -73,10 +73,8 @@ class CollectorRunner:
         """Return the samples of all collectors, with their own durations and success."""
         samples: list[Sample] = []
         self.outcomes = [self._one(collector, samples) for collector in self._collectors]
-        for outcome in self.outcomes:
-            if outcome.success is not None:
-                samples.append(Sample("gpuwatch_collector_success", float(outcome.success), (outcome.name,)))
-        return samples
+        failed = ((each.name, float(not each.success)) for each in self.outcomes if each.success is not None)
+        return samples + [Sample("gpuwatch_collector_failed", value, (name,)) for name, value in failed]
 
     def _one(self, collector: Collector, samples: list[Sample]) -> api.Collector:
         begin = time.perf_counter()

@@ -1,5 +1,7 @@
 """Panels about all GPUs of a site, from recorded series: a thousand nodes are answered quickly."""
 
+from functools import partial
+
 from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, stack, stat, table
 
@@ -9,14 +11,23 @@ OWNER = "topk by (job, instance, gpu, UUID) (1, gpuwatch_gpu_owner_info{{{}}})"
 BY_OWNER = "on (job, instance, gpu, UUID) group_left"
 _SELECTED = 'instance=~"$instance", user=~"$user", job_id=~"$job"'
 _NODES = 'instance=~"$instance"'
-_OF_RUN = 'instance=~"$instance", job_id=~"$job", user=~"$user"'
-_SILENT = f'up{{job="gpuwatch", {_NODES}}} == 0'
+_LAST_HOUR = 'last_over_time(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind="all", {}}}[1h])'.format
+# Without the nodes of which is known that in the last hour they had GPUs of others only.
+_SILENT = (
+    f'(up{{job="gpuwatch", {_NODES}}} == 0)\n'
+    f"unless on (instance) ({_LAST_HOUR(_NODES)} unless on (instance) {_LAST_HOUR(_SELECTED)})"
+)
 _GPUS = f"gpuwatch_gpu_owner_info{{{_SELECTED}}}"
 _RATE, _COST = "owner_kind:gpuwatch_gpu_seconds:rate5m", "owner_kind:gpuwatch_gpu_cost:per_hour"
 _HOURS, _SPENT = "owner_kind:gpuwatch_gpu_hours:increase5m", "owner_kind:gpuwatch_gpu_cost:increase5m"
 _LOST = f'{{kind=~"{LOST}", {_SELECTED}}}'
-_LOST_NOW = f"({_RATE}{_LOST} > 0.005)"
-_LOSERS = ("kind", "instance", "run", "user", "job_id")
+_OWNER = ("instance", "run", "user", "job_id")
+_LOSERS = ("kind", *_OWNER)
+# A share of the GPUs there are: right after Prometheus' start the rates of five minutes are of less than five minutes.
+_LOST_NOW = (
+    f'({_RATE}{_LOST} / ignoring (kind) group_left () ({_RATE}{{kind="all", {_SELECTED}}} > 0)\n'
+    f"* on ({', '.join(_OWNER)}) group_left () count by ({', '.join(_OWNER)}) ({_GPUS}) > 0.005)"
+)
 _ALERT = ("alertname", "severity", "instance", "run", "rank", "gpu")
 
 
@@ -60,10 +71,7 @@ def _alerts() -> str:
 
 def _spent(level: str, label: str, *names: str) -> Panel:
     """Return the table of GPU-hours by user, job, node or run; `names` is PromQL of the label `name` of its rows."""
-
-    def hours(kinds: str) -> str:
-        return _over_range(label, kinds)
-
+    hours = partial(_over_range, label)
     labels = (label, *("name" for _ in names))
     return table(f"by_{level}", f"By {level}", "hours", columns=labels, sort="Lost", empty=NOT_RECORDED, width=12).asks(
         "Who held how many GPU-hours in this time range, and how many of them were lost?",
@@ -74,7 +82,7 @@ def _spent(level: str, label: str, *names: str) -> Panel:
         Curve("Stalled", hours("stalled")),
         Curve("Lost", hours(LOST)),
         Curve("Lost money", _over_range(label, LOST, _SPENT), "money"),
-        Curve("GPUs now", f'sum by ({label}) ({_RATE}{{kind="all", {_SELECTED}}})', "1"),
+        Curve("GPUs now", f"count by ({label}) ({_GPUS})", "1"),
         *names,
     )
 
@@ -93,11 +101,9 @@ FLEET: tuple[Panel, ...] = (
         "Which share belongs to runs without progress?", _share("stalled")
     ),
     stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
-        "How much GPU time is starved, held idle or stalled now, as a number of GPUs?", _now(LOST)
+        "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * count({_GPUS})"
     ),
-    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks(
-        "What does that cost per hour?", _now(LOST, _COST)
-    ),
+    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks("What does it cost an hour?", _now(LOST, _COST)),
     stat("lost", "GPU-hours lost", "hours").asks(
         "How many GPU-hours in this time range were starved, idle or stalled?", _over_range("", LOST)
     ),
@@ -150,13 +156,12 @@ FLEET: tuple[Panel, ...] = (
         "How much of the cost is for GPUs that compute?",
         Curve("{kind}", f'sum by (kind) ({_COST}{{kind!="all", {_SELECTED}}})'),
     ),
-    stack("fleet_states", "GPUs by state, whole site", empty=NOT_RECORDED, width=24).asks(
-        "How many GPUs compute, wait, or are held by a process that does not use them? Of all nodes and owners, "
-        "whatever is selected above.",
-        Curve("{state}", "state:gpuwatch_gpu_seconds:rate5m"),
+    stack("fleet_states", "GPUs by state", empty=NOT_RECORDED, width=24).asks(
+        "How many GPUs compute, wait, or are held by a process that does not use them?",
+        Curve("{state}", f"sum by (state) (owner_state:gpuwatch_gpu_seconds:rate5m{{{_SELECTED}}})"),
     ),
     _spent("user", "user"),
     _spent("job", "job_id"),
     _spent("node", "instance"),
-    _spent("run", "run", f"topk by (run) (1, max by (run, name) (gpuwatch_run_info{{{_OF_RUN}}}))"),
+    _spent("run", "run", f"topk by (run) (1, max by (run, name) (gpuwatch_run_info{{{_SELECTED}}}))"),
 )

@@ -6,7 +6,7 @@ from gpuwatch_dashboards.query import Query
 NO_GPU = "No GPU on this node."
 NO_READING = "No GPU of this node reports it."
 NOT_REPORTED = "Only GPUs of the Hopper generation and later report this."
-ONLY_FULL = "Served with `gpuwatch agent --series full`, for GPUs that report it."
+ONLY_FULL = "No GPU reports it, or read from Prometheus: agents serve it with `--series full`."
 _GPU = 'instance=~"$instance", gpu=~"$gpu"'
 _EACH = ("gpu", "UUID")
 _MIG = ("instance", "gpu", "GPU_I_ID")
@@ -72,6 +72,10 @@ GPU: tuple[Panel, ...] = (
     ),
     Panel("gpu_power", "GPU power", empty=NO_READING).asks(
         "How hard does the GPU work?", line("GPU {gpu}", "gpuwatch_gpu_power_watts")
+    ),
+    stack("gpu_energy_kind", "Power by use", more=True, empty=NO_READING).asks(
+        "How much of the GPUs' power goes into work, waiting and idling?",
+        line("power {kind}", "gpuwatch_gpu_energy_joules_total"),
     ),
     _per_gpu("gpu_temperature", "GPU temperature", "Is it cooled?", "gpuwatch_gpu_temperature_celsius"),
     detail(

@@ -135,9 +135,9 @@ AGENT: tuple[Panel, ...] = (
     stat("notifications_waiting", "Notifications waiting", empty="The agent sends no notifications itself.").asks(
         "How many notifications does the agent still have to deliver?", line("", "gpuwatch_notifications_waiting")
     ),
-    table("collectors", "Collectors", columns=("instance", "collector")).asks(
-        "Did each collector's last run succeed?",
-        Curve("Success", f"min by (instance, collector) (gpuwatch_collector_success{{{_NODE}}})", "up"),
+    table("collectors", "Collectors", columns=("instance", "collector"), empty="No collector has failed.").asks(
+        "Which collectors fail, or have failed since the agent's start?",
+        Curve("Fails now", f"max by (instance, collector) (gpuwatch_collector_failed{{{_NODE}}})"),
     ),
     detail("agent_cost", "CPU of the agent").asks(
         "Which share of one core does the agent use?", line("CPU", "gpuwatch_agent_cpu_seconds_total")

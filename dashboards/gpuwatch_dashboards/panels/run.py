@@ -5,7 +5,10 @@ from gpuwatch_dashboards.panels.node import LOST
 from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line, stack, stat, table
 from gpuwatch_dashboards.query import Match
 
-_RUN = 'run="$run", rank=~"$rank"'
+_RUN = 'run="$run", rank=~"$rank", instance=~"$instance"'
+_OF_RUN = (
+    'run="$run", instance=~"$nodes"'  # In Grafana the chosen nodes; on the pages, which show one rank, all of the run's
+)
 _SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"
 _FETCHES, _WORKERS = "gpuwatch_loader_fetches_total", "gpuwatch_loader_workers"
 _INFO = (
@@ -41,14 +44,14 @@ RUN: tuple[Panel, ...] = (
     ),
     stat("run_gpus_lost", "GPUs lost", warning="lost_gpus", empty=_NO_GPU).asks(
         "How much of its GPU time is starved, held idle or stalled now, as a number of GPUs?",
-        f'sum(run_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", run="$run"}})',
+        f'sum(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", {_OF_RUN}}})',
     ),
     stat("run_lost_money", "Lost money", "money/h", empty=NO_PRICE).asks(
-        "What does that cost per hour?", f'sum(run_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", run="$run"}})'
+        "What does that cost per hour?", f'sum(owner_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", {_OF_RUN}}})'
     ),
     stat("run_money", "Cost of the run", "money", empty=NO_PRICE).asks(
         "What did its GPUs cost in this time range? (Recorded every five minutes.)",
-        'sum(sum_over_time(run_kind:gpuwatch_gpu_cost:increase5m{kind="all", run="$run"}[$__range]))',
+        f'sum(sum_over_time(owner_kind:gpuwatch_gpu_cost:increase5m{{kind="all", {_OF_RUN}}}[$__range]))',
     ),
     stat("run_oom_kills", "OOM kills", warning="missing", runbook="ShmNearlyFull").asks(
         "How many of its processes did the kernel's OOM killer end in this time range?",
@@ -163,7 +166,7 @@ RUN: tuple[Panel, ...] = (
         line("rank {rank}, estimated", "gpuwatch_run_mfu_estimated_ratio", dashed=True),
     ),
     Panel("step_usual", "Step time, long term", "s", empty=_NO_STEP, runbook="StepTimeRegressed").asks(
-        "Has it become slower? The mean of ten minutes.",
+        "Has it become slower? The mean of ten minutes, of all ranks.",
         Curve("10 min mean", 'run:gpuwatch_step_seconds:mean10m{run="$run"}'),
     ),
     detail("rank_input", "Input wait by rank", maximum=1.0, runbook="Straggler").asks(
@@ -189,7 +192,7 @@ RUN: tuple[Panel, ...] = (
         Curve(
             "{state}",
             'sum by (state) (\nrate(gpuwatch_gpu_seconds_total{instance=~"$instance", gpu=~"$gpu"}[$__rate_interval])\n'
-            f"* {BY_OWNER} ()\n" + OWNER.format('run="$run", instance=~"$instance", gpu=~"$gpu"') + "\n)",
+            f"* {BY_OWNER} ()\n" + OWNER.format(f'{_RUN}, gpu=~"$gpu"') + "\n)",
         ),
     ),
     table(
@@ -208,7 +211,7 @@ RUN: tuple[Panel, ...] = (
         width=6,
     ).asks(
         "Which causes are active, and what share of the time does each affect? `gpuwatch top` shows advice.",
-        Curve("Affected", 'max by (cause) (gpuwatch_finding_evidence_ratio{run="$run"})'),
+        Curve("Affected", f"max by (cause) (gpuwatch_finding_evidence_ratio{{{_OF_RUN}}})"),
     ),
     alerts("run_alerts", 'run="$run"', "instance", "rank"),
 )

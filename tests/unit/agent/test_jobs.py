@@ -13,7 +13,8 @@ from gpuwatch import api
 from gpuwatch.commands.report import job_text
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
-from gpuwatch_agent.runs import Run, read_record
+from gpuwatch_agent.exporter import job_samples
+from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
@@ -290,6 +291,18 @@ def test_another_training_of_the_job_after_one_that_ended_well_redoes_nothing() 
     attempt(node, 114, 30, first_step=0, run="slurm-7.1", bye=True)
     job = node.only()
     assert (job.attempts, job.redone_steps, job.interruptions, job.lost_steps) == (2, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("bye", "served"), [(True, 1), (False, 4)], ids=["a sweep", "a restart loop"])
+def test_the_trials_of_a_sweep_are_no_restarts_to_an_alert(bye: bool, served: int) -> None:
+    node = Node()
+    for number in range(4):
+        attempt(node, 100 + 20 * number, 30, run=f"slurm-7.{number}", bye=bye)
+    for run in node.runs.values():
+        run.status = ENDED if bye else LOST
+    node.jobs.update(node.runs.values())
+    found = {each.metric: each.value for each in job_samples([node.only()])}
+    assert node.only().attempts == 4 and found["gpuwatch_job_attempts_total"] == served
 
 
 def test_a_job_id_that_is_used_again_is_another_job() -> None:

@@ -104,6 +104,24 @@ def test_a_gpu_s_state_goes_a_quarter_of_an_hour_after_its_last_second_and_comes
     assert ticks.tick("eval")["eval"] == 3.0
 
 
+def test_the_energy_of_a_kind_goes_with_its_last_joule_and_comes_back_as_it_was() -> None:
+    ticks, energy = Ticks(), "gpuwatch_gpu_energy_joules_total"
+
+    def idle(joules: float) -> float | None:
+        ticks.tick("compute", Sample(energy, joules, (*GPU, "idle")), Sample(energy, ticks.time_s, (*GPU, "working")))
+        return ticks.value(energy, *GPU, "idle")
+
+    idle(5.0)
+    for _ in range(899):
+        ticks.take()
+        shown = idle(5.0)
+    assert (shown, idle(5.0)) == (5.0, None) and ticks.value(energy, *GPU, "working") is not None
+    ticks.take()
+    assert idle(7.0) == 5.0
+    ticks.take(2)
+    assert idle(9.0) == 9.0
+
+
 def test_states_of_a_run_that_rules_compare_are_there_at_0_and_none_goes() -> None:
     ticks = Ticks()
     states = {"compute": 0.0, "input_wait": 0.0, "startup": 3.0, "stalled": 0.0}
@@ -203,3 +221,18 @@ def test_an_ended_run_that_nobody_scrapes_goes_after_two_minutes() -> None:
         ticks.tick(runs=(run,))
         served += run.key in ticks.whole
     assert 118 <= served <= 120
+
+
+@pytest.mark.parametrize(("taken", "least_s", "most_s"), [(False, 298, 300), (True, 118, 120)])
+def test_the_end_of_a_run_is_served_for_five_minutes_unless_it_was_scraped(
+    taken: bool, least_s: int, most_s: int
+) -> None:
+    """While Prometheus restarts or does not reach the node; else the run's series would vanish as if its process had died."""
+    ticks, run = Ticks(), Run("r", 0, "boot")
+    run.status, run.ended_s = ENDED, 1000.0 + ticks.time_s
+    served = 0
+    for _ in range(400):
+        ticks.tick(runs=(run,))
+        ticks.take(taken)
+        served += run.key in ticks.whole | ticks.over
+    assert least_s <= served <= most_s

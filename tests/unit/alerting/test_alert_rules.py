@@ -83,10 +83,10 @@ def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
     assert shares == {f"{level}:gpuwatch_gpu_seconds:share5m" for level in levels}
 
 
-def test_every_state_of_a_gpu_is_recorded_once_for_the_fleet() -> None:
+def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
     rules = [rule for group in groups() for rule in group["rules"]]
-    states = [r["expr"] for r in rules if r.get("record") == "state:gpuwatch_gpu_seconds:rate5m"]
-    assert states == ["sum by (state) (rate(gpuwatch_gpu_seconds_total[5m]))"]
+    [states] = [r["expr"] for r in rules if r.get("record") == "owner_state:gpuwatch_gpu_seconds:rate5m"]
+    assert "rate(gpuwatch_gpu_seconds_total[5m])" in states and "by (instance, run, job_id, user, state)" in states
     training = template("recording.yml")["texts"]["training_states"].split("|")
     assert training == [INPUT_WAIT, TRANSFER, COMPUTE, HOST_WAIT, COMM_WAIT]
 

@@ -90,10 +90,10 @@ def test_every_state_and_phase_has_a_look_of_its_own() -> None:
 
 
 def test_ledger_as_promql() -> None:
-    query = BY_KEY["ledger"].curves[0].query
+    query, selected = BY_KEY["ledger"].curves[0].query, 'run="r1", rank=~"0", instance=~"n:1"'
     assert render(query, Scope("r1", "0", "n:1"), "1m") == (
-        'sum by (state) (rate(gpuwatch_run_seconds_total{run="r1", rank=~"0"}[1m]))'
-        ' / on () group_left () (sum(rate(gpuwatch_run_seconds_total{run="r1", rank=~"0"}[1m])) > 0)'
+        f"sum by (state) (rate(gpuwatch_run_seconds_total{{{selected}}}[1m]))"
+        f" / on () group_left () (sum(rate(gpuwatch_run_seconds_total{{{selected}}}[1m])) > 0)"
     )
 
 

@@ -163,6 +163,30 @@ def test_every_name_in_an_expression_is_a_metric_a_recorded_series_or_a_variable
     assert len(read) > 10
 
 
+OF_THE_WHOLE_RUN = {"Step time, long term", "Goodput of its job", "Alerts"}
+"""Over all ranks and nodes, recorded or fired so: none has a label of its node."""
+
+
+@pytest.mark.parametrize(
+    ("name", "selections"),
+    [
+        ("gpuwatch-fleet", ("instance", "user", "job")),
+        ("gpuwatch-node", ("instance",)),
+        ("gpuwatch-run", ("instance",)),  # the job's choice narrows that of the run
+    ],
+)
+def test_every_selection_applies_to_every_panel(name: str, selections: tuple[str, ...]) -> None:
+    for panel in panels(name):
+        for target in panel.get("targets", ()):
+            chosen = set(re.findall(r'=~?"\$(\w+)"', target["expr"]))
+            needed = set() if name == "gpuwatch-run" and panel["title"] in OF_THE_WHOLE_RUN else set(selections)
+            assert needed <= chosen, (panel["title"], target["expr"])
+            if name == "gpuwatch-run":
+                assert chosen & {"run", "instance"}, panel["title"]
+            for metric in re.findall(r"(?<!:)gpuwatch_gpu_\w+(?=\{)", target["expr"]):
+                assert name == "gpuwatch-fleet" or "gpu" in chosen, (panel["title"], metric)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_link_leads_to_a_dashboard_and_a_variable_that_exist(name: str) -> None:
     uids = {load(each)["uid"]: load(each) for each in NAMES}
