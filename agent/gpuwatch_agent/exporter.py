@@ -22,7 +22,6 @@ from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch
 from gpuwatch_agent.runs import LOST, RUNNING, Run
 
-_JOB_STEPS = ("new", "first", "next")
 _COUNTERS = {
     "gpuwatch_steps_total": ("steps", None),
     "gpuwatch_hook_overhead_seconds_total": ("overhead_ns", None),
@@ -90,14 +89,18 @@ def job_samples(jobs: Iterable[api.Job]) -> Iterator[Sample]:
         for state in sorted({*job.states, *job.lost, "compute", "down", "redone", "restart"} - {"lost"}):
             counted_s = job.states.get(state, 0.0) + job.lost.get(state, 0.0)  # a counter never goes back
             yield Sample("gpuwatch_job_seconds_total", counted_s, (job.job, state))
-        yield Sample("gpuwatch_job_lost_seconds", job.states.get("lost", 0.0), (job.job,))
+        if lost_s := job.states.get("lost"):
+            yield Sample("gpuwatch_job_lost_seconds", lost_s, (job.job,))
         if job.goodput_ratio is not None:
             yield Sample("gpuwatch_job_goodput_ratio", job.goodput_ratio, (job.job,))
         yield Sample("gpuwatch_job_attempts_total", min(job.attempts, job.interruptions + 1), (job.job,))
         yield Sample("gpuwatch_job_start_timestamp_seconds", job.started_s, (job.job,))
         if job.redone_steps is not None and job.numbers is not None:
-            counts = (job.steps - job.redone_steps, *job.numbers)
-            yield from (Sample("gpuwatch_job_steps", n, (job.job, k)) for n, k in zip(counts, _JOB_STEPS, strict=True))
+            first, after = job.numbers
+            steps = {"next": after, "first": first, "missing": after - first - (job.steps - job.redone_steps)}
+            yield from (
+                Sample("gpuwatch_job_steps", n, (job.job, kind)) for kind, n in steps.items() if n or kind == "next"
+            )
 
 
 def shm_samples(run: Run, table: ProcessTable) -> Iterator[Sample]:

@@ -222,9 +222,9 @@ class NodePages:
             if states[state] or share:
                 yield Line("gpuwatch_job_seconds_total", {**job, "state": state}, states[state], share)
         yield Line("gpuwatch_job_attempts_total", job, 1)
-        yield Line("gpuwatch_job_lost_seconds", job, 0)
-        for kind, steps in {"new": 1, "first": 0, "next": 1}.items():
-            yield Line("gpuwatch_job_steps", {**job, "kind": kind}, steps * (sum(states.values()) // piece.job.step_s))
+        if piece.job.kind == "sweep":  # whose earlier trials were killed and not resumed
+            yield Line("gpuwatch_job_lost_seconds", job, 60)
+        yield Line("gpuwatch_job_steps", {**job, "kind": "next"}, sum(states.values()) // piece.job.step_s)
         if wall_s := sum(states.values()):
             yield Line("gpuwatch_job_goodput_ratio", job, states[s.COMPUTE] / wall_s)
 
