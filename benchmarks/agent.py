@@ -134,13 +134,16 @@ def flood_part(directory: Path, count: int, rate: int, seconds: int) -> list[str
         load.stdout.readline()
         time.sleep(min(120, seconds / 3))  # a minute of steps is kept in memory, and then no more
         first_mb, begin, begin_s = resident_mb(pid), cpu_s(pid), time.monotonic()
-        told = json.loads(load.stdout.readline())
+        reported = json.loads(load.stdout.readline())
         share = (cpu_s(pid) - begin) / (time.monotonic() - begin_s)
         last_mb = resident_mb(pid)
         for _ in range(30):  # on a busy machine the last messages take a while
             time.sleep(2)
             series = series_on(f"{url}/metrics")
-            if round(sum(value for name, value in series if name.startswith("gpuwatch_steps_total{"))) == told["steps"]:
+            if (
+                round(sum(value for name, value in series if name.startswith("gpuwatch_steps_total{")))
+                == reported["steps"]
+            ):
                 break
         size_mb = (directory / "history.db").stat().st_size / 1e6
 
@@ -150,7 +153,7 @@ def flood_part(directory: Path, count: int, rate: int, seconds: int) -> list[str
     return [
         "| | |",
         "|---|---|",
-        f"| steps sent, messages that the socket refused | {told['steps']:,}, {told['refused']} |",
+        f"| steps sent, messages that the socket refused | {reported['steps']:,}, {reported['refused']} |",
         f"| steps counted by the agent | {total('gpuwatch_steps_total'):,} |",
         f"| step records lost, messages rejected | {total('gpuwatch_step_records_lost_total')}, {total('gpuwatch_messages_rejected_total')} |",
         f"| CPU | {100 * share:.1f}% of a core |",

@@ -35,8 +35,8 @@ def child(*options: str, prefix: tuple[str, ...] = (sys.executable,), **environm
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}, check=False
         )
-        said = done.stdout + done.stderr
-        return (json.loads(out.read_text()) if out.exists() else None), said
+        printed_text = done.stdout + done.stderr
+        return (json.loads(out.read_text()) if out.exists() else None), printed_text
 
 
 def cost(key: str) -> dict[str, Any] | str:
@@ -54,8 +54,8 @@ def cost(key: str) -> dict[str, Any] | str:
     if key == "traceml":
         return _traceml()
     with agent() if key == "with_an_agent" else contextlib.nullcontext(("", "")) as (endpoint, _):
-        measured, said = child("--child", key, BENCHMARK_ENDPOINT=endpoint)
-    return measured if measured is not None else f"failed: {said.strip().splitlines()[-1:]}"
+        measured, printed_text = child("--child", key, BENCHMARK_ENDPOINT=endpoint)
+    return measured if measured is not None else f"failed: {printed_text.strip().splitlines()[-1:]}"
 
 
 def _traceml() -> dict[str, Any] | str:
@@ -64,10 +64,10 @@ def _traceml() -> dict[str, Any] | str:
         prefix = (program, "run", "--logs-dir", logs, "--no-save-training-output")
         environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
         # Its launcher wants the script before the options that it hands on.
-        measured, said = child("--child", "traceml", prefix=prefix, **environment)
+        measured, printed_text = child("--child", "traceml", prefix=prefix, **environment)
     if measured is None:
-        return f"failed: {said.strip().splitlines()[-3:]}"
-    return {**measured, "lost": said.count("Step queue full, dropping")}
+        return f"failed: {printed_text.strip().splitlines()[-3:]}"
+    return {**measured, "lost": printed_text.count("Step queue full, dropping")}
 
 
 def arguments() -> argparse.Namespace:
@@ -104,8 +104,8 @@ def main() -> None:
     extras: dict[str, Any] = {}
     for name in EXTRAS:
         if options.only == name or (options.only is None and (name != "million" or options.million or options.write)):
-            extras[name], said = child("--child", name)
-            print(name, extras[name] or said[-2000:], flush=True)
+            extras[name], printed_text = child("--child", name)
+            print(name, extras[name] or printed_text[-2000:], flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps({"costs": costs, "extras": extras}))
     if options.only is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-NOBODY = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///nobody/listens/here.sock"
 
 
 def resident_mb() -> float:
@@ -38,12 +38,12 @@ def memory() -> dict[str, float]:
     import zmq
 
     context = zmq.Context()
-    context.socket(zmq.PUSH).connect(NOBODY)
+    context.socket(zmq.PUSH).connect(NO_AGENT)
     before = resident_mb()
     import gpuwatch
 
     imported = resident_mb()
-    watch = gpuwatch.Watch(quiet=True, endpoint=NOBODY)
+    watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
     for _ in watch.steps(paced(30_000, 100_000)):
         pass
     return {"before_mb": before, "import_mb": imported - before, "added_mb": resident_mb() - before}
@@ -53,7 +53,7 @@ def million() -> dict[str, float]:
     """MB of a process that trains 1,000,000 steps of 40 µs: its peak in each tenth."""
     import gpuwatch
 
-    watch = gpuwatch.Watch(quiet=True, endpoint=NOBODY)
+    watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
     tenths: list[float] = []
     for number, _ in enumerate(watch.steps(paced(1_000_000, 40_000))):
         if number % 100_000 == 0:
@@ -95,9 +95,9 @@ def loss() -> dict[str, float]:
                 pass
             seconds = time.monotonic() - began
         _wait(lambda: _sum(url, "gpuwatch_steps_total") >= steps)
-        told = _sum(url, "gpuwatch_steps_total")
+        reported = _sum(url, "gpuwatch_steps_total")
         lost = _sum(url, "gpuwatch_step_records_lost_total")
-    return {"taken": steps, "a_second": steps / seconds, "told": told, "records_lost": lost}
+    return {"taken": steps, "a_second": steps / seconds, "reported": reported, "records_lost": lost}
 
 
 def wire() -> dict[str, float]:
@@ -109,7 +109,7 @@ def wire() -> dict[str, float]:
     sizes = {}
     for name, count, every_ns in (("at_10000", 40_000, 100_000), ("at_200", 800, 5_000_000)):
         sender = MemorySender()
-        watch = gpuwatch.Watch(quiet=True, endpoint=NOBODY)
+        watch = gpuwatch.Watch(quiet=True, endpoint=NO_AGENT)
         watch._publisher.send_buffer.connect = lambda _, sender=sender: sender
         for _ in watch.steps(paced(count, every_ns)):
             pass

@@ -76,8 +76,8 @@ def targets(costs: Costs, extras: Mapping[str, Any]) -> list[str]:
     ]
     table = ["| target | at most | measured | |", "|---|---:|---:|---|"]
     for what, bound, measured in [(what, bound, measured) for what, measured, bound in lines]:
-        said = "not run here" if measured is None else ("met" if measured <= bound else "**not met**")
-        table.append(f"| {what} | {bound:.3g} | {'' if measured is None else f'{measured:.3g}'} | {said} |")
+        output = "not run here" if measured is None else ("met" if measured <= bound else "**not met**")
+        table.append(f"| {what} | {bound:.3g} | {'' if measured is None else f'{measured:.3g}'} | {output} |")
     return table
 
 
@@ -140,7 +140,7 @@ inside the step and without the cold caches that it leaves. **÷ gpuwatch** is a
 
 {chr(10).join(targets(costs, extras))}
 
-An agent listening, {loss.get("a_second", 0):,.0f} steps a second: {loss.get("taken", 0):,} steps taken, {loss.get("told", 0):,.0f} counted by the agent, {loss.get("records_lost", 0):,.0f} records lost. The wire
+An agent listening, {loss.get("a_second", 0):,.0f} steps a second: {loss.get("taken", 0):,} steps taken, {loss.get("reported", 0):,.0f} counted by the agent, {loss.get("records_lost", 0):,.0f} records lost. The wire
 takes {wire.get("at_10000", 0):.0f} bytes a step at 10,000 steps a second and {wire.get("at_200", 0):.0f} at 200, heartbeats and greetings included. Importing gpuwatch adds {memory.get("import_mb", 0):.1f} MB, running it for 30,000 steps {memory.get("added_mb", 0):.1f} MB in all.
 
 Not in the table: what TraceML has patched stays in its bare blocks, so its cost is at least what is shown. The model device's own Python is in its row; a CUDA event costs 1.2–2.5 µs to record.

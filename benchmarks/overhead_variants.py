@@ -24,7 +24,7 @@ from gpuwatch import Watch
 
 Times = list[tuple[int, int]]
 Loop = Callable[[int], Times]
-NOBODY = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///nobody/listens/here.sock"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Work:
 def clocks_and_queue() -> Pair:
     """The host's timeline alone: no transfers, no evidence, batches without samples to count."""
     work = Work()
-    watch = Watch(quiet=True, endpoint=NOBODY, transfers=False, device_events=False)
+    watch = Watch(quiet=True, endpoint=NO_AGENT, transfers=False, device_events=False)
     watch._recorder.countdown = 1 << 60
 
     def measured(count: int) -> Times:
@@ -98,7 +98,7 @@ def clocks_and_queue() -> Pair:
     return Pair(bare, measured, watch.close)
 
 
-def whole_host_timeline(endpoint: str = NOBODY) -> Pair:
+def whole_host_timeline(endpoint: str = NO_AGENT) -> Pair:
     work = Work()
     watch = Watch(quiet=True, endpoint=endpoint, device_events=False)
     return Pair(work.loop(), work.loop(watch), watch.close)
@@ -111,13 +111,13 @@ def with_an_agent() -> Pair:
 
 def with_copies() -> Pair:
     work = Work()
-    watch = Watch(quiet=True, endpoint=NOBODY, device_events=False)
+    watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
     return Pair(work.loop(copies=True), work.loop(watch, copies=True), watch.close)
 
 
 def contexts() -> Pair:
     work = Work()
-    watch = Watch(quiet=True, endpoint=NOBODY, device_events=False)
+    watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
 
     def measured(count: int) -> Times:
         times: Times = []
@@ -134,14 +134,14 @@ def contexts() -> Pair:
 
 def model_device_events() -> Pair:
     work = Work()
-    watch = Watch(quiet=True, endpoint=NOBODY)
+    watch = Watch(quiet=True, endpoint=NO_AGENT)
     watch.session.torch_hooks.attach(FakeDevice())
     return Pair(work.loop(), work.loop(watch), watch.close)
 
 
 def cuda_events() -> Pair:
     work = Work("cuda")
-    watch = Watch(quiet=True, endpoint=NOBODY)
+    watch = Watch(quiet=True, endpoint=NO_AGENT)
     return Pair(work.loop(), work.loop(watch), watch.close)
 
 
@@ -157,7 +157,7 @@ class SlowWork(Work):
 
 def at_5_ms() -> Pair:
     work = SlowWork()
-    watch = Watch(quiet=True, endpoint=NOBODY, device_events=False)
+    watch = Watch(quiet=True, endpoint=NO_AGENT, device_events=False)
     return Pair(work.loop(), work.loop(watch), watch.close)
 
 
@@ -318,7 +318,7 @@ def lightning_gpuwatch() -> Pair:
     from gpuwatch.integrations.lightning import GpuWatchCallback
 
     work = Work()
-    watch = Watch(quiet=True, endpoint=NOBODY)
+    watch = Watch(quiet=True, endpoint=NO_AGENT)
     return Pair(_lightning(work), _lightning(work, callbacks=lambda: [GpuWatchCallback(watch=watch)]), watch.close)
 
 

@@ -96,30 +96,30 @@ def train(cell: Cell, workers: int) -> dict[str, Any]:
                 break
         report = watch.report()
     finding = report.findings[0] if report.findings else None
-    told = None
+    reported = None
     if finding is not None:
-        told = {
+        reported = {
             "cause": finding.cause,
             "advice": finding.advice,
             "gain": finding.predicted_speedup,
             "range": finding.predicted_range,
         }
-    return {"step_s": fmean(taken[_SETTLED + workers :]), "steps": len(taken), "finding": told}
+    return {"step_s": fmean(taken[_SETTLED + workers :]), "steps": len(taken), "finding": reported}
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Return a cell's row: trained as given, then as advised."""
     before = _run(cell, cell.workers)
-    told = before["finding"]
-    found = re.search(r"num_workers(?:=| \d+ → )(\d+)", told["advice"]) if told else None
-    row: dict[str, Any] = {"cell": cell, "before_s": before["step_s"], "cause": told["cause"] if told else None}
+    reported = before["finding"]
+    found = re.search(r"num_workers(?:=| \d+ → )(\d+)", reported["advice"]) if reported else None
+    row: dict[str, Any] = {"cell": cell, "before_s": before["step_s"], "cause": reported["cause"] if reported else None}
     row["load"] = os.getloadavg()[0]
     if found is None:
         return row
-    low, high = told["range"] or (told["gain"], told["gain"])
+    low, high = reported["range"] or (reported["gain"], reported["gain"])
     after = _run(cell, int(found[1]))
     # An advice "if each waits for itself" is followed because here each does: its gain is the range's upper end.
-    low = high if told["cause"] == "input_unexplained" else low
+    low = high if reported["cause"] == "input_unexplained" else low
     shortest, longest = before["step_s"] / high, before["step_s"] / low
     got = after["step_s"]
     nearest = min(max(got, shortest), longest)

@@ -113,8 +113,8 @@ def soak(directory: Path, minutes: int) -> list[str]:
     for name, value in page:
         for each in counts:
             counts[each] += round(value) if name.startswith(f"gpuwatch_{each}_total") else 0
-    said = ", ".join(f"{each.replace('_', ' ')} {count}" for each, count in counts.items())
-    return [*lines, "", f"{minutes} minutes: {runs} runs of {_RANKS} ranks, {steps:,} steps sent; {said}."]
+    output = ", ".join(f"{each.replace('_', ' ')} {count}" for each, count in counts.items())
+    return [*lines, "", f"{minutes} minutes: {runs} runs of {_RANKS} ranks, {steps:,} steps sent; {output}."]
 
 
 def main() -> None:

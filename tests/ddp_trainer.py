@@ -69,9 +69,9 @@ def train(rank: int, wanted: argparse.Namespace) -> None:
             body_s += time.perf_counter() - begin
         report = w.report()
         dist.destroy_process_group()
-    told = {"run": w.run, "rank": w.identity.rank, "world_size": w.identity.world_size, "steps": report.steps}
-    told |= {"states": dict(report.states), "duration_s": report.duration_s, "body_s": body_s}
-    sys.stdout.write(json.dumps(told) + "\n")
+    reported = {"run": w.run, "rank": w.identity.rank, "world_size": w.identity.world_size, "steps": report.steps}
+    reported |= {"states": dict(report.states), "duration_s": report.duration_s, "body_s": body_s}
+    sys.stdout.write(json.dumps(reported) + "\n")
     sys.stdout.flush()
 
 

@@ -26,7 +26,7 @@ from .judge import Judged
 from .page import page
 from .program import Program
 from .programs import PROGRAMS, REALTIME
-from .stage import ROOT, Said, stage
+from .stage import ROOT, Outcome, stage
 
 PAGE = ROOT / "docs" / "evidence" / "diagnosis.md"
 
@@ -39,14 +39,14 @@ class Kept:
         self._lock = threading.Lock()
         rows = json.loads(path.read_text()) if path is not None and path.exists() else {}
         by_name = {program.name: program for program in PROGRAMS}
-        self.said = {name: Said(by_name[name], **row) for name, row in rows.items() if name in by_name}
+        self.outcome = {name: Outcome(by_name[name], **row) for name, row in rows.items() if name in by_name}
 
-    def keep(self, said: Said) -> None:
+    def keep(self, outcome: Outcome) -> None:
         with self._lock:
-            self.said[said.program.name] = said
+            self.outcome[outcome.program.name] = outcome
             if self._path is not None:
-                names = [each.name for each in fields(Said) if each.name != "program"]
-                rows = {name: {each: getattr(one, each) for each in names} for name, one in self.said.items()}
+                names = [each.name for each in fields(Outcome) if each.name != "program"]
+                rows = {name: {each: getattr(one, each) for each in names} for name, one in self.outcome.items()}
                 self._path.write_text(json.dumps(rows))
 
 
@@ -54,19 +54,19 @@ def perform(numbers: Sequence[int], at_once: int, tries: int, kept: Kept) -> lis
     """Return what was said of these programs. Those that compute run one after another, after all others."""
 
     def one(number: int) -> Judged:
-        judged = Judged(kept.said.get(PROGRAMS[number].name) or Said(PROGRAMS[number], skipped="not yet"))
+        judged = Judged(kept.outcome.get(PROGRAMS[number].name) or Outcome(PROGRAMS[number], skipped="not yet"))
         if judged.ok:
             return judged
         for attempt in range(tries):
             try:
                 judged = Judged(stage(PROGRAMS[number], number, stretch=1 + attempt))
             except (OSError, RuntimeError) as error:
-                judged = Judged(replace(judged.said, skipped=None, failed=str(error)))
+                judged = Judged(replace(judged.outcome, skipped=None, failed=str(error)))
             again = "" if judged.ok or attempt + 1 == tries else " (once more)"
             print(judged.row() + again, file=sys.stderr, flush=True)
             if not again:
                 break
-        kept.keep(judged.said)
+        kept.keep(judged.outcome)
         return judged
 
     quiet = [number for number in numbers if not PROGRAMS[number].cpu_bound]
@@ -108,7 +108,7 @@ def main() -> int:
     begin = time.monotonic()
     judged = perform(chosen, arguments.at_once, arguments.tries, Kept(arguments.go_on))
     cores = os.cpu_count() or 1
-    busy = sum(each.said.busy_cores for each in judged) / len(judged)
+    busy = sum(each.outcome.busy_cores for each in judged) / len(judged)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     took = f"in {(time.monotonic() - begin) / 60:.0f} minutes" if arguments.tries else "in several goes"
     load = (
@@ -120,7 +120,7 @@ def main() -> int:
         PAGE.write_text(text)
     else:
         print(text)
-    return 0 if all(each.ok or each.said.skipped is not None for each in judged) else 1
+    return 0 if all(each.ok or each.outcome.skipped is not None for each in judged) else 1
 
 
 def _is_chosen(program: Program, texts: Sequence[str]) -> bool:

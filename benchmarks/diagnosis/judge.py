@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stage import ALARMS, Said
+from .stage import ALARMS, Outcome
 
 
 @dataclass(frozen=True)
 class Judged:
     """What was said of a program, against the truth."""
 
-    said: Said
+    outcome: Outcome
 
     @property
     def is_mixture(self) -> bool:
         """Whether two things are wrong that do not follow from each other."""
-        return self.said.program.mixed
+        return self.outcome.program.mixed
 
     @property
     def listed(self) -> list[str]:
         """Causes in the agent's last look, the first one first. Information counts only where it is the truth."""
-        told = self.said.program.causes
-        return [f["cause"] for f in self.said.agent if f["severity"] in ALARMS or f["cause"] in told]
+        reported = self.outcome.program.causes
+        return [f["cause"] for f in self.outcome.agent if f["severity"] in ALARMS or f["cause"] in reported]
 
     @property
     def first(self) -> str | None:
@@ -30,51 +30,51 @@ class Judged:
 
     @property
     def true_cause(self) -> str:
-        return next(iter(self.said.program.causes), "nothing")
+        return next(iter(self.outcome.program.causes), "nothing")
 
     @property
     def faults(self) -> list[str]:
         """What is wrong with what was said, empty when nothing is."""
-        program, said = self.said.program, self.said
-        if said.failed is not None:
-            return [said.failed]
+        program, outcome = self.outcome.program, self.outcome
+        if outcome.failed is not None:
+            return [outcome.failed]
         allowed = {*program.causes, *program.also}
         if not program.gpu:
             allowed.add("step_waits")  # their steps sleep in place of a device's work, which the hook names
         faults = [f"{cause} was not named" for cause in program.causes if cause not in self.listed]
         if not faults and program.causes and self.first != program.causes[0]:
             faults.append(f"{self.first} was named first")
-        under = {f["cause"] for f in said.agent if f["root"] in program.causes}  # a consequence of what is wrong
+        under = {f["cause"] for f in outcome.agent if f["root"] in program.causes}  # a consequence of what is wrong
         faults += [f"{cause} was named" for cause in self.listed if cause not in allowed | under]
         if not program.causes:
-            faults += [f"{cause} alarmed" for cause in said.ever if cause not in (*self.listed, *allowed)]
-        hooks = {finding["cause"] for finding in said.hook}
+            faults += [f"{cause} alarmed" for cause in outcome.ever if cause not in (*self.listed, *allowed)]
+        hooks = {finding["cause"] for finding in outcome.hook}
         if program.hook_sees:
             faults += [f"the hook alone did not name {cause}" for cause in program.causes if cause not in hooks]
         if not program.causes:
-            alarms = {f["cause"] for f in said.hook if f["severity"] in ALARMS} - allowed
+            alarms = {f["cause"] for f in outcome.hook if f["severity"] in ALARMS} - allowed
             faults += [f"the hook alone named {cause}" for cause in sorted(alarms)]
         return faults
 
     @property
     def ok(self) -> bool:
-        return self.said.skipped is None and not self.faults
+        return self.outcome.skipped is None and not self.faults
 
     def row(self) -> str:
         """Return the row of the table."""
-        program, said = self.said.program, self.said
+        program, outcome = self.outcome.program, self.outcome
         causes = ", ".join(f"`{cause}`" for cause in program.causes) or "nothing"
         node = (
             ", ".join(filter(None, ("alone" if program.node == "alone" else "", "fake GPU" if program.gpu else "")))
             or "real"
         )
-        if said.skipped is not None:
-            return f"| {program.name} | {causes} | {node} | | | | | not run: {said.skipped} |"
+        if outcome.skipped is not None:
+            return f"| {program.name} | {causes} | {node} | | | | | not run: {outcome.skipped} |"
         first = f"`{self.first}`" if self.first else "nothing"
         beside = ", ".join(f"`{cause}`" for cause in self.listed[1:])
-        after = max((said.ever.get(cause, 0.0) for cause in program.causes), default=0.0)
+        after = max((outcome.ever.get(cause, 0.0) for cause in program.causes), default=0.0)
         hook = list(
-            dict.fromkeys(f["cause"] for f in said.hook if f["severity"] in ALARMS or f["cause"] in program.causes)
+            dict.fromkeys(f["cause"] for f in outcome.hook if f["severity"] in ALARMS or f["cause"] in program.causes)
         )
         alone = ", ".join(f"`{cause}`" for cause in hook) or "nothing"
         if program.causes and not program.hook_sees:

@@ -33,8 +33,8 @@ moment, not only at the end).
 
 def page(judged: Sequence[Judged], load: str) -> str:
     """Return the page."""
-    found = [each for each in judged if each.said.program.causes and each.said.skipped is None]
-    healthy = [each for each in judged if not each.said.program.causes and each.said.skipped is None]
+    found = [each for each in judged if each.outcome.program.causes and each.outcome.skipped is None]
+    healthy = [each for each in judged if not each.outcome.program.causes and each.outcome.skipped is None]
     mixed = [each for each in found if each.is_mixture]
     lines = [_HEAD, f"Last run: {load}.", ""]
     lines += [
@@ -58,7 +58,7 @@ def _matrix(judged: Sequence[Judged]) -> list[str]:
     """Return programs by their strongest true cause (rows) and by the cause that was named first (columns)."""
     cells: dict[tuple[str, str], int] = {}
     for each in judged:
-        if each.said.skipped is None:
+        if each.outcome.skipped is None:
             key = each.true_cause, each.first or "nothing"
             cells[key] = cells.get(key, 0) + 1
     names = [*CAUSES, "nothing"]

@@ -29,7 +29,7 @@ _SMALL_SHM = 'mount -t tmpfs -o size={}m tmpfs /dev/shm && exec "$@"'
 
 
 @dataclass
-class Said:
+class Outcome:
     """The diagnosis of one program. Findings are as in docs/reference/api.md, roots first."""
 
     program: Program
@@ -47,12 +47,12 @@ class Said:
     """Cores of the machine that were in use meanwhile, by whatever process."""
 
 
-def stage(program: Program, number: int, stretch: float = 1.0) -> Said:
+def stage(program: Program, number: int, stretch: float = 1.0) -> Outcome:
     """Return what was said of a program. It is ended, with all that it started, whatever happens."""
-    said = Said(program)
+    outcome = Outcome(program)
     if program.shm_mib and not _may_mount():
-        said.skipped = "needs a mount namespace of its own (root, or user namespaces)"
-        return said
+        outcome.skipped = "needs a mount namespace of its own (root, or user namespaces)"
+        return outcome
     with tempfile.TemporaryDirectory(prefix="gpuwatch-diagnosis-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         alone = Alone(folder / "proc") if program.node == "alone" else None
@@ -61,15 +61,20 @@ def stage(program: Program, number: int, stretch: float = 1.0) -> Said:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "agent", ROOT / "dashboards")))
         try:
             with _agent(folder, program, environment, alone) as url:
-                _run(program, (str(number), str(stretch)), url, environment, alone, said)
+                _run(program, (str(number), str(stretch)), url, environment, alone, outcome)
         finally:
             if alone is not None:
                 alone.close()
-    return said
+    return outcome
 
 
 def _run(
-    program: Program, arguments: tuple[str, str], url: str, environment: dict[str, str], alone: Alone | None, said: Said
+    program: Program,
+    arguments: tuple[str, str],
+    url: str,
+    environment: dict[str, str],
+    alone: Alone | None,
+    outcome: Outcome,
 ) -> None:
     before = _busy_s()
     begin = time.monotonic()
@@ -91,38 +96,38 @@ def _run(
             processes.append((started, out))
         if alone is not None:
             alone.follow(processes[0][0].pid)
-        _watch(url, [process for process, _ in processes], begin, said)
+        _watch(url, [process for process, _ in processes], begin, outcome)
         for process, out in processes:
             out.seek(0)
             lines = out.read().splitlines()
             if process.returncode != 0 or not lines:
-                said.failed = f"the program failed with status {process.returncode}"
+                outcome.failed = f"the program failed with status {process.returncode}"
                 continue
-            said.hook += json.loads(lines[-1])
+            outcome.hook += json.loads(lines[-1])
     finally:
         for process, out in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             out.close()
-    said.busy_cores = (_busy_s() - before) / (time.monotonic() - begin)
+    outcome.busy_cores = (_busy_s() - before) / (time.monotonic() - begin)
 
 
-def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, said: Said) -> None:
+def _watch(url: str, processes: list[subprocess.Popen[bytes]], begin: float, outcome: Outcome) -> None:
     """Look once a second until every process has ended."""
-    deadline = begin + 3 * said.program.seconds + 180
+    deadline = begin + 3 * outcome.program.seconds + 180
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:
-            said.failed = "the program did not end in time"
+            outcome.failed = "the program did not end in time"
             return
         with contextlib.suppress(OSError):
             found = _get(f"{url}/api/v1/findings")["findings"]
             runs = _get(f"{url}/api/v1/runs")["runs"]
             if not runs or any(run["status"] == "running" for run in runs):  # not the moment after a run's good-bye
-                said.agent = _once(found)
+                outcome.agent = _once(found)
             for finding in found:
-                if finding["severity"] in ALARMS or finding["cause"] in said.program.causes:
-                    said.ever.setdefault(finding["cause"], time.monotonic() - begin)
+                if finding["severity"] in ALARMS or finding["cause"] in outcome.program.causes:
+                    outcome.ever.setdefault(finding["cause"], time.monotonic() - begin)
         time.sleep(1.0)
 
 

@@ -116,8 +116,8 @@ def test_each_step_of_a_batch_job_is_a_run(site: Site, tmp_path: Path) -> None:
 
 
 def test_what_a_user_has_set_stays(site: Site) -> None:
-    said = site.slurm.run("srun", "env", env={"GPUWATCH_RUN": "mine", "GPUWATCH_ENDPOINT": "ipc:///run/mine.sock"})
-    assert {"GPUWATCH_RUN=mine", "GPUWATCH_ENDPOINT=ipc:///run/mine.sock"} <= set(said.splitlines())
+    output = site.slurm.run("srun", "env", env={"GPUWATCH_RUN": "mine", "GPUWATCH_ENDPOINT": "ipc:///run/mine.sock"})
+    assert {"GPUWATCH_RUN=mine", "GPUWATCH_ENDPOINT=ipc:///run/mine.sock"} <= set(output.splitlines())
 
 
 def test_gpus_that_a_job_has_and_does_not_use(site: Site) -> None:

@@ -56,9 +56,9 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
     assert 0.5 < expected < 0.7  # it was starved as meant
     labels, annotations = fired[0]["labels"], fired[0]["annotations"]
     assert labels["run"] == "starving" and labels["user"]
-    said = re.search(r"([\d.]+)% of its training time", annotations["summary"])
-    assert said is not None, annotations["summary"]
-    assert float(said[1]) / 100 == pytest.approx(expected, abs=0.05)
+    output = re.search(r"([\d.]+)% of its training time", annotations["summary"])
+    assert output is not None, annotations["summary"]
+    assert float(output[1]) / 100 == pytest.approx(expected, abs=0.05)
     assert "input_single_process" in annotations["cause"]
 
 

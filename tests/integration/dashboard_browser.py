@@ -40,10 +40,10 @@ def tooltip(page: Any, panel: str, part: float) -> str:
         x, y = place(page, panel, part)
         page.mouse.move(x + attempt % 2, y)
         page.wait_for_timeout(150)
-        said = page.evaluate(
+        output = page.evaluate(
             f"[...document.querySelectorAll('.st-key-panel-{panel} [data-testid=stEChartsChart] > div')]"
             ".map(e => e.innerText).find(text => text.trim()) || ''"
         )
-        if said:
-            return str(said)
+        if output:
+            return str(output)
     raise AssertionError(f"{panel}: the chart says nothing under the pointer")

@@ -110,12 +110,12 @@ def write_blocks(series: Series, hours: float, folder: Path, ahead_s: int = 0) -
 
 def _lines(series: Series, times: range, now: range) -> Iterator[str]:
     """Yield the text, a series a chunk: a week of a thousand nodes has 17 million lines."""
-    told = ""
+    reported = ""
     all_times, now_times = [[f" {time_s}\n" for time_s in each] for each in (times, now)]
     for (name, labels), value in sorted(series.items()):
-        if name != told:
+        if name != reported:
             yield f"# TYPE {name} gauge\n"
-            told = name
+            reported = name
         text = ",".join(f'{label}="{of}"' for label, of in labels)
         of_now = not name.endswith(
             ("increase5m", "owner_state:gpuwatch_gpu_seconds:rate5m")

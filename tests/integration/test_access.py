@@ -196,7 +196,7 @@ def _status(client: Client) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("web", "said"),
+    ("web", "output"),
     [
         (USER.replace("$", "x"), "basic_auth_users: alice: give NAME: HASH"),
         (TLS % "", "node.crt"),
@@ -205,10 +205,10 @@ def _status(client: Client) -> bool:
     ids=["hash", "certificate", "section"],  # the hash differs in each process
 )
 def test_an_agent_does_not_start_with_a_web_configuration_that_it_cannot_use(
-    tmp_path: Path, web: str, said: str
+    tmp_path: Path, web: str, output: str
 ) -> None:
     (tmp_path / "web.yml").write_text(web)
-    assert said in Agent(tmp_path).refused("--web.config.file", str(tmp_path / "web.yml"))
+    assert output in Agent(tmp_path).refused("--web.config.file", str(tmp_path / "web.yml"))
 
 
 def test_a_page_of_another_name_cannot_read_an_agent_on_loopback(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from gpuwatch import __version__, wire
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import wait_for
 
-NOBODY = 65534
+NO_AGENT = 65534
 MOST_MB = 150
 
 _ATTACKER = """
@@ -129,7 +129,7 @@ def test_another_user_can_neither_speak_for_a_run_nor_name_its_processes(agent: 
         pytest.skip("a process of a second user can be started by root only")
     with Trainer(agent, run="honest") as trainer:
         agent.wait_run("honest", activity="data_wait")
-        sent_by(attack(agent, "forge", 4, trainer.pid, NOBODY))
+        sent_by(attack(agent, "forge", 4, trainer.pid, NO_AGENT))
         page = agent.metrics()
         assert rejected(agent, "wrong_user") >= 20 and rejected(agent, "wrong_process") >= 4
         assert agent.run("mine") is None, "it named another process as its own"

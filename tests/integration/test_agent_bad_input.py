@@ -105,10 +105,10 @@ def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> Non
     other.port = agent.port
     assert f"--http 127.0.0.1:{agent.port}: Address already in use" in other.refused()
     other = Agent(tmp_path)
-    said = other.refused("--listen", agent.endpoint)
-    assert f"--listen {agent.endpoint}: another agent uses it already" in said
-    said = other.refused("--history", str(agent.history))
-    assert f"--history {agent.history}: another agent uses it already" in said
+    output = other.refused("--listen", agent.endpoint)
+    assert f"--listen {agent.endpoint}: another agent uses it already" in output
+    output = other.refused("--history", str(agent.history))
+    assert f"--history {agent.history}: another agent uses it already" in output
     assert agent.get_text("/healthz") == "ok\n"
 
 

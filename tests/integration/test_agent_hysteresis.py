@@ -70,5 +70,5 @@ def test_it_begins_after_three_seconds_and_ends_after_ten(tmp_path: Path) -> Non
     assert past["cause"] == finding["cause"] == "input_unexplained" and past["since_s"] == finding["since_s"]
     assert begun_s - past["since_s"] > 2.99
     assert ended_s - past["seen_s"] > 9.99 and past["seen_s"] > past["since_s"]
-    told = [value for _, value in pages if value is not None]
-    assert told == [1.0] * told.count(1.0) + [0.0] * told.count(0.0), "it came and went once"
+    reported = [value for _, value in pages if value is not None]
+    assert reported == [1.0] * reported.count(1.0) + [0.0] * reported.count(0.0), "it came and went once"

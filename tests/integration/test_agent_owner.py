@@ -46,8 +46,8 @@ def test_owner_is_told_and_nothing_else_is(tmp_path: Path) -> None:
             wait_for("the GPU has an owner", lambda: owner(agent)[:2] == ("owned", "0"), 15, 0.2)
             assert owner(agent) == ("owned", "0", user, "4711", "vision", "train-0", "trainer")
             run = agent.wait_run("owned")
-            told = {"job": "4711", "step": "2", "namespace": "vision", "pod": "train-0", "container": "trainer"}
-            assert told.items() <= run["owner"].items()
+            reported = {"job": "4711", "step": "2", "namespace": "vision", "pod": "train-0", "container": "trainer"}
+            assert reported.items() <= run["owner"].items()
             training.kill()
             training.wait(10)
             ended = agent.wait_run("owned", status="lost")

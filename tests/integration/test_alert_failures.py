@@ -35,8 +35,8 @@ def test_an_alert_that_fires_while_alertmanager_is_away_is_told_when_it_is_back(
         failed = "prometheus_notifications_errors_total"
         wait_for("the failed delivery is counted", lambda: own_metric(prometheus, failed) >= 1, 60)
         with start_alertmanager(tmp_path / "am", port=port) as alertmanager:
-            told = wait_for("it is told", lambda: alertmanager.get("/api/v2/alerts"), 120)
-    assert [alert["labels"]["alertname"] for alert in told] == ["GpuwatchAgentDown"]
+            reported = wait_for("it is told", lambda: alertmanager.get("/api/v2/alerts"), 120)
+    assert [alert["labels"]["alertname"] for alert in reported] == ["GpuwatchAgentDown"]
 
 
 def test_a_webhook_that_times_out_is_counted_and_tried_again(tmp_path: Path) -> None:

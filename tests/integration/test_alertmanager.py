@@ -102,8 +102,8 @@ def test_a_cause_silences_its_consequences_and_nothing_else(tmp_path: Path) -> N
             return found if len(found) == len(ALERTS) and "unprocessed" not in found.values() else None
 
         found = wait_for("all alerts are processed", states, 20)
-    told = {key for key, state in found.items() if state == "active"}
-    assert told == {
+    reported = {key for key, state in found.items() if state == "active"}
+    assert reported == {
         ("GpuwatchAgentDown", "n1"),
         ("RunStalled", "r2"),
         ("GpuStarved", "r3"),

@@ -104,8 +104,8 @@ def test_up_says_two_urls_that_answer_and_ctrl_c_stops_both(tmp_path: Path) -> N
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(2)]
-        assert said == [f"page    http://127.0.0.1:{page}\n", f"agent   http://127.0.0.1:{http}/metrics\n"]
+        output = [process.stdout.readline() for _ in range(2)]
+        assert output == [f"page    http://127.0.0.1:{page}\n", f"agent   http://127.0.0.1:{http}/metrics\n"]
         assert get_json(f"http://127.0.0.1:{http}/api/v1/runs") == {"runs": []}
         with urllib.request.urlopen(f"http://127.0.0.1:{page}") as answer:
             assert b"<title>" in answer.read()

@@ -161,8 +161,8 @@ def test_all_runs_of_the_node_stand_side_by_side(page: Any, agent: FakeAgent, ur
     second.wait_for(timeout=WAIT_MS)
     assert page.locator("tr[data-run]").count() == 2  # those that go on
     assert page.locator("tr[data-run][aria-current]").get_attribute("data-run") == RUN_ID
-    said = " ".join(second.inner_text().split())
-    assert "healthy: 97% of the time is compute" in said and "103 ms" in said and "9.70" in said
+    output = " ".join(second.inner_text().split())
+    assert "healthy: 97% of the time is compute" in output and "103 ms" in output and "9.70" in output
     assert "waiting for data 62%" in (second.locator(".gw-bar").get_attribute("aria-label") or "")
     second.locator("a").click()
     page.wait_for_selector(".gw-name:has-text('bert-base')", timeout=WAIT_MS)
@@ -263,9 +263,9 @@ def test_charts_and_text_show_the_reader_s_own_time(browser: Any, agent: FakeAge
     context.close()
     assert foot is not None
     assert abs(int(foot[1]) * 60 + int(foot[2]) - now) <= 1
-    said = re.search(r" (\d+):(\d+):\d+\n", tip)
-    assert said is not None, tip
-    assert 0 <= now - (int(said[1]) * 60 + int(said[2])) <= 2, tip
+    output = re.search(r" (\d+):(\d+):\d+\n", tip)
+    assert output is not None, tip
+    assert 0 <= now - (int(output[1]) * 60 + int(output[2])) <= 2, tip
 
 
 def test_chart_says_the_values_under_the_pointer_and_a_click_looks_closer(

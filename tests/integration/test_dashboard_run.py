@@ -57,10 +57,10 @@ def test_a_million_steps(page: Any) -> None:
     assert "waiting for the host 4.00 ms waiting for data 12.0 ms" in legend(page, "device_steps")
     waits = legend(page, "waits")
     assert "hidden behind the device's work 18.0 ms" in waits and "the device starved 12.0 ms" in waits
-    said = tooltip(page, "steps", 0.42)
-    assert re.search(r"data wait\n30 ms", said) and re.search(r"computing\n67 ms", said), said
+    output = tooltip(page, "steps", 0.42)
+    assert re.search(r"data wait\n30 ms", output) and re.search(r"computing\n67 ms", output), output
     longest = [tooltip(page, "longest", part) for part in (0.31, 0.315, 0.32, 0.325)]
-    assert any(f"longest\n{1e3 * SLOW_S:.0f} ms" in said for said in longest), (
+    assert any(f"longest\n{1e3 * SLOW_S:.0f} ms" in output for output in longest), (
         longest
     )  # an epoch's first batch is not lost
     past = page.locator(".gw-past li").inner_text()
@@ -84,8 +84,8 @@ def test_a_few_steps_are_shown_one_by_one_and_buttons_move_the_time(page: Any, a
     assert "What did each of these 20 steps do" in legend(page, "bars")
     name = page.locator(".st-key-panel-bars [role=img]").get_attribute("aria-label", timeout=WAIT_MS)
     assert name == "20 steps one by one, a row each of host and device"
-    said = tooltip(page, "bars", 0.5)
-    assert "hidden behind the device's work\n18 ms" in said and "waiting for the host\n4 ms" in said, said
+    output = tooltip(page, "bars", 0.5)
+    assert "hidden behind the device's work\n18 ms" in output and "waiting for the host\n4 ms" in output, output
     page.get_by_role("button", name="Zoom out").click()
     page.wait_for_function("document.querySelector('.gw-figure-steps b').innerText === '40'", timeout=WAIT_MS)
     page.get_by_role("button", name="Later").focus()

@@ -61,8 +61,8 @@ def reports(process: subprocess.Popen[str]) -> dict[int, dict[str, Any]]:
     """Return what each rank said at its end."""
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
-    told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    return {each["rank"]: each for each in told}
+    reported = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return {each["rank"]: each for each in reported}
 
 
 def stragglers(agent: Agent) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
         found = wait_for("the straggler is found", lambda: stragglers(agent), 40, 0.2)
         named = [(each["rank"], each["severity"]) for each in found]
         series = agent.metrics()
-        told = reports(process)
+        reported = reports(process)
     assert named == [(1, "critical")]
     assert evidence(found[0], "excess") == pytest.approx(0.06, rel=0.1)
     assert evidence(found[0], "cost") == pytest.approx(0.12, rel=0.1)
@@ -95,9 +95,9 @@ def test_torchrun_ranks_are_one_run_and_the_one_with_the_slow_input_is_named(age
     late = {key[2]: value for key, value in series.items() if key[0] == "gpuwatch_straggler_excess_ratio"}
     assert list(late) == ["1"] and late["1"] == pytest.approx(0.06 / 0.09, rel=0.15)
     assert {key[2] for key in series if key[0] == "gpuwatch_finding_active" and "straggler" in key} == {"straggler"}
-    assert sorted(told) == [0, 1, 2] and len({each["run"] for each in told.values()}) == 1
+    assert sorted(reported) == [0, 1, 2] and len({each["run"] for each in reported.values()}) == 1
     at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 3), 10, 0.2)
-    assert {each["run"] for each in at_agent.values()} == {told[0]["run"]}
+    assert {each["run"] for each in at_agent.values()} == {reported[0]["run"]}
     assert [each["world_size"] for each in at_agent.values()] == [3, 3, 3]
     assert {each["steps"] for each in at_agent.values()} == {150}
     assert stragglers(agent) == []
@@ -129,10 +129,10 @@ def test_ranks_of_two_launchers_without_a_name_are_one_run(agent: Agent) -> None
         training(agent, *place, "--node-rank=0", str(TRAINER), "--steps=60") as one,
         training(agent, *place, "--node-rank=1", str(TRAINER), "--steps=60") as other,
     ):
-        told = {**reports(one), **reports(other)}
-    assert sorted(told) == [0, 1] and told[0]["run"] == told[1]["run"]
+        reported = {**reports(one), **reports(other)}
+    assert sorted(reported) == [0, 1] and reported[0]["run"] == reported[1]["run"]
     at_agent = wait_for("both have said good-bye", lambda: _ended(agent, 2), 10, 0.2)
-    assert {each["run"] for each in at_agent.values()} == {told[0]["run"]}
+    assert {each["run"] for each in at_agent.values()} == {reported[0]["run"]}
     assert len(agent.get("/api/v1/runs")["runs"]) == 2, "and neither was ever told under another id"
 
 
@@ -150,11 +150,11 @@ def test_spawned_equal_ranks_are_one_run_without_a_straggler(agent: Agent) -> No
         while process.poll() is None:
             seen += stragglers(agent)
             time.sleep(0.2)
-        told = reports(process)
+        reported = reports(process)
     assert seen == []
-    assert sorted(told) == [0, 1, 2, 3] and {each["world_size"] for each in told.values()} == {4}
+    assert sorted(reported) == [0, 1, 2, 3] and {each["world_size"] for each in reported.values()} == {4}
     at_agent = wait_for("all have said good-bye", lambda: _ended(agent, 4), 10, 0.2)
-    assert {(each["run"], each["steps"]) for each in at_agent.values()} == {(told[0]["run"], 110)}
+    assert {(each["run"], each["steps"]) for each in at_agent.values()} == {(reported[0]["run"], 110)}
     counted = {key[2]: value for key, value in agent.metrics().items() if key[0] == "gpuwatch_comm_steps_total"}
     assert counted == {"0": 110, "1": 110, "2": 110, "3": 110}
 
@@ -166,15 +166,15 @@ def test_waiting_for_a_rank_with_slow_code_is_comm_wait_and_nothing_twice(agent:
     options = [f"--steps={steps}", "--slow-rank=0", f"--slow-compute={delay}", f"--compute={compute}"]
     with spawned(agent, 2, *options, "--accumulate=2", "--watch-communication") as process:
         found = wait_for("the straggler is found", lambda: stragglers(agent), 40, 0.2)
-        told = reports(process)
+        reported = reports(process)
     assert [each["rank"] for each in found] == [0]
     assert evidence(found[0], "excess") == pytest.approx(delay, rel=0.1)
     assert found[0]["advice"].startswith("check the host of rank 0")
-    fast, slow = told[1]["states"], told[0]["states"]
+    fast, slow = reported[1]["states"], reported[0]["states"]
     assert fast["comm_wait"] == pytest.approx(steps * delay, rel=0.1)
     assert slow.get("comm_wait", 0.0) < 0.1 * steps * delay
     assert slow["compute"] == pytest.approx(steps * (compute + delay), rel=0.1)
-    for each in told.values():
+    for each in reported.values():
         assert each["states"]["compute"] + each["states"]["comm_wait"] == pytest.approx(each["body_s"], rel=0.02)
         assert set(each["states"]) <= set(RUN_STATES)
         assert sum(each["states"].values()) == pytest.approx(each["duration_s"], abs=1e-6)

@@ -52,7 +52,7 @@ def values(collector: GpuCollector, uuid: str) -> Values:
 def test_links_and_errors_of_a_gpu_that_has_all_of_them(nvml, collector):
     nvml.write([HOPPER])
     found = values(collector, "GPU-h")
-    told = {
+    reported = {
         ("sm_clock_hertz",): 1.98e9,
         ("pcie_replays_total",): 3,
         ("ecc_errors_total", "corrected"): 12,
@@ -62,7 +62,7 @@ def test_links_and_errors_of_a_gpu_that_has_all_of_them(nvml, collector):
         ("nvlink_receive_bytes_total",): 1 << 20,
         ("xid_errors_total",): 0,
     }
-    assert {key: found.get(key) for key in told} == told
+    assert {key: found.get(key) for key in reported} == reported
 
 
 def test_what_a_gpu_does_not_tell_is_absent(nvml, collector, clock):
@@ -95,7 +95,7 @@ def test_gpm_needs_two_samples_and_is_in_base_units(nvml, collector, clock):
     clock.now_s += 1
     found = values(collector, "GPU-h")
     mib = 1 << 20
-    told = {
+    reported = {
         ("sm_active_ratio",): 0.875,
         ("tensor_active_ratio",): 0.3125,
         ("dram_bandwidth_ratio",): 0.5,
@@ -104,7 +104,7 @@ def test_gpm_needs_two_samples_and_is_in_base_units(nvml, collector, clock):
         ("nvlink_receive_bytes_per_second",): 300 * mib,
         ("nvlink_transmit_bytes_per_second",): 400 * mib,
     }
-    assert {key: found.get(key) for key in told} == pytest.approx(told)
+    assert {key: found.get(key) for key in reported} == pytest.approx(reported)
 
 
 def test_gpm_metric_that_the_driver_cannot_compute_is_absent_alone(nvml, collector, clock):

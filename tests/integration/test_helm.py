@@ -193,7 +193,7 @@ def test_the_training_pod_of_the_page_is_one_and_is_what_the_agent_listens_for()
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "output"),
     [
         ({"agent": {"prot": 9478}}, "prot"),
         ({"agent": {"port": 0}}, "/agent/port"),
@@ -208,9 +208,9 @@ def test_the_training_pod_of_the_page_is_one_and_is_what_the_agent_listens_for()
         ({"dashboard": {"prometheus": "prometheus:9090"}}, "/dashboard/prometheus"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(values: Mapping[str, Any], said: str) -> None:
+def test_a_wrong_value_is_refused_by_its_name(values: Mapping[str, Any], output: str) -> None:
     helm = pytest.importorskip("helm_python")
-    with pytest.raises((helm.HelmValuesError, helm.HelmRenderError), match=said):
+    with pytest.raises((helm.HelmValuesError, helm.HelmRenderError), match=output):
         render(values)
 
 

@@ -77,8 +77,8 @@ def test_a_script_with_one_line_more_prints_its_verdict_once_at_the_end(tmp_path
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert lines[0].startswith("gpuwatch · train.py · ") and "30 steps" in lines[0]
-    said, _, share = lines[1].partition("so far input-bound: ")
-    assert said == "  short: 30 steps, too few for a prediction; " and 40 <= int(share.partition("%")[0]) <= 60
+    output, _, share = lines[1].partition("so far input-bound: ")
+    assert output == "  short: 30 steps, too few for a prediction; " and 40 <= int(share.partition("%")[0]) <= 60
     assert done.stderr.count("gpuwatch ·") == 1
 
 

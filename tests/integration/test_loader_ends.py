@@ -40,22 +40,22 @@ def found(agent: Agent) -> dict[str, Any]:
 
 def test_a_worker_killed_by_sigkill_is_called_so_in_verdict_api_and_report(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent:
-        said = train(agent, "SIGKILL", 16)
+        output = train(agent, "SIGKILL", 16)
         finding = found(agent)
     assert finding["cause"] == "worker_killed" and finding["severity"] == "critical"
     assert finding["evidence"][0]["text"].endswith("ended with SIGKILL")
     assert finding["title"].startswith("a loader worker was killed with SIGKILL")
     # torch raises as the loader is asked, or from its signal's handler wherever the training is; with or without a verdict before it.
-    assert said.count("gpuwatch: a loader worker was killed with SIGKILL") == 1
-    assert "RuntimeError: DataLoader worker" in said
-    verdict = said[said.rindex("gpuwatch · ") :]
+    assert output.count("gpuwatch: a loader worker was killed with SIGKILL") == 1
+    assert "RuntimeError: DataLoader worker" in output
+    verdict = output[output.rindex("gpuwatch · ") :]
     assert "why   a loader worker was killed with SIGKILL" in verdict
 
 
 @pytest.mark.alone  # the kernel chooses whom it kills, by what else takes memory
 def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent, memory_limit(1024) as within:
-        said = train(agent, "eat", 16, before=within)
+        output = train(agent, "eat", 16, before=within)
         finding = found(agent)
     assert finding["cause"] == "worker_killed" and finding["title"] == "a loader worker was killed for lack of memory"
     assert [each["value"] for each in finding["evidence"]] == [9, 1]
@@ -63,46 +63,46 @@ def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_called_so(tmp_path
         "the kernel has killed 1 process for lack of memory in that time (oom_kill); its control group is limited to 1 GiB"
     )
     assert "num_workers 2 → 1" in finding["advice"] and "more than its 1 GiB (docker run --memory=" in finding["advice"]
-    assert said.count("gpuwatch: a loader worker was killed for lack of memory") == 1
-    assert "why   a loader worker was killed for lack of memory" in said[said.rindex("gpuwatch · ") :]
+    assert output.count("gpuwatch: a loader worker was killed for lack of memory") == 1
+    assert "why   a loader worker was killed for lack of memory" in output[output.rindex("gpuwatch · ") :]
 
 
 def test_a_worker_that_writes_into_a_full_dev_shm_is_said_to_have_no_room_there(tmp_path: Path) -> None:
     inside = small_shm(14)
     with Agent(tmp_path) as agent:
-        said = train(agent, "fill", 16, before=inside)
+        output = train(agent, "fill", 16, before=inside)
         finding = found(agent)
     assert finding["title"] == "a loader worker was killed by a bus error: /dev/shm was full"
     assert [each["value"] for each in finding["evidence"]] == [7, 14 << 20]
     assert finding["evidence"][1]["text"] == "/dev/shm has 14 MiB, 0 B of it free right after"
     assert "docker run --shm-size=" in finding["advice"]
-    assert "why   a loader worker was killed by a bus error: /dev/shm was full" in said
+    assert "why   a loader worker was killed by a bus error: /dev/shm was full" in output
 
 
 def test_a_worker_whose_mapped_file_was_shortened_is_not_said_to_lack_room(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent:
-        said = train(agent, "shorten", 16)
+        output = train(agent, "shorten", 16)
         finding = found(agent)
     assert finding["title"] == "a loader worker was killed by a bus error, and not for lack of room in /dev/shm"
     assert finding["evidence"][0]["value"] == 7 and "memory-mapped" in finding["advice"]
-    assert "why   a loader worker was killed by a bus error, and not" in said
+    assert "why   a loader worker was killed by a bus error, and not" in output
 
 
 def test_a_small_dev_shm_is_forecast_before_it_is_full_with_the_size_to_give() -> None:
     inside = small_shm(14)
-    said = train(None, "none", 130_000, 1.0, inside)
-    forecast = said.index("gpuwatch: /dev/shm")
-    failure = min(at for word in ("allocate shared memory", "Bus error", "bus error") if (at := said.find(word, forecast + 200)) > 0)  # fmt: skip
+    output = train(None, "none", 130_000, 1.0, inside)
+    forecast = output.index("gpuwatch: /dev/shm")
+    failure = min(at for word in ("allocate shared memory", "Bus error", "bus error") if (at := output.find(word, forecast + 200)) > 0)  # fmt: skip
     assert forecast < failure
-    line = said[forecast:].splitlines()[0]
+    line = output[forecast:].splitlines()[0]
     assert "2 workers × 2 batches of 3.97 MiB need up to 15.9 MiB" in line
     assert "docker run --shm-size=20m" in line
 
 
 @pytest.mark.alone  # whether a batch arrives before the memory is full depends on the machine
 def test_a_dev_shm_too_small_for_the_first_batches_is_told_with_the_size_to_give() -> None:
-    said = train(None, "none", 260_000, 1.0, small_shm(14))  # 7.93 MiB a batch: one fits
-    line = next(line for line in said.splitlines() if line.startswith("gpuwatch: "))
+    output = train(None, "none", 260_000, 1.0, small_shm(14))  # 7.93 MiB a batch: one fits
+    line = next(line for line in output.splitlines() if line.startswith("gpuwatch: "))
     assert line.startswith("gpuwatch: /dev/shm ")
     assert "2 workers × 2 batches " in line and "of 7.93 MiB need" in line and "docker run --shm-size=40m" in line
 

@@ -119,10 +119,10 @@ def test_rules_and_queries_answer_in_victoriametrics(tmp_path: Path, fleet: str)
         failed = [rule for group in groups for rule in group["rules"] if rule.get("lastError")]
         assert failed == []
         assert sum(len(group["rules"]) for group in groups) > 40
-        told = wait_for(
+        reported = wait_for(
             "alerts reach Alertmanager from there",
             lambda: [a for a in alertmanager.get("/api/v2/alerts") if a["labels"]["alertname"] == "GpuStarved"],
             60,
         )
-    assert told[0]["labels"]["cluster"] == "a"
-    assert "waits for input" in told[0]["annotations"]["summary"]
+    assert reported[0]["labels"]["cluster"] == "a"
+    assert "waits for input" in reported[0]["annotations"]["summary"]

@@ -24,7 +24,7 @@ from gpuwatch_agent.exporter import run_samples  # noqa: E402
 from gpuwatch_agent.processes import ProcessTable  # noqa: E402
 from gpuwatch_agent.processes.workers import WorkerWatch  # noqa: E402
 from gpuwatch_agent.runs import Run  # noqa: E402
-from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn  # noqa: E402
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn  # noqa: E402
 
 pytestmark = pytest.mark.alone
 
@@ -497,7 +497,7 @@ def test_every_drop_is_counted_and_exported(monkeypatch: pytest.MonkeyPatch) -> 
     sender.connected = True  # it is back
     turn(watch)
     run = Run(watch.run, 0, watch.identity.boot_id)
-    for message in told(sender):
+    for message in reported(sender):
         run.apply(message, clock(), 0.0)
     page = {
         sample.metric: sample.value

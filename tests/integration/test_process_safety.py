@@ -206,15 +206,15 @@ def test_a_cell_that_is_run_again(tmp_path: Path, style: str, shell: str) -> Non
     environ = {"IPYTHONDIR": str(tmp_path), "PYTHONWARNINGS": "default"}
     with script(tmp_path, source, f"ipc://{tmp_path}/nobody.sock", **environ) as process:
         out, _ = finished(process)
-    said, threads, still_open = json.loads(out.splitlines()[-1])
-    assert said[0].count("gpuwatch ·") == 1 and "10 steps" in said[0]
+    output, threads, still_open = json.loads(out.splitlines()[-1])
+    assert output[0].count("gpuwatch ·") == 1 and "10 steps" in output[0]
     if style == "with Watch()":
-        assert said[1].count("gpuwatch ·") == 1 and "10 steps" in said[1]
+        assert output[1].count("gpuwatch ·") == 1 and "10 steps" in output[1]
         assert (threads, still_open) == (0, 0)
     elif style == "watch(loader)":  # both cells are one run; its end has the second verdict
-        assert said[1] == "" and (threads, still_open) == (1, 1)
+        assert output[1] == "" and (threads, still_open) == (1, 1)
     else:
-        assert "10 steps" in said[1] and (threads, still_open) == (2, 2)
+        assert "10 steps" in output[1] and (threads, still_open) == (2, 2)
 
 
 # Children -------------------------------------------------------------------------------------------------------------

@@ -146,10 +146,11 @@ def test_pages_fit_a_screen_and_a_phone(history: Path, tmp_path: Path) -> None:
         for path in (one, two):
             for viewport in (DESKTOP, PHONE):
                 page = browser.new_page(viewport=viewport)
-                said: list[str] = []
-                page.on("console", lambda message, said=said: said.append(message.text))
+                output: list[str] = []
+                page.on("console", lambda message, output=output: output.append(message.text))
                 page.on(
-                    "request", lambda request, said=said: request.url.startswith("file:") or said.append(request.url)
+                    "request",
+                    lambda request, output=output: request.url.startswith("file:") or output.append(request.url),
                 )
                 page.goto(path.as_uri())
                 assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
@@ -157,5 +158,5 @@ def test_pages_fit_a_screen_and_a_phone(history: Path, tmp_path: Path) -> None:
                 drawn = page.locator("svg svg").evaluate_all("all => all.map(one => getComputedStyle(one).overflow)")
                 assert set(drawn) == {"hidden"}, "what is above the scale would cover what is above the plot"
                 assert page.locator("tbody th", has_text="waiting for data").first.is_visible()
-                assert said == []
+                assert output == []
                 page.close()

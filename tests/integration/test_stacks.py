@@ -69,9 +69,9 @@ def test_the_hottest_line_of_each_worker_on_demand(tmp_path: Path) -> None:
         (graph,) = found["flame_graphs"]
         names = {frame["name"] for frame in json.loads(Path(graph).read_text())["shared"]["frames"]}
         assert {"Photos.decode", "_worker_loop"} <= names or {"decode", "_worker_loop"} <= names
-        said = stacks(agent, tmp_path, RUN, "--seconds", "1").stdout
-        assert said.count("stacks_program.py:") == 3 and said.count("decode: ") == 2 and "% of samples" in said
-        assert "worker 0" in said and "worker 1" in said and "flame graph: " in said
+        output = stacks(agent, tmp_path, RUN, "--seconds", "1").stdout
+        assert output.count("stacks_program.py:") == 3 and output.count("decode: ") == 2 and "% of samples" in output
+        assert "worker 0" in output and "worker 1" in output and "flame graph: " in output
         unknown = stacks(agent, tmp_path, "no-such-run")
         assert unknown.returncode == 2 and "knows no run 'no-such-run'" in unknown.stderr
         gone = stacks(agent, tmp_path, "--pid", "4194303")

@@ -74,21 +74,21 @@ for _ in gpuwatch.watch(range(int(sys.argv[1]))):
 
 
 @pytest.mark.parametrize(
-    ("token", "said"),
+    ("token", "output"),
     [
         ("", "TCP needs the agent's token; set GPUWATCH_TOKEN, or GPUWATCH_TOKEN_FILE"),
         ("another-" + TOKEN, "the agent refuses this token; GPUWATCH_TOKEN is not the one of its --token-file"),
         ("short", "a token has 16 or more ASCII characters"),
     ],
 )
-def test_a_training_without_the_token_goes_on_and_says_why_once(agent: TcpAgent, token: str, said: str) -> None:
+def test_a_training_without_the_token_goes_on_and_says_why_once(agent: TcpAgent, token: str, output: str) -> None:
     environment = {**os.environ, "GPUWATCH_ENDPOINT": agent.tcp, "GPUWATCH_TOKEN": token, "GPUWATCH_RUN": "unseen"}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, "40"], env=environment, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0 and done.stderr.count("nothing is sent to an agent") == done.stderr.count(said) == 1, (
-        done.stderr
-    )
+    assert (
+        done.returncode == 0 and done.stderr.count("nothing is sent to an agent") == done.stderr.count(output) == 1
+    ), done.stderr
     assert agent.run("unseen") is None
     if token.startswith("another"):
         assert wait_for("refused connections are counted", lambda: rejected(agent, "wrong_token"), 10) >= 2
@@ -123,8 +123,8 @@ def test_a_pid_that_is_claimed_over_tcp_is_not_read(agent: TcpAgent) -> None:
 
         sender = ZmqSender(agent.tcp, TOKEN)
         mine, stolen = forged("forged"), forged("honest")
-        said = wire.encode(mine.hello(worker_pids=(victim.pid,), start_ticks=ticks))
-        wait_for("it is connected", lambda: sender.send(said) or None, 20)
+        output = wire.encode(mine.hello(worker_pids=(victim.pid,), start_ticks=ticks))
+        wait_for("it is connected", lambda: sender.send(output) or None, 20)
         sender.send(wire.encode(mine.message()))
         agent.wait_run("forged", pid=None, user="")
         sender.send(wire.encode(stolen.message()))
@@ -141,5 +141,5 @@ def test_tcp_is_not_listened_on_without_a_token(tmp_path: Path, monkeypatch: pyt
     for name in ("GPUWATCH_TOKEN", "GPUWATCH_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     for address in ("127.0.0.1", "0.0.0.0"):
-        said = Agent(tmp_path).refused("--listen", f"tcp://{address}:{free_port()}")
-        assert "TCP needs a token; give --token-file FILE" in said
+        output = Agent(tmp_path).refused("--listen", f"tcp://{address}:{free_port()}")
+        assert "TCP needs a token; give --token-file FILE" in output

@@ -17,7 +17,7 @@ from gpuwatch.hook.watch import Watch  # noqa: E402
 
 pytestmark = pytest.mark.alone
 
-NOBODY = "ipc:///nobody/listens/here.sock"
+NO_AGENT = "ipc:///nobody/listens/here.sock"
 
 
 class Numbers(Dataset[Any]):  # type: ignore[misc]  # torch is not read by mypy here
@@ -34,7 +34,7 @@ class Numbers(Dataset[Any]):  # type: ignore[misc]  # torch is not read by mypy 
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    with Watch(quiet=True, endpoint=NOBODY) as watch:
+    with Watch(quiet=True, endpoint=NO_AGENT) as watch:
         yield watch
 
 
@@ -198,7 +198,7 @@ def test_spawned_workers_that_persist_start_once_and_are_the_same_in_every_pass(
 
 def test_the_queue_of_ready_batches_tells_workers_that_keep_up_from_those_that_do_not() -> None:
     def share_empty(item_s: float, step_s: float) -> float:
-        with Watch(quiet=True, endpoint=NOBODY) as watch:
+        with Watch(quiet=True, endpoint=NO_AGENT) as watch:
             for _ in watch.steps(DataLoader(Numbers(20, item_s), batch_size=1, num_workers=1, prefetch_factor=4)):
                 time.sleep(step_s)
             counts = watch._recorder.fetches

@@ -21,18 +21,18 @@ class NodeWithGpus(FakeAgent):
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any] | None:
         if path == "/api/v1/series" and not self.runs:
             return {"series": []}
-        said = super().answer(path, query)
+        output = super().answer(path, query)
         if path == "/api/v1/findings":
             return {"findings": self._findings()}
-        if path == "/api/v1/status" and said is not None and self.gpus:
-            said["gpus"] = [self._gpu(number) for number in range(self.count)]
-        if path == "/api/v1/series" and said is not None and self.gpus:
+        if path == "/api/v1/status" and output is not None and self.gpus:
+            output["gpus"] = [self._gpu(number) for number in range(self.count)]
+        if path == "/api/v1/series" and output is not None and self.gpus:
             if query["metric"] == "gpuwatch_gpu_seconds_total":
-                said["series"] = [self._ledger(n, state) for n in range(self.count) for state in SHARES]
+                output["series"] = [self._ledger(n, state) for n in range(self.count) for state in SHARES]
             if query["metric"].startswith("gpuwatch_memory"):
                 total = query["metric"].endswith("total_bytes")
-                said["series"] = [{"labels": {}, "points": [[time.time(), (256.0 if total else 192.0) * 2**30]]}]
-        return said
+                output["series"] = [{"labels": {}, "points": [[time.time(), (256.0 if total else 192.0) * 2**30]]}]
+        return output
 
     def _gpu(self, number: int) -> dict[str, Any]:
         held = GPU_STATES[number % 8] != "unallocated"

@@ -200,7 +200,7 @@ def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("tls_server_config: {cert_fil: a}", "[tls_server_config] cert_fil is not a key; did you mean cert_file?"),
         ("tls_server_config: {cipher_suites: [RC4]}", "cipher_suites is not a key"),
@@ -219,9 +219,9 @@ def test_a_token_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest
         ("text", "give sections"),
     ],
 )
-def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str, output: str) -> None:
     (tmp_path / "web.yml").write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(said)) as error:
+    with pytest.raises(ConfigError, match=re.escape(output)) as error:
         read_web_config(tmp_path / "web.yml")
     assert str(error.value).startswith(f"--web.config.file {tmp_path}/web.yml: ")
     with pytest.raises(ConfigError, match="No such file"):
@@ -229,7 +229,7 @@ def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "output"),
     [
         ("cert_file: node.crt", "cert_file and key_file need each other"),
         ("cert_file: node.crt, key_file: absent.key", "absent.key"),
@@ -242,12 +242,12 @@ def test_what_a_web_configuration_cannot_say_is_named(tmp_path: Path, text: str,
         ("cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt", "client_ca_file a client_auth_type"),
     ],
 )
-def test_certificates_that_cannot_be_used_are_named(tmp_path: Path, settings: str, said: str) -> None:
+def test_certificates_that_cannot_be_used_are_named(tmp_path: Path, settings: str, output: str) -> None:
     authority = Authority(tmp_path)
     authority.issue("node")
     authority.issue("other")
     (tmp_path / "web.yml").write_text(f"tls_server_config: {{{settings}}}")
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(output)):
         tls, _ = read_web_config(tmp_path / "web.yml")
         assert tls is not None
         make_context(tls, tmp_path / "web.yml")

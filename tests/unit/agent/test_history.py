@@ -29,9 +29,9 @@ def tick(time_s: float, value: float = 0.0, *, runs=(), steps=(), run: str = "ru
 
 
 def batch(hook: FakeHook, time_s: float) -> StepBatch:
-    told = hook.message()
-    offset_ns = told.origin.time_ns - told.origin.monotonic_ns
-    return StepBatch(told.run, told.rank, told.first_step, time_s, offset_ns, told.columns)
+    reported = hook.message()
+    offset_ns = reported.origin.time_ns - reported.origin.monotonic_ns
+    return StepBatch(reported.run, reported.rank, reported.first_step, time_s, offset_ns, reported.columns)
 
 
 @pytest.fixture

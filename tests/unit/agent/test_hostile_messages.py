@@ -58,8 +58,8 @@ def check_honest(agent: WholeAgent, hook: FakeHook) -> None:
     assert agent.value('gpuwatch_steps_total{rank="0",run="honest"}') == hook.steps
     assert agent.page().get(('gpuwatch_step_records_lost_total{rank="0",run="honest"}',), 0) == 0
     for state in ("input_wait", "compute"):
-        told = agent.value(f'gpuwatch_run_seconds_total{{rank="0",run="honest",state="{state}"}}')
-        assert told == pytest.approx(hook.ledger.totals_ns[state] / 1e9)
+        reported = agent.value(f'gpuwatch_run_seconds_total{{rank="0",run="honest",state="{state}"}}')
+        assert reported == pytest.approx(hook.ledger.totals_ns[state] / 1e9)
     assert agent.sampler.snapshot is not None and agent.sampler.snapshot.monotonic_s == hook.at_ns / 1e9
     found = agent.history.reader.steps("honest", 0, 20)
     assert (found.steps, sum(found.samples)) == (hook.steps, hook.samples)

@@ -37,7 +37,7 @@ class World:
     wall_jump_s: float = 0.0
     book: RunRegistry = field(default_factory=lambda: RunRegistry(BOOT))
     hooks: list[FakeHook] = field(default_factory=list)
-    said: list[wire.Message] = field(default_factory=list)
+    output: list[wire.Message] = field(default_factory=list)
     late: list[wire.Message] = field(default_factory=list)
     now_ns: int = 1000 * S
     taken: int = 0
@@ -71,7 +71,7 @@ class World:
             self.taken += wire.step_count(message.columns)
 
     def say(self, message: wire.Message) -> None:
-        self.said.append(message)
+        self.output.append(message)
         self.deliver(message)
 
     def take(self, event: tuple[str, int] | tuple[str]) -> None:
@@ -87,8 +87,8 @@ class World:
             self.say(self.hook.message())
         elif kind == "lose":
             self.late.append(self.hook.message())
-        elif kind == "repeat" and self.said:
-            self.deliver(self.said[-1])
+        elif kind == "repeat" and self.output:
+            self.deliver(self.output[-1])
         elif kind == "late" and self.late:
             self.deliver(self.late.pop(0))
         elif kind == "other_speaks" and len(self.hooks) > 1:

@@ -38,8 +38,8 @@ def test_killed_process_is_lost_after_two_seconds_and_its_tail_unknown() -> None
 
 def test_step_records_that_a_killed_process_never_sent_are_counted_once() -> None:
     hook = FakeHook().step().step()
-    told = msgspec.structs.replace(hook.message(), columns={})  # its totals name two steps whose records never came
-    run = heard(hook.hello(), told, at_ns=hook.at_ns)
+    reported = msgspec.structs.replace(hook.message(), columns={})  # its totals name two steps whose records never came
+    run = heard(hook.hello(), reported, at_ns=hook.at_ns)
     assert run.lost == 0
     for seconds in (3, 4):
         run.pass_time(hook.at_ns + seconds * S, 0.0, alive=False)

@@ -11,7 +11,7 @@ from gpuwatch_agent.runs.window import ranks_by_run
 from tests.unit.agent.hooks import BOOT, MS, FakeHook, S, wall_s
 
 
-def told(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "run-a") -> Run:
+def reported(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "run-a") -> Run:
     hook = FakeHook(at_ns, run=run, rank=rank, sender=f"sender-{run}-{rank}", pid=4711 + rank)
     made = Run(run, rank, BOOT)
     for _ in range(steps):
@@ -22,21 +22,21 @@ def told(rank: int, steps: int, data_ms: int, at_ns: int = 100 * S, run: str = "
 
 
 def test_means_are_over_the_same_time_and_first_batches_are_left_out() -> None:
-    late_to_tell = told(1, 11, 60, at_ns=100 * S + 1500 * MS)
-    [facts] = ranks_by_run([told(0, 31, 10), late_to_tell]).values()
+    late_to_tell = reported(1, 11, 60, at_ns=100 * S + 1500 * MS)
+    [facts] = ranks_by_run([reported(0, 31, 10), late_to_tell]).values()
     assert [(each.rank, each.steps) for each in facts] == [(0, 11), (1, 10)]
     assert (facts[0].data_wait_s, facts[1].data_wait_s) == (pytest.approx(0.010), pytest.approx(0.060))
     assert facts[1].compute_s == pytest.approx(0.040) and facts[1].comm_wait_s is None
 
 
 def test_one_rank_or_one_that_is_gone_or_silent_is_not_compared() -> None:
-    gone, silent = told(1, 10, 10), told(2, 10, 10)
+    gone, silent = reported(1, 10, 10), reported(2, 10, 10)
     gone.status, silent.activity = "lost", "silent"
-    assert ranks_by_run([told(0, 10, 10), gone, silent, told(0, 10, 10, run="run-b")]) == {}
+    assert ranks_by_run([reported(0, 10, 10), gone, silent, reported(0, 10, 10, run="run-b")]) == {}
 
 
 def test_the_wait_for_others_is_a_mean_only_where_every_step_has_it() -> None:
-    one, other = told(0, 11, 10), told(1, 0, 10)
+    one, other = reported(0, 11, 10), reported(1, 0, 10)
     hook = FakeHook(run="run-a", rank=1, sender="sender-b", pid=4712)
     for _ in range(11):
         hook.step(data_ns=10 * MS, compute_ns=90 * MS)

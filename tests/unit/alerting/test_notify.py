@@ -176,12 +176,12 @@ def test_a_lost_run_whose_end_is_known_is_told_with_it() -> None:
         title="the training process was killed for lack of memory",
         advice="smaller batches",
     )
-    (told,) = wrong(killed, runs=[lost_run(findings=(killed,))])
-    assert (told.alert, told.title) == (
+    (published,) = wrong(killed, runs=[lost_run(findings=(killed,))])
+    assert (published.alert, published.title) == (
         "RunKilled",
         "run a, rank 3: the training process was killed for lack of memory",
     )
-    assert told.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
+    assert published.body == "- 4 of 4 workers at 97% CPU\nOwner: unknown\nDo: smaller batches"
 
 
 def test_a_refusal_is_tried_again_after_longer_and_longer_and_nothing_is_lost() -> None:

@@ -32,17 +32,17 @@ def scenarios(name: str, kind: str) -> list[Scenario]:
 
 def expected(test: Scenario, name: str) -> list[tuple[float, bool]]:
     """Return (when, whether it is to fire) of all that a scenario expects of an alert, by time."""
-    told = [
+    reported = [
         (seconds(each["eval_time"]), bool(each["exp_alerts"]))
         for each in test.get("alert_rule_test", ())
         if each["alertname"] == name
     ]
-    told += [
+    reported += [
         (seconds(each["eval_time"]), bool(each["exp_samples"]))
         for each in test.get("promql_expr_test", ())
         if "ALERTS{" in each["expr"] and re.search(rf'alertname=~?"[^"]*\b{name}\b', each["expr"])
     ]
-    return sorted(told)
+    return sorted(reported)
 
 
 def seconds(text: str) -> float:
@@ -51,15 +51,15 @@ def seconds(text: str) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_fires_in_time_with_all_that_it_says_and_not_before(name: str) -> None:
-    told = [(test, expected(test, name)) for test in scenarios(name, "fires")]
+    reported = [(test, expected(test, name)) for test in scenarios(name, "fires")]
     whole = [
         each
-        for test, _ in told
+        for test, _ in reported
         for each in test.get("alert_rule_test", ())
         if any(set(alert["exp_annotations"]) > {"summary", "owner", "cost"} for alert in each["exp_alerts"])
     ]
     assert whole, "labels and annotations are compared as a whole"
-    assert any(times and not times[0][1] and times[-1][1] for _, times in told), "quiet first, then it fires"
+    assert any(times and not times[0][1] and times[-1][1] for _, times in reported), "quiet first, then it fires"
 
 
 @pytest.mark.parametrize("name", NAMES)

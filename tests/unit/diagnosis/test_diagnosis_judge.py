@@ -10,7 +10,7 @@ pytest.importorskip("torch")  # its programs train
 from benchmarks.diagnosis.judge import Judged
 from benchmarks.diagnosis.page import page
 from benchmarks.diagnosis.program import Clock, Program
-from benchmarks.diagnosis.stage import Said
+from benchmarks.diagnosis.stage import Outcome
 
 
 def nothing(_: Clock) -> None:
@@ -26,7 +26,9 @@ def judged(
 ) -> Judged:
     hooks = causes if hook is None else hook
     ever = facts.pop("ever", {})
-    return Judged(Said(Program("a", nothing, causes, **facts), list(agent), ever, [finding(cause) for cause in hooks]))
+    return Judged(
+        Outcome(Program("a", nothing, causes, **facts), list(agent), ever, [finding(cause) for cause in hooks])
+    )
 
 
 def test_a_cause_that_is_named_first_is_right_with_what_hangs_under_it() -> None:
@@ -35,7 +37,7 @@ def test_a_cause_that_is_named_first_is_right_with_what_hangs_under_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("outcome", "fault"),
     [
         (judged(("input_cpu",)), "input_cpu was not named"),
         (judged(("input_cpu",), finding("input_disk"), finding("input_cpu")), "input_disk was named first"),
@@ -47,9 +49,9 @@ def test_a_cause_that_is_named_first_is_right_with_what_hangs_under_it() -> None
         (judged((), hook=("eval_share",)), "the hook alone named eval_share"),
     ],
 )
-def test_faults(said: Judged, fault: str) -> None:
-    assert fault in said.faults and not said.ok
-    assert f"**{'; '.join(said.faults)}**" in said.row()
+def test_faults(outcome: Judged, fault: str) -> None:
+    assert fault in outcome.faults and not outcome.ok
+    assert f"**{'; '.join(outcome.faults)}**" in outcome.row()
 
 
 def test_a_miss_is_off_the_diagonal_of_the_matrix() -> None:
@@ -59,5 +61,5 @@ def test_a_miss_is_off_the_diagonal_of_the_matrix() -> None:
 
 
 def test_a_program_that_did_not_end_well_is_no_success() -> None:
-    broken = Judged(Said(Program("a", nothing, ()), failed="the agent did not start"))
+    broken = Judged(Outcome(Program("a", nothing, ()), failed="the agent did not start"))
     assert not broken.ok and broken.faults == ["the agent did not start"]

@@ -84,8 +84,8 @@ def test_no_line_is_longer_than_a_terminal_but_the_sentence() -> None:
 
 def test_what_the_gpu_cost_is_said_where_a_price_is_told() -> None:
     window = replace(WINDOW, device="cuda")
-    told = make_report("host-1-2", "train.py", window, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
-    assert told.cost is not None and told.cost.states["input_wait"] == pytest.approx(120 / 3600 * 18)
-    assert "  cost  0.96 EUR, 0.60 EUR of it input_wait (one GPU at 18.00 EUR an hour)" in str(told).splitlines()
+    reported = make_report("host-1-2", "train.py", window, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
+    assert reported.cost is not None and reported.cost.states["input_wait"] == pytest.approx(120 / 3600 * 18)
+    assert "  cost  0.96 EUR, 0.60 EUR of it input_wait (one GPU at 18.00 EUR an hour)" in str(reported).splitlines()
     on_cpu = make_report("host-1-2", "train.py", WINDOW, {}, Done(180.0, 3000, None), price=(18.0, "EUR"))
     assert on_cpu.cost is None and "cost" not in str(on_cpu)

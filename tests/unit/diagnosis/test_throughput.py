@@ -10,7 +10,7 @@ import pytest
 from gpuwatch.diagnosis.rates import DENSE_PEAKS, Done, Throughput, declared, dense_peak, throughput
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import Flops
-from tests.unit.hook.fakes import Clock, connect, fake_watch, states_ms, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, states_ms, turn
 
 
 class Tokens:
@@ -57,7 +57,7 @@ def test_tokens_are_counted_like_samples_and_not_in_an_evaluation(monkeypatch: p
     assert report.throughput.mfu_ratio == pytest.approx(5250 / 16_000)
     assert "  rate  2,625 tokens/s  5.25e-09 TFLOP/s  MFU 33%" in str(report)
     turn(watch, hello=True)
-    hello, *_, last = told(agent)
+    hello, *_, last = reported(agent)
     assert last.totals.tokens == 1050  # type: ignore[union-attr]
     assert hello.flops == Flops(per_token=2.0, peak=16_000.0)  # type: ignore[union-attr]
 

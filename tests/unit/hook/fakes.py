@@ -73,7 +73,7 @@ def connect(watch: Watch) -> MemorySender:
     return sender
 
 
-def told(sender: MemorySender) -> list[wire.Message]:
+def reported(sender: MemorySender) -> list[wire.Message]:
     return [wire.decode(frame) for frame in sender.frames]
 
 

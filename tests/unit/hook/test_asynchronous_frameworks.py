@@ -15,7 +15,7 @@ from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.hook.account import device
 from gpuwatch.hook.identity import asynchronous_framework, torch_steps
-from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, turn
 from tests.unit.rules.windows import STARVED
 
 
@@ -54,7 +54,7 @@ def test_a_jax_run_that_was_not_measured_is_not_called_input_bound(
     )
     assert "throughput" not in str(report)
     turn(watch, hello=True)
-    hello = next(message for message in told(sender) if isinstance(message, wire.Hello))
+    hello = next(message for message in reported(sender) if isinstance(message, wire.Hello))
     assert (hello.device, hello.timeline) == ("jax:cuda", "host")
 
 

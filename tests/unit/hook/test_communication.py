@@ -11,7 +11,7 @@ import torch.distributed.fsdp
 
 from gpuwatch.ledger.events import COMM, ENTER, EXIT, PART, STEP
 from gpuwatch.ledger.timeline import Timeline
-from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, turn
 
 
 def totals(line: Timeline) -> dict[str, int]:
@@ -57,7 +57,7 @@ def test_the_wire_has_the_column_only_where_it_was_measured(monkeypatch: pytest.
             if measured:
                 watch._recorder.log.append((COMM, clock.now_ns - 4_000_000, clock.now_ns))
         turn(watch)
-    columns = [set(message.columns) for message in told(agent) if hasattr(message, "columns") and message.columns]
+    columns = [set(message.columns) for message in reported(agent) if hasattr(message, "columns") and message.columns]
     assert ["comm_wait_ns" in names for names in columns] == [False, True]
 
 

@@ -18,7 +18,7 @@ from gpuwatch.diagnosis.window import RankFacts, Window
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger import device_timeline as device_module
 from gpuwatch.ledger.device_timeline import WAIT_TIMED_EVERY_NS, DeviceTimeline
-from tests.unit.hook.fakes import MS, Clock, S, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, S, connect, fake_watch, reported, turn
 
 BUCKETS = 4
 REDUCE_S = 0.004
@@ -194,7 +194,7 @@ def test_steps_that_accumulate_gradients_wait_for_nobody(ranks: list[Rank], comp
     train(ranks, 400, lambda rank, step: compute_s * (1.5 if rank == 1 else 1.0), accumulate=4)
     check(ranks, tolerance=0.01)
     turn(ranks[0].watch)
-    columns = [message.columns for message in told(ranks[0].agent) if isinstance(message, wire.Steps)]
+    columns = [message.columns for message in reported(ranks[0].agent) if isinstance(message, wire.Steps)]
     waits = [wait for each in columns if each for wait in wire.unpack(each["comm_wait_ns"])]
     assert len(waits) == 400
     assert [wait > 0 for wait in waits[:8]] == [False, False, False, True] * 2
@@ -215,7 +215,7 @@ def test_the_straggler_rule_sees_what_devices_waited(ranks: list[Rank]) -> None:
     for number, rank in enumerate(ranks):
         rank.shares()
         turn(rank.watch)
-        messages = [message for message in told(rank.agent) if isinstance(message, wire.Steps) and message.columns]
+        messages = [message for message in reported(rank.agent) if isinstance(message, wire.Steps) and message.columns]
         (message,) = messages
         assert message.totals.comm_steps == 100
         steps = {name: [ns / 1e9 for ns in wire.unpack(column)] for name, column in message.columns.items()}

@@ -9,7 +9,7 @@ from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.errors import ProtocolError
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, connect, states_ms, told, turn
+from tests.unit.hook.fakes import Clock, connect, reported, states_ms, turn
 
 
 def spend(watch: Watch, clock: Clock, name: str, ms: int) -> None:
@@ -74,7 +74,7 @@ def test_names_after_the_eighth_are_rest_and_no_name_harms(watch: Watch, clock: 
     }  # fmt: skip
     sender = connect(watch)
     turn(watch)
-    totals = next(message.totals for message in told(sender) if isinstance(message, wire.Steps))
+    totals = next(message.totals for message in reported(sender) if isinstance(message, wire.Steps))
     assert {name: ns / 1e6 for name, ns in totals.declared_ns.items()} == found
     assert watch.report().findings[0].evidence[0].text == "{x} takes 88% of the time"
 

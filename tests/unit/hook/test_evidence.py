@@ -102,9 +102,9 @@ def test_a_loader_tells_its_settings_and_what_it_does_not_tell_is_none() -> None
     class Loader(list[int]):
         num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers = 2, None, 32, True, False
 
-    told = loader_settings(Loader([1, 2, 3]), Iterator())
-    assert (told.num_workers, told.prefetch_factor, told.batch_size, told.batches) == (2, None, 32, 3)
-    assert (told.pin_memory, told.persistent_workers, told.worker_pids) == (True, False, (42,))
+    reported = loader_settings(Loader([1, 2, 3]), Iterator())
+    assert (reported.num_workers, reported.prefetch_factor, reported.batch_size, reported.batches) == (2, None, 32, 3)
+    assert (reported.pin_memory, reported.persistent_workers, reported.worker_pids) == (True, False, (42,))
     silent = loader_settings((x for x in "ab"), None)
     assert (silent.num_workers, silent.batches, silent.pin_memory, silent.worker_pids) == (None, None, None, ())
 

@@ -45,9 +45,9 @@ def transferred_ms(body: Callable[[Watch, int, Any], Any], clock: Clock, monkeyp
         clock.sleep_ms(1)
     assert usual > 0.9 * STEPS
     turn(watch)
-    told = watch._publisher.accounts.timeline.counts.phases_ns["transfer"] / MS
+    reported = watch._publisher.accounts.timeline.counts.phases_ns["transfer"] / MS
     watch.close()
-    return told
+    return reported
 
 
 def test_all_copies_of_a_step_are_summed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ class Fetches:
         return self.at
 
 
-def told(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def reported(script: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return everything that is told of the script."""
     clock = Clock()
     watch = fake_watch(clock, monkeypatch)
@@ -149,10 +149,10 @@ def test_any_loop_is_told_alike_by_the_hot_path_and_without_it(
     script: list[tuple[str, str, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        usual = told(script, monkeypatch)
+        usual = reported(script, monkeypatch)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Sampling, "is_quick", property(lambda self: False, lambda self, value: None), raising=False)
-        assert told(script, monkeypatch) == usual
+        assert reported(script, monkeypatch) == usual
 
 
 def test_most_steps_of_a_plain_loop_are_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuwatch.diagnosis.rules.input import input_unexplained, queue_evidence
 from gpuwatch.hook.metering import FetchEvidence, ready_batches
-from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, reported, turn
 from tests.unit.rules.windows import STARVED
 
 
@@ -53,7 +53,7 @@ def test_every_fetch_from_workers_counts_what_was_ready(monkeypatch: pytest.Monk
     for _ in watch.steps(Workers(sizes)):
         pass
     turn(watch, hello=True)
-    totals = told(sender)[-1].totals  # type: ignore[union-attr]
+    totals = reported(sender)[-1].totals  # type: ignore[union-attr]
     assert (totals.worker_fetches, totals.ready_batches, totals.empty_fetches) == (
         6,
         5,

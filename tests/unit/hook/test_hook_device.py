@@ -14,7 +14,7 @@ import torch
 from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, reported, turn
 
 
 class Rig:
@@ -316,7 +316,7 @@ def test_the_wire_carries_what_the_device_felt(rig: Rig) -> None:
         rig.train(host_ms=1, launch_ms=10)
     rig.states()
     turn(rig.watch, hello=True)
-    steps = [message for message in told(sender) if isinstance(message, wire.Steps)][-1]
+    steps = [message for message in reported(sender) if isinstance(message, wire.Steps)][-1]
     assert list(wire.unpack(steps.columns["data_wait_ns"])) == [30 * MS] * 5
     assert list(wire.unpack(steps.columns["input_wait_ns"])) == [30 * MS, *[21 * MS] * 4]
     assert steps.totals.device_steps == 5 and steps.totals.hidden_ns == 4 * 9 * MS
@@ -431,13 +431,13 @@ def test_quick_steps_are_read_many_at_a_time_and_slow_ones_at_once(
         return harvest(self, now_ns)
 
     monkeypatch.setattr(type(timeline), "harvest", noted)
-    told = []
+    reported = []
     for number in rig.watch.steps(range(160)):
         rig.train(host_ms=step_ms, launch_ms=launch_ms)
         turn(rig.watch)
-        told.append(rig.watch._publisher.accounts.timeline.counts.steps)
+        reported.append(rig.watch._publisher.accounts.timeline.counts.steps)
         if launch_ms < step_ms:
-            assert number - told[-1] <= (16 if step_ms < 50 else 0)
+            assert number - reported[-1] <= (16 if step_ms < 50 else 0)
     assert len(at) <= (160 / 16 + 160 / 32 + 2 if step_ms < 50 else 160 + 2)
     states = rig.states()
     assert rig.watch.report().steps == 160

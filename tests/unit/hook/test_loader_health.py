@@ -110,8 +110,8 @@ def test_a_death_is_said_at_once_and_only_once_and_forgotten_when_training_goes_
     for _ in range(2):
         health.fetch_failed(RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly"))
     assert [(death.pid, death.signal) for death in accounts.worker_deaths] == [(4711, 9)]
-    said = capsys.readouterr().err
-    assert said.count("worker pid 4711 ended with SIGKILL") == 1
+    output = capsys.readouterr().err
+    assert output.count("worker pid 4711 ended with SIGKILL") == 1
     health.begin_pass(SimpleNamespace(_workers=[worker(4712, None)]))
     assert len(accounts.worker_deaths) == 1
     health.first_batch([])

@@ -10,7 +10,7 @@ import pytest
 
 from gpuwatch import wire
 from gpuwatch.hook.identity import Membership
-from tests.unit.hook.fakes import Clock, connect, fake_watch, told, turn
+from tests.unit.hook.fakes import Clock, connect, fake_watch, reported, turn
 
 
 class FakeDistributed:
@@ -190,7 +190,7 @@ def test_a_rank_that_is_named_late_ends_what_was_told_before(
     with watch.step():
         clock.sleep_ms(10)
     turn(watch)
-    messages = told(agent)
+    messages = reported(agent)
     assert [(type(m).__name__, m.rank) for m in messages] == [
         ("Hello", 0),
         ("Steps", 0),
@@ -216,7 +216,7 @@ def test_a_child_that_never_trains_tells_nothing(
         clock.sleep_ms(500)
         turn(watch, hello=True)
     watch._publisher._publish(hello=True, bye=True)
-    assert told(agent) == []
+    assert reported(agent) == []
     with watch.step():
         turn(watch, hello=True)
-    assert isinstance(told(agent)[0], wire.Hello)
+    assert isinstance(reported(agent)[0], wire.Hello)

@@ -167,11 +167,11 @@ pieces = st.lists(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(pieces)
 def test_any_training_closes_with_a_device_that_rests_in_between(
-    monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, int, int, int, int]]
+    monkeypatch: pytest.MonkeyPatch, reported: list[tuple[str, int, int, int, int]]
 ) -> None:
     """States are never negative, never go back and sum to the wall time, whatever is left out when."""
     rig = Rig(monkeypatch)
-    recorder, ledger, queue = rig.watch._recorder, rig.watch._publisher.accounts.timeline.ledger, iter(told)
+    recorder, ledger, queue = rig.watch._recorder, rig.watch._publisher.accounts.timeline.ledger, iter(reported)
     body = [0, 0, 0]
 
     def batches() -> Any:

@@ -286,13 +286,13 @@ def test_a_server_that_does_not_answer_delays_the_end_by_no_more_than_its_limit(
     assert "did not take the report" in caplog.text
 
 
-@pytest.mark.parametrize(("is_first_rank", "said"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("is_first_rank", "output"), [(True, 1), (False, 0)])
 def test_a_run_without_a_tracker_is_told_once(
-    live: Make, caplog: pytest.LogCaptureFixture, is_first_rank: bool, said: int
+    live: Make, caplog: pytest.LogCaptureFixture, is_first_rank: bool, output: int
 ) -> None:
     log, _ = live("auto")
     log.finish(report(100), is_first_rank)
-    assert caplog.text.count("found no run of W&B") == said
+    assert caplog.text.count("found no run of W&B") == output
 
 
 def test_a_pass_s_end_logs_at_once_and_later_ones_only_when_values_are_due(live: Make) -> None:

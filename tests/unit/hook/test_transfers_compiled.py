@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     watch.close()
 
 
-def told(loop: Callable[[list[Any]], Iterable[Any]], call: Any, kind: Any, context: Any, whole: bool) -> Any:
+def reported(loop: Callable[[list[Any]], Iterable[Any]], call: Any, kind: Any, context: Any, whole: bool) -> Any:
     """Return what three passes over a compiled function give: results, graphs, and dynamo's own counts."""
     dynamo.reset()
     dynamo.utils.counters.clear()
@@ -91,7 +91,7 @@ def told(loop: Callable[[list[Any]], Iterable[Any]], call: Any, kind: Any, conte
 @pytest.mark.parametrize("whole", [True, False], ids=["fullgraph", "graph breaks"])
 def test_graphs_are_those_of_a_bare_loop(kind: Any, context: Any, whole: bool, watch: Watch) -> None:
     for name, call in FUNCTIONS.items():
-        assert told(watch.steps, call, kind, context, whole) == told(iter, call, kind, context, whole), name
+        assert reported(watch.steps, call, kind, context, whole) == reported(iter, call, kind, context, whole), name
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Told])

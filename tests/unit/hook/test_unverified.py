@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fakes import FakeDevice
 from gpuwatch import wire
-from tests.unit.hook.fakes import connect, told, turn
+from tests.unit.hook.fakes import connect, reported, turn
 from tests.unit.hook.test_hook_device import Rig
 
 torch = pytest.importorskip("torch")
@@ -60,7 +60,7 @@ def test_work_on_another_device_makes_the_wait_unverified_and_says_so(rig: Rig) 
     assert report.unverified_ratio == 1.0 and report.coverage == 1.0
     assert "input wait unverified: 100% of the steps use other streams or devices" in str(report)
     turn(rig.watch, hello=True)
-    messages = told(sender)
+    messages = reported(sender)
     steps = [message for message in messages if isinstance(message, wire.Steps)]
     assert steps[-1].totals.unverified_steps == 20
     hello = next(message for message in messages if isinstance(message, wire.Hello))

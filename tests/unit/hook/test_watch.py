@@ -17,7 +17,7 @@ from gpuwatch import wire
 from gpuwatch.hook import watch as hook_watch
 from gpuwatch.hook.watch import Watch
 from gpuwatch.ledger.events import CLOSED
-from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, states_ms, told, turn
+from tests.unit.hook.fakes import MS, Clock, connect, fake_watch, reported, states_ms, turn
 
 
 def loop(watch: Watch, clock: Clock, steps: int = 3, **options: Any) -> None:
@@ -395,7 +395,7 @@ def test_steps_are_told_with_totals_that_close(watch: Watch, clock: Clock) -> No
     turn(watch, hello=True)
     loop(watch, clock, 2)
     turn(watch)
-    hello, first, second = told(sender)
+    hello, first, second = reported(sender)
     assert isinstance(hello, wire.Hello) and hello.run == watch.run and hello.pid == os.getpid()
     assert isinstance(first, wire.Steps) and isinstance(second, wire.Steps)
     assert (first.first_step, second.first_step, second.totals.steps) == (0, 3, 5)
@@ -418,7 +418,7 @@ def test_without_an_agent_steps_are_counted_as_dropped_and_nothing_is_kept(
     sender = connect(watch)
     loop(watch, clock)
     turn(watch)
-    [message] = told(sender)[-1:]
+    [message] = reported(sender)[-1:]
     assert isinstance(message, wire.Steps)
     assert (message.first_step, message.totals.steps, message.totals.records_dropped) == (5000, 5003, 5000)
 
@@ -433,7 +433,7 @@ def test_an_agent_that_is_away_gets_a_minute_of_records_and_the_count_of_older_o
     turn(watch)
     assert len(sender.frames) == 121, "a minute of them, and who it is"
     turn(watch)  # the count of what had to go is in the next message
-    messages = [message for message in told(sender) if isinstance(message, wire.Steps)]
+    messages = [message for message in reported(sender) if isinstance(message, wire.Steps)]
     rows = sum(wire.step_count(message.columns) for message in messages)
     assert rows + messages[-1].totals.records_dropped == 1500
     assert [m.totals.watermark_ns for m in messages] == sorted(m.totals.watermark_ns for m in messages)
@@ -444,7 +444,7 @@ def test_ten_thousand_steps_a_second_are_told_without_loss_in_bounded_messages(w
     sender = connect(watch)
     loop(watch, clock, 10_000)
     turn(watch)
-    messages = [message for message in told(sender) if isinstance(message, wire.Steps)]
+    messages = [message for message in reported(sender) if isinstance(message, wire.Steps)]
     assert [message.first_step for message in messages] == [index * 1024 for index in range(10)]
     assert sum(wire.step_count(message.columns) for message in messages) == 10_000
     assert max(map(len, sender.frames)) < 64_000
@@ -469,7 +469,7 @@ def test_an_open_phase_is_sent_with_its_time(watch: Watch, clock: Clock) -> None
         turn(watch)
         clock.sleep_ms(30)
     turn(watch)
-    sent = [message for message in told(sender) if isinstance(message, wire.Steps)]
+    sent = [message for message in reported(sender) if isinstance(message, wire.Steps)]
     assert [(m.activity, m.totals.states_ns) for m in sent] == [
         ("phase eval", {"eval": 20 * MS}),
         ("startup", {"eval": 50 * MS}),
@@ -491,10 +491,10 @@ def test_a_hello_that_nobody_took_is_said_again_at_once(watch: Watch, clock: Clo
     turn(watch, hello=True)
     sender.connected = True
     turn(watch)
-    assert isinstance(told(sender)[0], wire.Hello)
+    assert isinstance(reported(sender)[0], wire.Hello)
     before = len(sender.frames)
     turn(watch)
-    assert not any(isinstance(message, wire.Hello) for message in told(sender)[before:])
+    assert not any(isinstance(message, wire.Hello) for message in reported(sender)[before:])
 
 
 def test_the_good_bye_carries_the_complete_totals(watch: Watch, clock: Clock) -> None:
@@ -505,7 +505,7 @@ def test_the_good_bye_carries_the_complete_totals(watch: Watch, clock: Clock) ->
     with publisher.accounts.lock:
         publisher.accounts.finish(clock())
     publisher._publish(hello=True, bye=True)
-    *_, last, bye = told(sender)
+    *_, last, bye = reported(sender)
     assert isinstance(last, wire.Steps) and isinstance(bye, wire.Bye)
     assert bye.totals.states_ns == {"compute": 21 * MS, "other": 100 * MS}
     assert bye.totals.steps == 3
@@ -536,7 +536,7 @@ def test_an_agent_that_came_back_elsewhere_is_found(
     for _ in range(3):
         turn(watch, hello=True)
     assert [endpoint for endpoint, _ in made] == ["ipc:///first", "ipc:///second"]
-    messages = told(made[1][1])
+    messages = reported(made[1][1])
     assert isinstance(messages[0], wire.Hello) and len(messages) > 20, "with all that had waited"
 
 

@@ -117,15 +117,15 @@ steps = st.tuples(
 
 @given(st.lists(steps, min_size=1, max_size=30))
 def test_any_loop_closes_and_never_calls_more_starvation_than_the_stream_was_empty(
-    told: list[tuple[int, int, int, int, int, bool]],
+    reported: list[tuple[int, int, int, int, int, bool]],
 ) -> None:
     training = Training()
-    for wait, host, launch, after, copy, optimizer in told:
+    for wait, host, launch, after, copy, optimizer in reported:
         training.step(wait, host, launch, after, copy, optimizer)
     states = training.finish()
     whole = max(training.clock(), max(e.compute_ns for e in training.exposed)) / MS
     assert sum(states.values()) == pytest.approx(whole)
-    waited = sum(wait for wait, *_ in told)
+    waited = sum(wait for wait, *_ in reported)
     assert states.get("input_wait", 0) <= waited
     # the device's idle time between launches, and the first batch's wait, bound what may be called starvation
-    assert states.get("input_wait", 0) <= told[0][0] + training.device.idle_ns / MS + 1e-6
+    assert states.get("input_wait", 0) <= reported[0][0] + training.device.idle_ns / MS + 1e-6

@@ -31,11 +31,11 @@ pieces = st.lists(
 
 
 @given(pieces, st.integers(1, 7))
-def test_any_log_is_booked_alike_in_runs_and_one_by_one(told: list[tuple[Any, ...]], at_once: int) -> None:
+def test_any_log_is_booked_alike_in_runs_and_one_by_one(reported: list[tuple[Any, ...]], at_once: int) -> None:
     lines = (Timeline(0), OneByOne(0))
     logs: list[list[Any]] = [[]]
     now, levels, stalls = 0, 0, []
-    for kind, pause, length, data, transfer, samples in told:
+    for kind, pause, length, data, transfer, samples in reported:
         begin, now = max(0, now + pause), max(0, now + pause) + length
         if kind in (STEP, PART):
             logs[-1].append((kind, begin, now, data, transfer, samples, samples == 5))

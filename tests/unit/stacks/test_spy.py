@@ -29,10 +29,10 @@ def test_where_it_is_not_permitted_the_remedy_is_said(monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(GpuwatchError, match="pid 7 may not be read") as said:
+    with pytest.raises(GpuwatchError, match="pid 7 may not be read") as output:
         check_readable(7, tmp_path)
     for remedy in ("SYS_PTRACE", "sudo", "kernel.yama.ptrace_scope=0"):
-        assert remedy in str(said.value)
+        assert remedy in str(output.value)
 
 
 def test_a_process_that_is_gone_is_said(tmp_path: Path) -> None:

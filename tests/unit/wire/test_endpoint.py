@@ -154,11 +154,11 @@ def test_a_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     named = {"X_FILE": str(tmp_path / "token")}
     assert endpoint.token("X", named) == "f" * 16
     assert endpoint.token("X", {**named, "X": "e" * 16}) == "e" * 16
-    for environ, said in (
+    for environ, output in (
         ({"X": "short"}, "X: a token has 16 or more ASCII characters"),
         ({"X": "e" * 15 + "\xe9"}, "ASCII"),
         ({"X_FILE": str(tmp_path)}, f"X_FILE {tmp_path}: Is a directory"),
         ({"X_FILE": "/no/token"}, "X_FILE /no/token: No such file or directory; name a file"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(said)):
+        with pytest.raises(ConfigError, match=re.escape(output)):
             endpoint.token("X", environ)
