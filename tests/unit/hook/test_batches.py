@@ -65,7 +65,7 @@ def test_a_batch_of_a_million_numbers_is_not_searched_to_its_end() -> None:
     try:
         begin = time.thread_time_ns()
         assert sample_count(batch) == -1 and list(tensors(batch)) == []
-        assert time.thread_time_ns() - begin < 50_000_000
+        assert time.thread_time_ns() - begin < 200_000_000
     finally:
         gc.enable()
 
