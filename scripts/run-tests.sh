@@ -3,14 +3,14 @@
 #   1. those that may share the machine: they mostly wait, so several files run at a time, also on two cores;
 #   2. those that measure time or take all cores, marked `alone`: two files at a time, as these mostly wait too. What fails has
 #      to pass while nothing else runs.
-# $TEST_WORKERS: how many files at a time in the first part, 4 unless set. Ends with 0 when all passed, with 5 when neither part
+# $TEST_WORKERS: how many files at a time in the first part, 3 unless set. Ends with 0 when all passed, with 5 when neither part
 # had a test, else with pytest's own status.
 set -u
 
 python=$1
 shift
 
-"$python" -m pytest --part shared -n "${TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@"
+"$python" -m pytest --part shared -n "${TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
 # Interrupted, or a usage error of pytest: the second part would end the same way.
 if [ "$shared" -eq 2 ] || [ "$shared" -eq 4 ]; then exit "$shared"; fi

@@ -37,7 +37,7 @@ if user:
     os.setgid(user)
     os.setuid(user)
 context = zmq.Context()
-pushes = [context.socket(zmq.PUSH) for _ in range(100 if kind == "large" else 1)]
+pushes = [context.socket(zmq.PUSH) for _ in range(30 if kind == "large" else 1)]
 for push in pushes:
     push.setsockopt(zmq.LINGER, 0)
     push.setsockopt(zmq.SNDHWM, 1000 if len(pushes) == 1 else 10)

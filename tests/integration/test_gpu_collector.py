@@ -60,6 +60,8 @@ def test_every_value_of_two_gpus(nvml, collector):
         ("gpu_throttled", "0", "GPU-aaaa", "hardware"): 0,
         ("gpu_sm_clock_hertz", "0", "GPU-aaaa"): 1.98e9,
         ("gpu_pcie_replays_total", "0", "GPU-aaaa"): 9,
+        ("gpu_nvlink_transmit_bytes_total", "0", "GPU-aaaa"): 0,
+        ("gpu_nvlink_receive_bytes_total", "0", "GPU-aaaa"): 0,
         ("gpu_processes", "0", "GPU-aaaa"): 2,
         ("gpu_info", "1", "GPU-bbbb", "NVIDIA L40S", "00000000:01:00.0", "550.54.15"): 1,
         ("gpu_utilization_ratio", "1", "GPU-bbbb"): 0.09,
@@ -128,6 +130,8 @@ def test_an_unsupported_value_is_absent_and_the_rest_is_there(nvml, collector):
         "gpu_throttled",
         "gpu_sm_clock_hertz",
         "gpu_pcie_replays_total",
+        "gpu_nvlink_transmit_bytes_total",
+        "gpu_nvlink_receive_bytes_total",
     }
     assert found["gpu_utilization_ratio", "1", "GPU-bbbb"] == 0.09
     assert found["gpus_seen",] == 2

@@ -18,7 +18,7 @@ FILES = {
 }
 # Only what is needed: each start of pytest would import all that is installed.
 PLUGINS = {
-    **os.environ,
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures,pytest_timeout",
 }
