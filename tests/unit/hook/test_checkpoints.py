@@ -138,6 +138,7 @@ def test_a_distributed_checkpoint_counts_once(
     assert entered == ["checkpoint", "checkpoint_load"]
 
 
+@pytest.mark.alone  # a Watch that another test has left open in the same process keeps the functions replaced
 def test_torchs_own_functions_are_back_at_the_end_and_pickle_by_name_meanwhile(watch: Watch, clock: Clock) -> None:
     for _ in watch.steps([BATCH]):
         assert torch.save is not BEFORE[0]
