@@ -222,6 +222,8 @@ class Publisher:
                     return
         except Exception as error:
             self._disable(error)
+            self._working = None
+            self.close_if_postponed()
 
     def _wait(self, samples: int) -> None:
         """Wait for the next tick, or for the end, and sample the training thread's place meanwhile."""

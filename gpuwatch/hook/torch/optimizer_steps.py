@@ -93,8 +93,7 @@ class OptimizerSteps:
             return  # a step of a watched loop, or a declared one
         if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._forward_hook is not None):
             return  # or one more optimizer of the same step
-        is_known = get_ident() in getattr(threading, "_active", {})  # a thread of Python's own
-        if recorder.thread != get_ident() and not (is_known and recorder.claim_thread()):
+        if recorder.thread != get_ident() and not self._takes_over():
             return
         now = recorder.clock()
         recorder.end_step(now)
@@ -102,6 +101,10 @@ class OptimizerSteps:
         recorder.begin_part(DATA_WAIT, now)
         modules = sys.modules["torch.nn.modules.module"]
         self._forward_hook = modules.register_module_forward_pre_hook(lambda *_: self._guarded(self._begin_forward))
+
+    def _takes_over(self) -> bool:
+        """Claim the recorder for this thread, if it is one of Python's own; return whether that was possible."""
+        return get_ident() in getattr(threading, "_active", {}) and self._recorder.claim_thread()
 
     def _begin_forward(self) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation."""

@@ -4,6 +4,7 @@ import functools
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
 
@@ -12,6 +13,8 @@ Wrapper = Callable[..., Any]
 
 _ABSENT = object()
 _said: set[str] = set()
+# Wrappers that ended under another one's, with what they had replaced: who wrapped them puts that back.
+_buried: WeakKeyDictionary[Wrapper, Any] = WeakKeyDictionary()
 
 
 class Patches:
@@ -53,9 +56,11 @@ class Patches:
         self._on = False
         while self._undo:
             owner, name, before, wrapped = self._undo.pop()
+            while before in _buried:
+                before = _buried[before]
             if vars(owner).get(name) is not wrapped:
-                continue
-            if before is _ABSENT:
+                _buried[wrapped] = before
+            elif before is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)

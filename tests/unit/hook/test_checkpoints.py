@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpuwatch.hook.account import Accounts
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.watch import Watch
-from tests.unit.hook.fakes import Clock, states_ms
+from tests.unit.hook.fakes import Clock, fake_watch, states_ms
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -138,12 +139,42 @@ def test_a_distributed_checkpoint_counts_once(
     assert entered == ["checkpoint", "checkpoint_load"]
 
 
-@pytest.mark.alone  # a Watch that another test has left open in the same process keeps the functions replaced
 def test_torchs_own_functions_are_back_at_the_end_and_pickle_by_name_meanwhile(watch: Watch, clock: Clock) -> None:
     for _ in watch.steps([BATCH]):
         assert torch.save is not BEFORE[0]
         assert pickle.loads(pickle.dumps(torch.save)) is torch.save
         assert pickle.loads(pickle.dumps(dcp.save)) is dcp.save
+    watch.close()
+    assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == BEFORE
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_torchs_own_functions_are_back_whichever_of_several_watches_ends_first(
+    order: tuple[int, ...], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches = [fake_watch(clock, monkeypatch) for _ in order]
+    for watch in watches:
+        for _ in watch.steps([BATCH]):
+            pass
+    for index in order:
+        assert torch.save is not BEFORE[0]
+        watches[index].close()
+    assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == BEFORE
+
+
+def test_torchs_own_functions_are_back_at_the_end_of_a_run_whose_hook_broke(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it may have the number of the thread that failed, as the system gives them again."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("broken")
+
+    for _ in watch.steps([BATCH]):
+        pass
+    with monkeypatch.context() as broken:
+        broken.setattr(Accounts, "apply", fail)
+        watch._publisher._run()
     watch.close()
     assert (torch.save, torch.load, torch.serialization.save, dcp.save, dcp.load, dcp.async_save) == BEFORE
 
