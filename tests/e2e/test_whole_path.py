@@ -25,11 +25,12 @@ QUICK = AlertThresholds(
 """The shipped rules with windows that a test can wait for."""
 
 SHARE = """
-sum by (run) (increase(gpuwatch_run_seconds_total{state="input_wait"}[20s]))
-/ sum by (run) (increase(gpuwatch_run_seconds_total[20s]))
+sum by (run) (gpuwatch_run_seconds_total{state="input_wait"})
+/ sum by (run) (gpuwatch_run_seconds_total{state!="startup"})
 """
 
 
+@pytest.mark.alone
 def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_alertmanager(tmp_path: Path) -> None:
     with (
         agent(tmp_path / "agent") as node,
@@ -48,7 +49,7 @@ def test_injected_starvation_reaches_prometheus_within_3_points_and_fires_in_ale
         )
         share, at = prometheus.value(SHARE), time.time()
         end(trainer)
-        injected = truth(trainer, begin=at - 20, end=at)  # a busy machine's computing is slower at times
+        injected = truth(trainer, end=at)
 
     assert share is not None
     expected = injected["input_wait"] / injected["wall"]

@@ -31,7 +31,7 @@ ABANDONED_NS = 60_000_000_000  # A silent run whose process is not visible count
 MINUTE_NS = 60_000_000_000
 _SENDERS_KEPT = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_LATE_TICK_NS = 3_000_000_000
+_LONGEST_TICK_NS = 1_200_000_000  # of one that comes later, the rest is the agent's own delay
 _EVALUATED_AFTER_S = 30.0
 _OLDEST_START_NS = 400 * 86_400_000_000_000
 
@@ -112,7 +112,8 @@ class Run(msgspec.Struct, eq=False):
         sender.pid = sender.pid or peer_pid
         if sender.said_bye:
             return False
-        self.heard_ns, self.last_message_s, self.restored, self.changed = now_ns, now_s, False, True
+        self.heard_ns = max(self.heard_ns, now_ns)  # it may have waited while the agent did not run
+        self.last_message_s, self.restored, self.changed = now_s, False, True
         if isinstance(message, wire.Hello):
             self.hello = message
             if sender.first_step is None:
@@ -422,11 +423,10 @@ class RunRegistry:
 
     def excuse_pause(self, now_ns: int) -> None:
         """Call with the time that a tick books up to: if the agent itself was delayed, that is not the runs' silence."""
-        pause_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
+        late_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns - _LONGEST_TICK_NS
         self._last_tick_ns = now_ns
-        if pause_ns > _LATE_TICK_NS:
-            for run in self.runs.values():
-                run.heard_ns = min(now_ns, run.heard_ns + pause_ns)
+        for run in self.runs.values():
+            run.heard_ns += max(0, late_ns)
 
     def restore(self, kept: Sequence[Run], now_ns: int, now_s: float) -> None:
         """Continue the runs that a former agent kept, but those that ended long ago."""

@@ -121,6 +121,24 @@ def test_agent_that_was_held_up_does_not_book_its_own_absence_as_silence() -> No
     assert run.ledger.totals_ns == hook.ledger.totals_ns
 
 
+@pytest.mark.parametrize("pause_s", [1.5, 2.5, 3.6, 40.0])
+def test_a_pause_of_the_agent_between_a_message_and_its_tick_is_not_silence(pause_s: float) -> None:
+    hook = FakeHook().step()
+    book = RunRegistry(BOOT)
+    book.apply(hook.message(), hook.at_ns, 0.0)
+    book.excuse_pause(hook.at_ns)
+    received = hook.step().at_ns  # and the agent is stopped before it is taken
+    now = received + int(pause_s * S)
+    book.excuse_pause(now)
+    book.apply(hook.message(), received, 0.0)
+    run = book.runs["run-a", 0]
+    run.pass_time(now, 0.0, alive=False)
+    assert run.status == "running"
+    book.excuse_pause(now + 3 * S)
+    run.pass_time(now + 3 * S, 0.0, alive=False)
+    assert run.status == "lost", "the agent was there, and nothing came"
+
+
 def test_real_silence_is_found_although_turns_go_on() -> None:
     hook = FakeHook().step()
     book = RunRegistry(BOOT)
