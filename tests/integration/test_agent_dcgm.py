@@ -74,7 +74,7 @@ def test_gpus_through_an_exporter(tmp_path: Path, exporter: Exporter) -> None:
         wait_for("the run's states are the GPU's", lambda: ledgers.look(0).get("input_wait", 0) > 0.2, 10, 0.3)
         exporter.status = 500
         failed = ("gpuwatch_collector_failed", "gpu")
-        wait_for("the failure is said", lambda: agent.metrics().get(failed) == 1, 10, 0.2)
+        wait_for("the failure is reported", lambda: agent.metrics().get(failed) == 1, 10, 0.2)
         wait_for("the GPU is unknown", lambda: ledgers.state(0) == "unknown", 10, 0.2)
         assert f"dcgm-exporter at {exporter.url}/metrics cannot be read (HTTP status 500)" in agent.log.read_text()
         exporter.status = 200

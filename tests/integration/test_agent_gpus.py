@@ -186,7 +186,7 @@ def test_wedged_driver_freezes_nothing(tmp_path: Path) -> None:
         agent.wait_run(trainer.run, activity="data_wait")
         nvml.write([gpu(0, busy=0, hangs_s={"nvmlDeviceGetUtilizationRates": 600})])
         failed = ("gpuwatch_collector_failed", "gpu")
-        wait_for("it is said", lambda: agent.metrics().get(failed) == 1, 6, 0.1)
+        wait_for("the failure is reported", lambda: agent.metrics().get(failed) == 1, 6, 0.1)
         stamps = []
         for _ in range(5):
             asked = time.monotonic()

@@ -35,7 +35,7 @@ def test_an_alert_that_fires_while_alertmanager_is_away_is_told_when_it_is_back(
         failed = "prometheus_notifications_errors_total"
         wait_for("the failed delivery is counted", lambda: own_metric(prometheus, failed) >= 1, 60)
         with start_alertmanager(tmp_path / "am", port=port) as alertmanager:
-            reported = wait_for("it is told", lambda: alertmanager.get("/api/v2/alerts"), 120)
+            reported = wait_for("it is delivered", lambda: alertmanager.get("/api/v2/alerts"), 120)
     assert [alert["labels"]["alertname"] for alert in reported] == ["GpuwatchAgentDown"]
 
 
@@ -51,7 +51,7 @@ def test_a_webhook_that_times_out_is_counted_and_tried_again(tmp_path: Path) -> 
         failed = "alertmanager_notifications_failed_total"
         wait_for("the failure is counted", lambda: own_metric(alertmanager, failed) >= 1, 60)
         inbox.delay_s, inbox.answer = 0.0, lambda: 200
-        message = wait_for("it is told", lambda: inbox.accepted and inbox.accepted[0], 60)
+        message = wait_for("it is delivered", lambda: inbox.accepted and inbox.accepted[0], 60)
     assert message["alerts"][0]["labels"]["run"] == "r1"
 
 

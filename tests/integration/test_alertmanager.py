@@ -126,9 +126,9 @@ def test_a_webhook_is_sent_the_alert_with_all_of_its_annotations_and_its_end(tmp
         start_alertmanager(tmp_path / "am", quick_config(tmp_path / "am", "webhook", url=inbox.url)) as alertmanager,
     ):
         post(alertmanager, [STARVED, {**STARVED, "labels": {**STARVED["labels"], "instance": "n2"}}])
-        message = wait_for("the webhook is told", lambda: inbox.accepted and inbox.accepted[0], 20)
+        message = wait_for("the webhook has the message", lambda: inbox.accepted and inbox.accepted[0], 20)
         post(alertmanager, [{**STARVED, "endsAt": "2020-01-01T00:00:00Z"}])
-        wait_for("the end is told", lambda: any("resolved" in str(each) for each in inbox.accepted), 20)
+        wait_for("the end is delivered", lambda: any("resolved" in str(each) for each in inbox.accepted), 20)
     assert message["groupLabels"] == {"alertname": "GpuStarved", "about": "run r1"}
     assert len(message["alerts"]) == 2  # in one message
     assert message["alerts"][0]["annotations"] == STARVED["annotations"]
@@ -144,9 +144,9 @@ def test_a_silence_is_of_the_run_whatever_its_name_and_an_alert_that_fires_is_to
         config = quick_config(tmp_path / "am", "slack", api_url=inbox.url)
         with start_alertmanager(tmp_path / "am", config) as alertmanager:
             post(alertmanager, alerts)
-            wait_for("Slack is told", lambda: inbox.accepted, 20)
+            wait_for("Slack has the message", lambda: inbox.accepted, 20)
             post(alertmanager, [{**alerts[0], "endsAt": "2020-01-01T00:00:00Z"}])
-            wait_for("the end is told", lambda: "Resolved" in str(inbox.accepted[-1]), 20)
+            wait_for("the end is delivered", lambda: "Resolved" in str(inbox.accepted[-1]), 20)
             message = inbox.accepted[-1]["attachments"][0]
             _, _, link = message["text"].partition("Silence: ")
             assert link.isprintable() and not set(' "<&+') & set(link)
@@ -170,7 +170,7 @@ def test_a_webhook_that_refuses_is_tried_again_and_no_alert_is_lost(tmp_path: Pa
     ):
         inbox.answer = lambda: next(answers, 200)
         post(alertmanager, [STARVED])
-        message = wait_for("the webhook is told", lambda: inbox.accepted and inbox.accepted[0], 30)
+        message = wait_for("the webhook has the message", lambda: inbox.accepted and inbox.accepted[0], 30)
     assert len(inbox.posts) >= 3
     assert message["alerts"][0]["labels"]["run"] == "r1"
 
@@ -181,7 +181,7 @@ def test_pagerduty_is_sent_severity_title_and_details(tmp_path: Path) -> None:
         config = quick_config(tmp_path / "am", "pagerduty", routing_key="k" * 32, url=inbox.url + "/v2/enqueue")
         with start_alertmanager(tmp_path / "am", config) as alertmanager:
             post(alertmanager, [critical])
-            message = wait_for("PagerDuty is told", lambda: inbox.posts and inbox.posts[0][1], 20)
+            message = wait_for("PagerDuty has the message", lambda: inbox.posts and inbox.posts[0][1], 20)
     assert (message["routing_key"], message["event_action"]) == ("k" * 32, "trigger")
     assert message["payload"]["severity"] == "critical"
     assert message["payload"]["summary"].startswith("[critical] RunStalled: Run resnet50-a")

@@ -48,7 +48,7 @@ def test_a_webhook_that_fails_and_hangs_is_told_in_the_end_and_only_once_over_a_
             with agent(place, environment) as node:
                 wait_for("it is tried", lambda: inbox.posts, 45)
                 inbox.delay_s = 0
-                wait_for("it is told", lambda: starved(inbox), 45)
+                wait_for("it is delivered", lambda: starved(inbox), 45)
                 failed = "gpuwatch_notification_failures_total"
                 series = node.get("/api/v1/series", metric=failed)["series"]
                 assert series[0]["points"][-1][1] >= 1
@@ -79,7 +79,7 @@ def test_what_could_not_be_delivered_is_delivered_by_the_next_agent(tmp_path: Pa
         wait_for("it waits to be delivered", lambda: state.exists() and "GpuStarved" in state.read_text(), 45)
     assert inbox.accepted == []
     with webhook(inbox, port), agent(place, environment):
-        wait_for("it is told", lambda: starved(inbox), 45)
+        wait_for("it is delivered", lambda: starved(inbox), 45)
     assert len(starved(inbox)) == 1
 
 

@@ -6,9 +6,8 @@ from gpuwatch_dashboards.panels.panel import Curve, Panel, alerts, detail, line,
 from gpuwatch_dashboards.query import Match
 
 _RUN = 'run="$run", rank=~"$rank", instance=~"$instance"'
-_OF_RUN = (
-    'run="$run", instance=~"$nodes"'  # In Grafana the chosen nodes; on the pages, which show one rank, all of the run's
-)
+# In Grafana the chosen nodes; on the pages, which show one rank, all of the run's.
+_OF_RUN = 'run="$run", instance=~"$nodes"'
 _SECONDS, _PHASES, _STEPS = "gpuwatch_run_seconds_total", "gpuwatch_step_phase_seconds_total", "gpuwatch_steps_total"
 _FETCHES, _WORKERS = "gpuwatch_loader_fetches_total", "gpuwatch_loader_workers"
 _INFO = (
