@@ -87,7 +87,9 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert "steps   110, of which 20 redone" in text
     assert unknown.returncode == 2 and "known: llm-7" in " ".join(unknown.stderr.split())
     states = job["states"]
-    assert sum(states.values()) == pytest.approx(job["last_message_s"] - job["started_s"], rel=0.002)
+    assert sum(states.values()) == pytest.approx(
+        job["last_message_s"] - job["started_s"], rel=0.002, abs=0.03
+    )  # s: two clocks, read one after the other
     assert sum(states.values()) == pytest.approx(end - times[0], abs=2.0)
     assert resumed - killed - 0.1 < states["down"] < resumed - killed + 1.5  # up to a second was not yet sent
     assert 0 < states["restart"] < end - resumed
@@ -110,7 +112,9 @@ def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path
     assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)
     assert (job["steps"], job["redone_steps"], job["lost_steps"]) == (60, 10, 0)
     begin_s, end_s = (float((tmp_path / f"0-{name}").read_text()) for name in ("begin-0", "end"))
-    assert sum(job["states"].values()) == pytest.approx(end_s - begin_s, rel=0.002)
+    assert sum(job["states"].values()) == pytest.approx(
+        end_s - begin_s, rel=0.002, abs=0.03
+    )  # s: two clocks, read one after the other
 
 
 def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
 
             wait_for("both parts are joined", lambda: value("job_id:gpuwatch_job_redone_elsewhere:steps") == 30, 20)
             truth_s = float(times[-1]) - float(times[0])
-            exactly = pytest.approx(truth_s, rel=0.002)
+            exactly = pytest.approx(truth_s, rel=0.002, abs=0.03)  # s: two clocks, read one after the other
             wait_for("its end is recorded", lambda: value("job_id:gpuwatch_job:seconds") == exactly, 10)
             wall_s, down_s, goodput = (
                 value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")

@@ -215,13 +215,14 @@ def test_the_numbers_are_the_sites(site: Site) -> None:
         at = time.time()
         found = {kind: site.table("fleet", kind, "A", at=at).get(()) for kind in kinds}
         known = {kind: value for kind, value in found.items() if value is not None}
+        if len(known) < len(kinds) or known["Lost money"] != pytest.approx(PRICE * known["GPUs lost"], rel=0.2):
+            return None  # costs are recorded later than what they are the costs of
         # One of four GPUs is held idle all the time; until each series fills its window, a rate over it is too small.
-        return known if len(known) == len(kinds) and 0.2 < known["Held idle"] < 0.3 else None
+        return known if 0.2 < known["Held idle"] < 0.3 else None
 
     shares = wait_for("all numbers at one moment", at_once, 60, 1)
     assert shares["Stalled"] == 0.0
     assert 0.04 < shares["Starved"] < 0.55 and 0 < shares["Useful"] < 0.5
-    assert shares["Lost money"] == pytest.approx(PRICE * shares["GPUs lost"], rel=0.2)
     lost = site.table("fleet", "GPU time lost now", "A", "kind", "run", "job_id")
     assert {("starved", RUN, "4711"), ("idle", "", "")} <= set(lost)
     assert 0.9 < lost[("idle", "", "")] < 1.1
