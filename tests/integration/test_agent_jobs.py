@@ -87,9 +87,7 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert "steps   110, of which 20 redone" in text
     assert unknown.returncode == 2 and "known: llm-7" in " ".join(unknown.stderr.split())
     states = job["states"]
-    assert sum(states.values()) == pytest.approx(
-        job["last_message_s"] - job["started_s"], rel=0.002, abs=0.03
-    )  # s: two clocks, read one after the other
+    assert sum(states.values()) == pytest.approx(job["last_message_s"] - job["started_s"], rel=0.002)
     assert sum(states.values()) == pytest.approx(end - times[0], abs=2.0)
     assert resumed - killed - 0.1 < states["down"] < resumed - killed + 1.5  # up to a second was not yet sent
     assert 0 < states["restart"] < end - resumed
