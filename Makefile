@@ -12,6 +12,9 @@ PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --torch-backe
 	--disable-pip-version-check --no-compile)
 # torch's index of builds without CUDA, which are smaller by gigabytes; uv has it built in. Where it is unreachable, pip's own index serves.
 CPU_INDEX := $(if $(UV),,--index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 10)
+# Compiled modules are kept, whatever the environment asks: a test run starts hundreds of interpreters, and to compile torch takes each
+# of them twice as long as to load it.
+unexport PYTHONDONTWRITEBYTECODE
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 
