@@ -13,17 +13,18 @@ QUERIES: dict[str, tuple[str, str]] = {
     ),
     "users: GPUs held idle": (
         'sum by (user) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="held_idle"}[5m])) ' + _OWNED + ")",
-        'user_kind:gpuwatch_gpu_seconds:rate5m{kind="idle"}',
+        'sum by (user) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="idle"})',
     ),
     "runs: the ten that starve most GPUs": (
         'topk(10, sum by (run) (sum without (state) (rate(gpuwatch_gpu_seconds_total{state="input_wait"}[5m])) '
         + _OWNED + '{run!=""}))',
-        'topk(10, run_kind:gpuwatch_gpu_seconds:rate5m{kind="starved",run!=""})',
+        'topk(10, sum by (run) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="starved",run!=""}))',
     ),
     "nodes: useful share": (
         'sum by (instance) (rate(gpuwatch_gpu_seconds_total{state="compute"}[5m]))'
         " / sum by (instance) (rate(gpuwatch_gpu_seconds_total[5m]))",
-        'node_kind:gpuwatch_gpu_seconds:share5m{kind="useful"}',
+        'sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="useful"})'
+        ' / sum by (instance) (owner_kind:gpuwatch_gpu_seconds:rate5m{kind="all"})',
     ),
 }  # fmt: skip
 """By question: (raw, recorded)."""

@@ -169,12 +169,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         here = Site(prometheus, agent)
         for ready in (
             f'gpuwatch_finding_active{{run="{RUN}"}} == 1',
-            f'run_kind:gpuwatch_gpu_cost:per_hour{{run="{RUN}",kind="starved"}} > 0',
+            f'owner_kind:gpuwatch_gpu_cost:per_hour{{run="{RUN}",kind="starved"}} > 0',
             'ALERTS{alertname="GpuStarved",alertstate="firing"}',
             'gpu_kind:gpuwatch_gpu_seconds:share20s{kind="idle",gpu="2"} > 0.95',
             "gpuwatch_gpu_last_xid",
-            'node_kind:gpuwatch_gpu_seconds:share20s{kind="starved"} > 0.06',
-            f'run_kind:gpuwatch_gpu_cost:increase20s{{run="{RUN}",kind="starved"}} > 0',
+            'kind:gpuwatch_gpu_seconds:share20s{kind="starved"} > 0.06',
+            f'owner_kind:gpuwatch_gpu_cost:increase20s{{run="{RUN}",kind="starved"}} > 0',
             "owner_state:gpuwatch_gpu_seconds:rate20s",
         ):
             wait_for(ready, lambda ready=ready: prometheus.query(ready), 240, 0.5)  # type: ignore[misc]

@@ -66,7 +66,7 @@ def test_rules_with_prices_by_model(tmp_path: Path) -> None:
     ]
     series += [{"series": f'gpuwatch_gpu_owner_info{{{gpu.format(n)},user="alice"}}', "values": "1x80"} for n in (0, 1)]
     series += [{"series": f'gpuwatch_gpu_info{{{gpu.format(0)},model="NVIDIA H200"}}', "values": "1x80"}]
-    cost = 'user_kind:gpuwatch_gpu_cost:per_hour{kind="idle",user="alice"}'
+    cost = 'owner_kind:gpuwatch_gpu_cost:per_hour{instance="n1:9478",kind="idle",user="alice"}'
     test = {
         "interval": "30s",
         "input_series": series,

@@ -26,7 +26,7 @@ NODE: tuple[Panel, ...] = (
     ),
     stat("node_lost", "GPUs lost", warning="lost_gpus", runbook="GpuHeldIdle").asks(
         "How much GPU time is starved, held idle or stalled now, as a number of GPUs?",
-        f'sum(node_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", {_NODE}}})',
+        f'sum(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", {_NODE}}})',
     ),
     stat("node_shm", "/dev/shm used", warning="shm_used", runbook="ShmNearlyFull").asks(
         "Is there room for the batches of the loader's workers?",

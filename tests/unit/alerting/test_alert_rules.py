@@ -74,13 +74,18 @@ def test_links_take_a_site_s_own_addresses() -> None:
     assert annotations["dashboard_url"].startswith("https://grafana.example/d/gpuwatch-run?var-run=")
 
 
-def test_every_kind_of_gpu_time_is_recorded_at_every_level() -> None:
+def test_every_kind_of_gpu_time_is_recorded() -> None:
     rules = [rule for group in yaml.safe_load(render())["groups"] for rule in group["rules"] if "record" in rule]
     kinds = {rule["labels"]["kind"] for rule in rules if rule["record"] == "gpu_kind:gpuwatch_gpu_seconds:rate5m"}
     assert kinds == {"useful", "starved", "idle", "stalled", "all"}
     shares = {rule["record"] for rule in rules if rule["record"].endswith("gpuwatch_gpu_seconds:share5m")}
-    levels = ("gpu_kind", "node_kind", "run_kind", "job_kind", "user_kind", "kind")
-    assert shares == {f"{level}:gpuwatch_gpu_seconds:share5m" for level in levels}
+    assert shares == {"gpu_kind:gpuwatch_gpu_seconds:share5m", "kind:gpuwatch_gpu_seconds:share5m"}
+    of_owners = next(
+        r["expr"] for r in rules if r["record"].startswith("owner_kind:gpuwatch_gpu_s") and "labels" not in r
+    )
+    assert set(re.findall('"kind", "([a-z]+)"', of_owners)) == kinds - {"all"}, (
+        "at 0 where no GPU was in that state yet"
+    )
 
 
 def test_every_state_of_a_gpu_is_recorded_by_owner() -> None:
@@ -97,14 +102,13 @@ def test_without_a_price_cost_is_in_gpu_hours_and_no_money_is_recorded() -> None
     assert "USD" not in text and "cost:per_hour" not in text
 
 
-def test_a_price_is_recorded_by_model_and_level_and_shown_in_its_currency() -> None:
+def test_a_price_is_recorded_by_model_and_shown_in_its_currency() -> None:
     rules = rules_of(render(prices=Prices(2.5, "EUR", {"NVIDIA H200": 4})))
     price = rules["gpu:gpuwatch_gpu_price:per_hour"]["expr"]
     assert 'gpuwatch_gpu_info{model="NVIDIA H200"}) * 4\nor\n' in price
     assert price.endswith("* 0 + 2.5")
     costs = {name for name in rules if name.endswith("gpuwatch_gpu_cost:per_hour")}
-    assert costs == {f"{level}:gpuwatch_gpu_cost:per_hour" for level in
-                     ("owner_kind", "node_kind", "run_kind", "job_kind", "user_kind", "kind")}  # fmt: skip
+    assert costs == {"owner_kind:gpuwatch_gpu_cost:per_hour"}
     assert rules["GpuHeldIdle"]["annotations"]["cost"].endswith(" EUR){{ end }}{{ end }}")
 
 
