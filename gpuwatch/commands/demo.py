@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client, without_password
-from gpuwatch.commands.report import job_text
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
 from gpuwatch.tools.demo_training import BOTTLENECKS, small_shm_command
+from gpuwatch.tools.reports.job import job_text
 
 _ATTEMPTS = 3  # of the training that crashes
 _BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
