@@ -14,6 +14,7 @@ from gpuwatch.tools.reports.display import energy
 
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
 _END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
+_JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
 _NUMBERS = {
     "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
     "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
@@ -22,13 +23,12 @@ _NUMBERS = {
     "redone_elsewhere_steps": "max(job_id:gpuwatch_job_redone_elsewhere:steps{$of})",
     "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
     "nodes": f"count({_END})",
-    "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) and on (job, instance, job_id) {_END})",
+    "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
     "energy_joules": "sum(sum_over_time(job_id:gpuwatch_gpu_energy_joules:increase5m{$of}[$window]))",
     "cost": 'sum(sum_over_time(job_kind:gpuwatch_gpu_cost:increase5m{$of,kind="all"}[$window]))',
 }
 _BY = {
-    "state": "sum by (state) (last_over_time(gpuwatch_job_seconds_total{$of}[$window])"
-    f" and on (job, instance, job_id) {_END})",
+    "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
     "kind": "sum by (kind) (sum_over_time(job_kind:gpuwatch_gpu_hours:increase5m{$of}[$window])) > 0",
     "currency": "site:gpuwatch_currency:info",
     "run": "group by (run) (last_over_time(gpuwatch_run_info{$of}[$window]))",
@@ -46,10 +46,10 @@ def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | 
         return {labels.get(by, ""): value for labels, value in found}
 
     end = ask(f"max(last_over_time({_END}[$window]))")
-    if not end:
+    now_s = min([now_s, *(end_s + _AFTER_S for end_s in end.values())])
+    if not (wall := ask(_NUMBERS["wall_s"])):
         return None
-    now_s = min(now_s, end[""] + _AFTER_S)
-    given["window"] = f"{ask(_NUMBERS['wall_s']).get('', 0.0) + _AFTER_S:.0f}s"
+    given["window"] = f"{wall[''] + _AFTER_S:.0f}s"
     numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
     runs = sorted(ask(_BY["run"], "run")) or [name]
     given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
@@ -98,9 +98,8 @@ def joined_text(job: Mapping[str, Any]) -> str:
     if "cost" in job:
         lines.append(f"  cost    {money(job['cost'], job['currency'])}")
     if job["causes"]:
-        lines.append(
-            f"  why     {', '.join(job['causes'])}; gpuwatch report {job['runs'][-1]} on its node has the evidence"
-        )
+        causes = ", ".join(job["causes"])
+        lines.append(f"  why     {causes}; gpuwatch report {job['runs'][-1]} on its node has the evidence")
     return "\n".join(lines)
 
 
