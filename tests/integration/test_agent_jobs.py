@@ -193,7 +193,8 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
     assert goodput == pytest.approx((of_a["compute"] + of_b["compute"]) * (1 - 30 / 110) / wall_s, rel=0.01)
 
 
-def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ago_s", [0, 172_800])
+def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_path: Path, ago_s: int) -> None:
     """Two hours on two nodes, recorded every five minutes: written into Prometheus's store, and read as it was at the job's end."""
     of, whole, series = {"job": "gpuwatch", "job_id": "4711"}, {"job_id": "4711"}, Series()
 
@@ -201,7 +202,7 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_pa
         series[name, tuple(sorted(labels.items()))] = value
 
     for node, compute_s, redone_s in (("n1", 3000, 0), ("n2", 2400, 600)):
-        add("instance_job_id:gpuwatch_job_end:timestamp", time.time() - 60, instance=node, **of)
+        add("instance_job_id:gpuwatch_job_end:timestamp", time.time() - ago_s - 60, instance=node, **of)
         add("instance_job_id:gpuwatch_job_repeated:last", redone_s + 375 * (node == "n1"), instance=node, **of)
         add("gpuwatch_job_attempts_total", 1, instance=node, **of)
         for state, seconds in (("compute", compute_s), ("redone", redone_s), ("input_wait", 600)):
@@ -218,7 +219,7 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_pa
     for cause, ratio in (("input_disk", 0.2), ("checkpoint_interval", 0.1), ("memory_creep", 0)):
         add("gpuwatch_finding_evidence_ratio", ratio, run="slurm-4711.0", cause=cause)
     add("gpuwatch_finding_evidence_ratio", 0.9, run="another", cause="stalled")
-    write_blocks(series, 2, tmp_path / "data", ahead_s=60)
+    write_blocks(series, 2, tmp_path / "data", ahead_s=600, ago_s=ago_s)
     with start_prometheus(tmp_path, prometheus_config({})) as prometheus:
         report = [sys.executable, "-m", "gpuwatch", "report", "--job", "slurm:4711"]
         environment = {**os.environ, "GPUWATCH_PROMETHEUS": prometheus.url}
