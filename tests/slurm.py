@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,15 @@ class Slurm:
         return subprocess.Popen(
             command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
         )
+
+
+def epilog_line(log: Path) -> str:
+    """Return the line of docs/deploy/slurm.md that prints a job at its end, with this Python's gpuwatch and this log."""
+    page = (Path(__file__).parents[1] / "docs/deploy/slurm.md").read_text()
+    found = re.search(r"^timeout .* /opt/gpuwatch/bin/gpuwatch .*>>(/var/log/\S+) .*$", page, re.MULTILINE)
+    assert found is not None
+    line = found[0].replace("/opt/gpuwatch/bin/gpuwatch", f"{sys.executable} -m gpuwatch")
+    return line.replace(found[1], str(log))
 
 
 @contextlib.contextmanager

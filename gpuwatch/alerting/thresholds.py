@@ -186,13 +186,18 @@ class Prices:
     currency: str = "USD"
     models: Mapping[str, float] = field(default_factory=dict)
     """By model name as the driver reports it: {"NVIDIA H200": 4.2}."""
+    kwh: float | None = None
+    """What a kWh costs, of the energy that the GPUs use; shown with the energy, and no part of other costs."""
 
     def __post_init__(self) -> None:
-        prices = {} if self.gpu_hour is None else {"gpu_hour": self.gpu_hour}
+        given = {"gpu_hour": self.gpu_hour, "kwh": self.kwh}
+        prices = {name: price for name, price in given.items() if price is not None}
         for name, price in {**prices, **self.models}.items():
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not price > 0:
-                raise ConfigError(f"{name} = {price!r}: the price of a GPU-hour must be above 0")
-        if self.models and self.gpu_hour is None:
+                raise ConfigError(
+                    f"{name} = {price!r}: the price of a {'kWh' if name == 'kwh' else 'GPU-hour'} must be above 0"
+                )
+        if (self.models or self.kwh) and self.gpu_hour is None:
             raise ConfigError("gpu_hour is missing: it is the price of GPUs whose model is not listed")
         if not re.fullmatch(r"[^\s\"'{}`\\<>]{1,8}", self.currency):
             raise ConfigError(f"currency = {self.currency!r}: give a code or a sign, e.g. EUR")

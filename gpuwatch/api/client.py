@@ -20,6 +20,7 @@ LONG_TIMEOUT_S = 20.0
 
 Params = Mapping[str, str | int | float | Sequence[str]]
 Answer = TypeVar("Answer")
+Vector = list[tuple[dict[str, str], float]]  # an instant query's answer: (labels, value) of each series
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,40 @@ def reason_of(reply: Reply) -> str:
         return str(msgspec.json.decode(reply.body, type=dict[str, object])["error"])
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         return "see its log"
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One series: `value` of an instant query, `values` of a range query."""
+
+    metric: dict[str, str]
+    value: tuple[float, str] = (0.0, "nan")
+    values: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Data:
+    result: list[_Result]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    data: _Data
+
+
+class Prometheus(JsonServer):
+    """A Prometheus, or any store with its HTTP API. Its methods raise SourceError when it does not answer, or not as expected."""
+
+    def __init__(self, url: str, get: Get | None = None) -> None:
+        super().__init__(url, "Prometheus", "check the URL given with --prometheus and that Prometheus is running", get)
+
+    def query(self, path: str, params: Params, timeout_s: float) -> list[_Result]:
+        return self.ask(f"/api/v1/{path}", _Answer, params, timeout_s).data.result
+
+    def instant(self, expr: str, time_s: float, timeout_s: float = TIMEOUT_S) -> Vector:
+        """Return (labels, value) of each series of an expression at a time."""
+        found = self.query("query", {"query": expr, "time": time_s}, timeout_s)
+        return [(result.metric, float(result.value[1])) for result in found]
 
 
 AGENT_REMEDY = "start it with `gpuwatch up` or `gpuwatch agent`"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,12 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client, without_password
-from gpuwatch.commands.report import job_text
 from gpuwatch.commands.up import Child, agent_and_page, free_port, running, wait_for_end
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra, SourceError, require
+from gpuwatch.formatting import duration, percent
 from gpuwatch.tools.demo_training import BOTTLENECKS, small_shm_command
+from gpuwatch.tools.reports.job import job_text
 
-_ATTEMPTS = 3  # of the training that crashes
 _BOTTLENECK = f"The bottleneck of the training: {', '.join(BOTTLENECKS)}."
 
 
@@ -41,8 +40,7 @@ def demo(
         require("torch", "all")
     except MissingExtra:
         raise ConfigError("the demo trains with PyTorch, which is not installed: pip install torch") from None
-    attempts = _ATTEMPTS if bottleneck == "crash" else 1
-    options = ["--bottleneck", bottleneck, "--seconds", str(seconds / attempts)]
+    options = ["--bottleneck", bottleneck, "--seconds", str(seconds)]
     command = [sys.executable, "-m", "gpuwatch.tools.demo_training", *options]
     if bottleneck == "shm":
         command = small_shm_command(command)
@@ -53,18 +51,14 @@ def demo(
             typer.echo(f"page    {page_url}\nagent   {without_password(agent_url)}/metrics\n")
             typer.echo(f"A training with the bottleneck '{bottleneck}' runs for {seconds:.0f} s. Live verdicts:")
             environment = {**os.environ, "GPUWATCH_ENDPOINT": endpoint, "GPUWATCH_RUN": f"demo-{bottleneck}"}
-            if attempts > 1:
+            if bottleneck == "crash":
                 command += ["--checkpoint", f"{directory}/checkpoint.pt"]
                 environment["GPUWATCH_JOB"] = f"demo-{bottleneck}"
-            begun = time.monotonic()
-            for left in reversed(range(attempts)):
-                with running([*command, "--killed"] if left else command, environment) as training:
-                    _print_verdicts(training, agent_url, begun)
-                if training.returncode != (-signal.SIGKILL if left else 0):
-                    raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
-                if left:
-                    typer.echo(f"  {time.monotonic() - begun:4.0f} s  killed; it is started again, from its checkpoint")
-            if attempts > 1:
+            with running(command, environment) as training:
+                _print_verdicts(training, agent_url, time.monotonic())
+            if training.returncode:
+                raise GpuwatchError(f"the demo's training ended with status {training.returncode}, see above")
+            if bottleneck == "crash":
                 typer.echo(f"\n{_job(agent_url)}")
             others = ", ".join(each for each in BOTTLENECKS if each != bottleneck)
             typer.echo(f"\nNext:\n  gpuwatch demo --bottleneck NAME            {others}")
@@ -75,13 +69,18 @@ def demo(
 
 
 def _job(agent_url: str) -> str:
-    """Return the ledger of the only job, once it has ended or some seconds later."""
+    """Return the ledger of the only job, once it has ended or some seconds later, and what it comes to."""
     for _ in range(20):
         (job,) = Client(agent_url).jobs()
         if job.status == "ended":
             break
         time.sleep(0.5)
-    return job_text(job)
+    wall_s = sum(job.states.values())
+    verdict = f"killed {job.interruptions} times: {percent(job.goodput_ratio or 0.0)} of {duration(wall_s)} computed new steps"
+    wasted_s = sum(job.states.get(state, 0.0) for state in ("down", "restart", "redone", "lost"))
+    verdict += f", {percent(wasted_s / wall_s)} went to coming back and doing steps again"
+    gain = "".join(f"\n  {found.advice.capitalize()}: {found.gain} the throughput, predicted" for found in job.findings)
+    return f"{job_text(job)}\n\nVerdict: {verdict}{gain}"
 
 
 def _print_verdicts(training: Child, agent_url: str, begun: float) -> None:

@@ -6,21 +6,22 @@ from typing import Annotated
 
 import typer
 
-from gpuwatch import api
-from gpuwatch.api.client import Client, RunSource
+from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run, file_name
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import as_json, duration, percent
+from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
+from gpuwatch.tools.reports.job import job_text, joined, joined_text
 from gpuwatch.tools.reports.model import RunReport, from_json
 
 HistoryFile = Annotated[Path | None, typer.Option(help="Read this history file instead of asking an agent.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Write Markdown.")]
-_JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's."
+_JOB = "Print the ledger of a job over all its attempts on the node, instead of a run's: its id, also as slurm:4711."
+_JOINED = "With --job: over all nodes, as this Prometheus has joined them, instead of asking an agent."
 _LIMIT = "End with 1 when a state takes more than this share, e.g. input_wait=0.1; may be given again."
 _LIMIT_OF_B = (
     "End with 1 when B is proven slower than A by more than this share, e.g. slower=0.05, or breaks a report's limit."
@@ -36,6 +37,7 @@ def report(
     output: Output = None,
     config: ConfigFile = None,
     job: Annotated[str | None, typer.Option(help=_JOB)] = None,
+    prometheus: Annotated[str | None, typer.Option(help=_JOINED, envvar="GPUWATCH_PROMETHEUS")] = None,
     fail_on: Annotated[list[str] | None, typer.Option(help=_LIMIT)] = None,
 ) -> None:
     """Write a report of one run: where its time went, why, and what to change.
@@ -48,8 +50,7 @@ def report(
     """
     gates = [parse_gate(text) for text in fail_on or ()]
     if job is not None:
-        found_job = _find_job(Client(agent, "give --agent URL"), job)
-        typer.echo(as_json(found_job) if json else job_text(found_job))
+        typer.echo(_job(job, agent, prometheus, json))
         return
     found = _load_run(_open_source(agent, history), run, config)
     failed = broken(found, gates)
@@ -128,34 +129,20 @@ def _finish(
         raise typer.Exit(1)
 
 
-def _find_job(agent: Client, name: str) -> api.Job:
-    jobs = {job.job: job for job in agent.jobs()}
-    if name not in jobs:
+def _job(name: str, agent: str, prometheus: str | None, json: bool) -> str:
+    """Return a job's ledger, of all nodes where a Prometheus is given. "slurm:4711" is the job 4711. Raises: ConfigError."""
+    names = (name, name.removeprefix("slurm:"))
+    if prometheus is not None:
+        site = Prometheus(prometheus)
+        whole = next((job for each in names if (job := joined(site, each, time.time())) is not None), None)
+        if whole is None:
+            raise ConfigError(
+                f"--job {name}: {site.where} has not recorded it; are its rules those of `gpuwatch rules`?"
+            )
+        return as_json(whole) if json else joined_text(whole)
+    jobs = {job.job: job for job in Client(agent, "give --agent URL").jobs()}
+    found = next((jobs[each] for each in names if each in jobs), None)
+    if found is None:
         none = "none: a job has a scheduler's id, GPUWATCH_JOB, or a run that was resumed"
         raise ConfigError(f"--job {name}: no such job on this node; known: {', '.join([*jobs][:10]) or none}")
-    return jobs[name]
-
-
-def job_text(job: api.Job) -> str:
-    wall_s = sum(job.states.values())
-    states = sorted(job.states.items(), key=lambda item: -item[1])
-    goodput = f"{percent(job.goodput_ratio)}: computed new steps" if job.goodput_ratio is not None else "not known"
-    redone = "an unknown number" if job.redone_steps is None else str(job.redone_steps)
-    lost = f", {job.lost_steps} lost" if job.lost_steps else ""
-    lines = [
-        f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
-        f"  goodput {goodput}",
-        "  where   " + "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in states),
-        f"  steps   {job.steps}, of which {redone} redone{lost}",
-    ]
-    if job.restart:
-        parts = sorted(job.restart.items(), key=lambda item: -item[1])
-        lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
-    for found in job.findings:
-        lines.append(f"  why     {found.title}: {'; '.join(each.text for each in found.evidence)}")
-        lines.append(f"  do      {found.advice}; predicted throughput {found.gain}")
-    if job.redone_steps is None:
-        lines.append(
-            "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
-        )
-    return "\n".join(lines)
+    return as_json(found) if json else job_text(found)

@@ -22,19 +22,24 @@ class Cost(msgspec.Struct, frozen=True):
     """For all GPUs of the run together."""
     total: float
     states: dict[str, float]
+    energy: float | None = None
+    """Of the energy that they used, no part of `total`. None: not measured, or no price of a kWh."""
 
     @property
     def outside_compute(self) -> float:
         return self.total - self.states.get("compute", 0.0)
 
 
-def cost_of(states_s: Mapping[str, float], hourly: Sequence[float], currency: str) -> Cost | None:
-    """Return the cost of these seconds on GPUs with these hourly prices; None without a GPU."""
+def cost_of(
+    states_s: Mapping[str, float], hourly: Sequence[float], currency: str, joules: float = 0.0, kwh: float | None = None
+) -> Cost | None:
+    """Return the cost of these seconds on GPUs with these hourly prices, and of their energy; None without a GPU."""
     if not hourly:
         return None
     per_hour = sum(hourly)
     states = {state: seconds / 3600 * per_hour for state, seconds in states_s.items() if seconds}
-    return Cost(currency, len(hourly), per_hour, sum(states.values()), states)
+    energy = joules / 3.6e6 * kwh if joules and kwh is not None else None
+    return Cost(currency, len(hourly), per_hour, sum(states.values()), states, energy)
 
 
 def total_cost(costs: Sequence[Cost]) -> Cost | None:
@@ -44,7 +49,8 @@ def total_cost(costs: Sequence[Cost]) -> Cost | None:
     names = dict.fromkeys(state for cost in costs for state in cost.states)
     states = {state: sum(cost.states.get(state, 0.0) for cost in costs) for state in names}
     gpus, per_hour = sum(cost.gpus for cost in costs), sum(cost.per_hour for cost in costs)
-    return Cost(costs[0].currency, gpus, per_hour, sum(states.values()), states)
+    energy = [cost.energy for cost in costs if cost.energy is not None]
+    return Cost(costs[0].currency, gpus, per_hour, sum(states.values()), states, sum(energy) if energy else None)
 
 
 def money(amount: float, currency: str) -> str:

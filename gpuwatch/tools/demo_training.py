@@ -5,6 +5,7 @@ the loop is written, as in a user's script.
 """
 
 import argparse
+import ctypes
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import gpuwatch
 from gpuwatch.errors import ConfigError
 from gpuwatch.host.proc import shm_bytes
 
+_ATTEMPTS = 3  # of the training that crashes
 _SMALL_SHM_BYTES = 64 << 20
 _MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
@@ -136,6 +138,24 @@ def train_eval(training: Training) -> None:
                 break
 
 
+def is_attempt() -> bool:
+    """Fork a process for each attempt of a training, and return True in it. The first ones are to be killed; torch is imported once, before."""
+    import torch  # noqa: F401  # it would take most of a restart
+
+    for left in reversed(range(_ATTEMPTS)):
+        pid = os.fork()
+        if not pid:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with this one
+            Training.is_killed = left > 0
+            return True
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code != (-signal.SIGKILL if left else 0):
+            raise SystemExit(abs(code) or 1)
+        if left:
+            print("          killed; it is started again, from its checkpoint", flush=True)
+    return False
+
+
 def train_crash(training: Training) -> None:
     """A training that saves its 20 MB too rarely, and resumes from them after it was killed."""
     import torch
@@ -173,7 +193,7 @@ BOTTLENECKS: dict[str, tuple[Callable[[Training], None], int]] = {
     "input": (lambda training: training.run(_loader(100_000, _decoded, batch_size=32)), 32),
     "epoch-start": (train_epoch_start, 32),
     "eval": (train_eval, 32),
-    "crash": (train_crash, 32),
+    "crash": (train_crash, 16),
     "shm": (train_shm, 32),
     "none": (lambda training: training.run(_batches()), 64),
 }
@@ -203,8 +223,10 @@ if __name__ == "__main__":
     parser.add_argument("--bottleneck", choices=sorted(BOTTLENECKS), default="input")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--killed", action="store_true")
     arguments = parser.parse_args()
     train, network_width = BOTTLENECKS[arguments.bottleneck]
-    Training.checkpoint, Training.is_killed = arguments.checkpoint, arguments.killed
-    train(Training(arguments.seconds, network_width))
+    Training.checkpoint = arguments.checkpoint
+    if arguments.checkpoint is None:
+        train(Training(arguments.seconds, network_width))
+    elif is_attempt():
+        train(Training(arguments.seconds / _ATTEMPTS, network_width))

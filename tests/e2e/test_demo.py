@@ -38,7 +38,7 @@ def test_the_verdict_names_the_bottleneck_that_was_chosen(bottleneck: str, sente
 
 @pytest.mark.alone
 def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_gain() -> None:
-    out, _ = demo("crash", 36, 600)
+    out, _ = demo("crash", 36, 300)
     assert out.count("killed; it is started again") == 2
     job = out[out.index("gpuwatch · job demo-crash") :]
     assert "3 attempts, 2 interrupted" in job
@@ -47,6 +47,15 @@ def test_a_job_that_crashes_twice_has_its_goodput_and_what_saving_oftener_would_
     assert steps is not None and 0 < int(steps[2]) < int(steps[1])
     assert re.search(r"restart .*imports .*checkpoint_load", job)
     assert re.search(r"checkpoints are too rare .*\n  do      save every .* predicted throughput (up to )?1\.\d+×", job)
+    verdict = re.search(
+        r"Verdict: killed 2 times: (\d+)% of (\d+\.\d) s computed new steps, (\d+)% went to coming back .*\n"
+        r"  Save every .* instead of every .*: (up to )?1\.\d+× .*the throughput, predicted\n",
+        job,
+    )
+    assert verdict is not None, job
+    assert (
+        int(verdict[1]) + int(verdict[3]) <= 100 and float(verdict[2]) < 1.5 * 36
+    )  # s: torch is imported once, before
 
 
 def test_a_dev_shm_that_will_be_full_is_said_before_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from tests.integration.agent_process import Agent
 from tests.nvml.fake import FakeGpu, FakeNvml
 from tests.servers import require, wait_for
-from tests.slurm import NODES, Slurm, start_slurm
+from tests.slurm import NODES, Slurm, epilog_line, start_slurm
 
 ROOT = Path(__file__).parents[2]
 TRAINING = """
@@ -47,7 +48,13 @@ open(f"{name}-end", "w").write(str(time.time()))
 """
 _SITE = """#!/bin/sh
 # Each node of the test has an agent of its own, which on a real one is in the default place.
+{first}
 GPUWATCH_RUN_DIR={directory}/$SLURMD_NODENAME exec {script}
+"""
+_AT_END = """
+export PYTHONPATH={root}:{root}/agent
+export GPUWATCH_AGENT=$(cat {directory}/$SLURMD_NODENAME/url)
+{line}
 """
 
 
@@ -55,6 +62,8 @@ GPUWATCH_RUN_DIR={directory}/$SLURMD_NODENAME exec {script}
 class Site:
     slurm: Slurm
     agents: Mapping[str, Agent]
+    log: Path
+    """What the epilogs print."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +75,10 @@ def site() -> Iterator[Site]:
         scripts = {}
         for name in ("prolog", "epilog", "task_prolog"):
             scripts[name] = directory / f"{name}.sh"
-            scripts[name].write_text(_SITE.format(directory=directory, script=ROOT / f"deploy/slurm/{name}.sh"))
+            at_end = _AT_END.format(root=ROOT, directory=directory, line=epilog_line(directory / "jobs.log"))
+            first = at_end if name == "epilog" else ""
+            script = ROOT / f"deploy/slurm/{name}.sh"
+            scripts[name].write_text(_SITE.format(directory=directory, script=script, first=first))
             scripts[name].chmod(0o755)
         with contextlib.ExitStack() as stack:
             agents = {}
@@ -77,9 +89,10 @@ def site() -> Iterator[Site]:
                 folder = str(directory / node / "allocations")
                 agent = Agent(directory / node, "--allocations", folder, environment=nvml.environment())
                 agents[node] = stack.enter_context(agent)
+                (directory / node / "url").write_text(agent.url)
             settings = {"Prolog": scripts["prolog"], "Epilog": scripts["epilog"], "TaskProlog": scripts["task_prolog"]}
             settings["SchedulerParameters"] = "sched_interval=1"
-            yield Site(stack.enter_context(start_slurm(directory, **settings)), agents)
+            yield Site(stack.enter_context(start_slurm(directory, **settings)), agents, directory / "jobs.log")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -167,6 +180,8 @@ def test_two_requeues_are_three_attempts_of_one_job(site: Site, tmp_path: Path) 
         assert found["runs"] == [f"slurm-{number}.0", *(f"slurm-{number}.0-attempt-{again}" for again in (2, 3))]
         begin_s, end_s = (float((tmp_path / f"{rank}-{name}").read_text()) for name in ("begin-0", "end"))
         assert sum(found["states"].values()) == pytest.approx(end_s - begin_s, rel=0.002)
+    last = re.compile(rf"^gpuwatch · job {number} · .*, 3 attempts, 2 interrupted$", re.MULTILINE)
+    wait_for("both epilogs print it", lambda: len(last.findall(site.log.read_text())) == 2, 40)
 
 
 def test_a_user_may_write_to_the_socket_while_a_job_of_theirs_runs(site: Site) -> None:

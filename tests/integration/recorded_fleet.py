@@ -80,13 +80,13 @@ def recorded(shares: list[Share], price: float | None = None, silent: Sequence[s
     return series
 
 
-def write_blocks(series: Series, hours: float, folder: Path, ahead_s: int = 0) -> None:
-    """Write the series over the last hours into a Prometheus store, with promtool. The folder must not exist yet.
+def write_blocks(series: Series, hours: float, folder: Path, ahead_s: int = 0, ago_s: int = 0) -> None:
+    """Write the series over the last hours, up to `ago_s` ago, into a Prometheus store, with promtool. The folder must not exist yet.
 
     What is asked for as it is now goes on for `ahead_s` more, for a store that takes long to write.
     """
     text = folder.parent / "recorded.om"
-    now = int(time.time())
+    now = int(time.time()) - ago_s
     times = range(now - int(hours * 3600), now + 1, EVERY_S)
     with text.open("w") as file:
         file.writelines(_lines(series, times, range(now - 600, now + ahead_s + 1, 60)))

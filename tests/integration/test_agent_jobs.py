@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.integration.recorded_fleet import Series, write_blocks
 from tests.programs import agent, hook_environment
 from tests.servers import Server, prometheus_config, start_prometheus, wait_for
+from tests.slurm import epilog_line
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, time
 import gpuwatch
@@ -52,7 +58,10 @@ open(f"{sys.argv[1]}/{rank}-end", "w").write(str(time.time()))
 
 
 def job_of(server: Server) -> dict[str, Any]:
-    (job,) = server.get("/api/v1/jobs")["jobs"]
+    jobs = server.get("/api/v1/jobs")["jobs"]
+    if not jobs:
+        raise FileNotFoundError("no job yet")  # for `wait_for`
+    (job,) = jobs
     return dict(job)
 
 
@@ -155,9 +164,94 @@ def test_an_attempt_on_another_node_is_joined_by_prometheus(tmp_path: Path) -> N
                 value(f"job_id:gpuwatch_job{each}") for each in (":seconds", "_down:seconds", "_goodput:ratio")
             )
             of_a, of_b = (job_of(node)["states"] for node in (a, b))
+            report = [sys.executable, "-m", "gpuwatch", "report", "--prometheus", prometheus.url, "--job"]
+            text, found = (
+                subprocess.run([*report, *more], check=True, capture_output=True, text=True).stdout
+                for more in (["llm-9"], ["slurm:llm-9", "--json"])
+            )
+            unknown = subprocess.run([*report, "other"], capture_output=True, text=True)
+    job = json.loads(found)
+    assert (job["job"], job["attempts"], job["nodes"], job["steps"]) == ("llm-9", 3, 2, 80)
+    assert job["redone_elsewhere_steps"] == 30 and job["goodput_ratio"] == goodput
+    assert job["wall_s"] == pytest.approx(wall_s)
+    assert sum(job["states"].values()) == pytest.approx(wall_s, abs=0.005)  # s: without states of less than 1 ms
+    assert job["states"]["down"] == pytest.approx(down_s, abs=0.05)
+    assert job["states"]["compute"] == pytest.approx(goodput * wall_s)
+    new_s = sum(seconds for of in (of_a, of_b) for state, seconds in of.items() if state not in ("down", "restart"))
+    assert job["states"]["redone"] == pytest.approx(new_s * 30 / 110, abs=0.05)
+    assert job["gpu_hours"] == {} and not {"energy_joules", "cost"} & {*job}  # no GPU: not known, and not 0
+    assert re.match(
+        r"gpuwatch · job llm-9 · \d+\.\d s, 3 attempts, 2 nodes\n  goodput \d+%: computed new steps\n", text
+    )
+    assert "  steps   80, besides 30 done again on another node\n" in text and "GPU-hours" not in text
+    assert unknown.returncode == 2 and "has not recorded it" in " ".join(unknown.stderr.split())
     assert wall_s is not None and down_s is not None
     alive_s = sum(of_a.values()) - of_a["down"] + sum(of_b.values())
     assert (
         down_s == pytest.approx(wall_s - alive_s, abs=0.05) and 2 < down_s < of_a["down"] - 2
     )  # which has b's attempt
     assert goodput == pytest.approx((of_a["compute"] + of_b["compute"]) * (1 - 30 / 110) / wall_s, rel=0.01)
+
+
+@pytest.mark.parametrize("ago_s", [0, 172_800])
+def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_path: Path, ago_s: int) -> None:
+    """Two hours on two nodes, recorded every five minutes: written into Prometheus's store, and read as it was at the job's end."""
+    of, whole, series = {"job": "gpuwatch", "job_id": "4711"}, {"job_id": "4711"}, Series()
+
+    def add(name: str, value: float, **labels: str) -> None:
+        series[name, tuple(sorted(labels.items()))] = value
+
+    for node, compute_s, redone_s in (("n1", 3000, 0), ("n2", 2400, 600)):
+        add("instance_job_id:gpuwatch_job_end:timestamp", time.time() - ago_s - 60, instance=node, **of)
+        add("instance_job_id:gpuwatch_job_repeated:last", redone_s + 375 * (node == "n1"), instance=node, **of)
+        add("gpuwatch_job_attempts_total", 1, instance=node, **of)
+        for state, seconds in (("compute", compute_s), ("redone", redone_s), ("input_wait", 600)):
+            add("gpuwatch_job_seconds_total", seconds, instance=node, state=state, **of)
+    add("job_id:gpuwatch_job:seconds", 7500, **of)
+    add("job_id:gpuwatch_job_redone_elsewhere:share", 0, **of)
+    add("job_id:gpuwatch_job_goodput:ratio", 0.7, **of)
+    for kind, hours in (("all", 0.16), ("useful", 0.12), ("starved", 0.04), ("idle", 0)):
+        add("job_kind:gpuwatch_gpu_hours:increase5m", hours, kind=kind, **whole)
+        add("job_kind:gpuwatch_gpu_cost:increase5m", 2.5 * hours, kind=kind, **whole)
+    add("job_id:gpuwatch_gpu_energy_joules:increase5m", 2.88e5, **whole)
+    add("site:gpuwatch_currency:info", 1, currency="EUR")
+    add("gpuwatch_run_info", 1, run="slurm-4711.0", **whole)
+    for cause, ratio in (("input_disk", 0.2), ("checkpoint_interval", 0.1), ("memory_creep", 0)):
+        add("gpuwatch_finding_evidence_ratio", ratio, run="slurm-4711.0", cause=cause)
+    add("gpuwatch_finding_evidence_ratio", 0.9, run="another", cause="stalled")
+    write_blocks(series, 2, tmp_path / "data", ahead_s=600, ago_s=ago_s)
+    with start_prometheus(tmp_path, prometheus_config({})) as prometheus:
+        report = [sys.executable, "-m", "gpuwatch", "report", "--job", "slurm:4711"]
+        environment = {**os.environ, "GPUWATCH_PROMETHEUS": prometheus.url}
+        text = subprocess.run(report, env=environment, check=True, capture_output=True, text=True).stdout
+    assert f"```\n{text}```" in (ROOT / "docs/concepts/jobs.md").read_text()
+    assert text.splitlines() == [
+        "gpuwatch · job 4711 · 2h 05m, 2 attempts, 2 nodes",
+        "  goodput 70%: computed new steps",
+        "  where   compute 70%  input_wait 13%  redone 8.0%  lost 5.0%  down 4.0%",
+        "  GPUs    4 GPU-hours: useful 75%  starved 25%",
+        "  energy  2.00 kWh",
+        "  cost    10.00 EUR",
+        "  why     input_disk, checkpoint_interval; gpuwatch report slurm-4711.0 on its node has the evidence",
+    ]
+
+
+def test_the_line_for_slurm_s_epilog_prints_the_job_and_never_fails_nor_hangs(tmp_path: Path) -> None:
+    log = tmp_path / "jobs.log"
+    line = epilog_line(log)
+
+    def run(agent_url: str) -> str:
+        environment = {**os.environ, "SLURM_JOB_ID": "4711", "GPUWATCH_AGENT": agent_url}
+        subprocess.run(["sh", "-e", "-c", f"{line}\ntrue"], env=environment, check=True, timeout=60)
+        return log.read_text()
+
+    with agent(tmp_path) as node:
+        environment = hook_environment(tmp_path, SLURM_JOB_ID="4711")
+        assert run(node.url) == ""  # no such job yet
+        subprocess.run([sys.executable, "-c", PROGRAM, "0", "20"], env=environment, check=True, stdout=subprocess.PIPE)
+        wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
+        card = run(node.url)
+    assert re.match(r"gpuwatch · job 4711 · \d.*, 1 attempts, 0 interrupted\n  goodput \d+%", card)
+    assert run(node.url) == card  # the agent is gone
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert run(f"http://127.0.0.1:{silent.getsockname()[1]}") == card

@@ -59,7 +59,7 @@ def run_view(run: Run, prices: Prices, watermark_s: float | None = None, **live:
         attempts=run.job.attempts if run.job is not None else 1,
         goodput_ratio=run.job.goodput_ratio if run.job is not None else None,
         gpus=gpus,
-        cost=cost_of(states_s, prices.hourly(gpus), prices.currency),
+        cost=cost_of(states_s, prices.hourly(gpus), prices.currency, sum(run.energy_joules.values()), prices.kwh),
     )
 
 

@@ -3,39 +3,18 @@
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gpuwatch.api import Finding, Run, Series, Steps
-from gpuwatch.api.client import TIMEOUT_S, Get, JsonServer, Params
+from gpuwatch.api.client import TIMEOUT_S, Get, Params, Prometheus, Vector
 from gpuwatch.tools.reports.model import RunReport
 from gpuwatch_dashboards.launch import DEFAULT_AGENT_URL
 from gpuwatch_dashboards.panels.panel import Panel
 from gpuwatch_dashboards.query import Line, Node, Query, Scope, Span, filled, render
 from gpuwatch_dashboards.sources.agent import AgentSource
-from gpuwatch_dashboards.sources.scraped import Vector, scraped_gpus, scraped_runs
+from gpuwatch_dashboards.sources.scraped import scraped_gpus, scraped_runs
 
-REMEDY = "check the URL given with --prometheus and that Prometheus is running"
 SITE_TIMEOUT_S = 15.0  # for queries about a whole site over weeks
 SCRAPES_PER_WINDOW = 4  # a rate over fewer scrapes is empty whenever one of them is missed
-
-
-@dataclass(frozen=True)
-class _Result:
-    """One series: `value` of an instant query, `values` of a range query."""
-
-    metric: dict[str, str]
-    value: tuple[float, str] = (0.0, "nan")
-    values: tuple[tuple[float, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class _Data:
-    result: list[_Result]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    data: _Data
 
 
 class PrometheusSource:
@@ -49,7 +28,7 @@ class PrometheusSource:
         now: Callable[[], float] = time.time,
         agent_url: str = DEFAULT_AGENT_URL,
     ) -> None:
-        self._api = JsonServer(url, "Prometheus", REMEDY, get)
+        self._api = Prometheus(url, get)
         self._scrape_interval_s, self._window_s = scrape_interval_s, SCRAPES_PER_WINDOW * scrape_interval_s
         self._now = now
         self._agents: dict[str, AgentSource] = {}
@@ -105,16 +84,14 @@ class PrometheusSource:
 
     def instant(self, expr: str, time_s: float | None = None, timeout_s: float = TIMEOUT_S) -> Vector:
         """Return (labels, value) of each series of an expression, now or at a time."""
-        params: Params = {"query": expr, "time": self._now() if time_s is None else time_s}
-        found = self._api.ask("/api/v1/query", _Answer, params, timeout_s).data.result
-        return [(result.metric, float(result.value[1])) for result in found]
+        return self._api.instant(expr, self._now() if time_s is None else time_s, timeout_s)
 
     def range(self, expr: str, span: Span, step_s: float, timeout_s: float = SITE_TIMEOUT_S) -> list[Series]:
         """Return the lines of an expression, with all their labels."""
         # multiples of the step: the same times at every refresh, so that lines do not jitter
         start_s = span.start_s // step_s * step_s
         params: Params = {"query": expr, "start": start_s, "end": span.end_s, "step": step_s}
-        found = self._api.ask("/api/v1/query_range", _Answer, params, timeout_s).data.result
+        found = self._api.query("query_range", params, timeout_s)
         return [
             Series(r.metric, Line.of(tuple((t, _finite(float(v))) for t, v in r.values)).points(1.5 * step_s))
             for r in found

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuwatch.api import Finding, Gpu, Recent, Run
+from gpuwatch.api.client import Vector
 from gpuwatch.diagnosis.report import give_verdict
 from gpuwatch.diagnosis.rules import in_order
 from gpuwatch.diagnosis.window import StepColumns, Window
 from gpuwatch_dashboards.query import INSTANCE, Match
 
-Vector = list[tuple[dict[str, str], float]]  # an instant query's answer: (labels, value) of each series
 Instant = Callable[[str], Vector]
 Key = tuple[str, str]  # (run, rank) or (gpu, UUID)
 LOOKBACK = "6h"  # runs that were active within this time are listed

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from gpuwatch import api
-from gpuwatch.commands.report import job_text
 from gpuwatch.diagnosis.rules import diagnose
 from gpuwatch.diagnosis.window import Window
+from gpuwatch.tools.reports.job import job_text
 from gpuwatch_agent.exporter import job_samples
 from gpuwatch_agent.runs import ENDED, LOST, Run, read_record
 from gpuwatch_agent.runs.jobs import MAX_ATTEMPTS, MAX_JOBS, Jobs

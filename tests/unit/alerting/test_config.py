@@ -29,6 +29,7 @@ def test_every_section_is_read() -> None:
         gpu_hour = 2.5
         currency = "EUR"
         models = {"NVIDIA H200" = 4.2}
+        kwh = 0.25
         [notify]
         urls = ["json://127.0.0.1:5001/alerts"]
         min_severity = "critical"
@@ -39,6 +40,7 @@ def test_every_section_is_read() -> None:
     assert config.thresholds.input_share == 0.2
     assert config.alerts.starved_ratio == 0.3
     assert (config.prices.gpu_hour, config.prices.currency, config.prices.models) == (2.5, "EUR", {"NVIDIA H200": 4.2})
+    assert config.prices.kwh == 0.25
     assert config.notify == NotifySettings(("json://127.0.0.1:5001/alerts",), "critical")
 
 
@@ -59,6 +61,8 @@ def test_an_empty_file_is_the_defaults() -> None:
         ("[agent]\nhttp = 9478", "f: [agent] http = 9478: expected `str`, got `int`"),
         ("[agent]\nkeep_days = 0", "f: [agent] keep_days = 0: expected `float` >= 0.01"),
         ("[prices]\ngpu_hour = -1", "f: [prices] gpu_hour = -1.0: the price"),
+        ("[prices]\ngpu_hour = 1\nkwh = 0", "f: [prices] kwh = 0.0: the price of a kWh must be above 0"),
+        ("[prices]\nkwh = 0.25", "f: [prices] gpu_hour is missing"),
         ("[prices]\ngpu_hour = 1\nmodels = 4", "f: [prices] models = 4: expected `object`"),
         ("[notify]\nmin_severity = 'debug'", "f: [notify] min_severity = 'debug': give info or warning or critical"),
         ("[agent]\nseries = 'all'", "f: [agent] series = 'all': give standard or full"),

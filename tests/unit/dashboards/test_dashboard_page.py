@@ -71,6 +71,9 @@ def test_what_the_gpus_cost_is_a_figure_where_there_is_a_price() -> None:
         and "<b>5.50 EUR</b><span>of it outside compute</span>" in html
     )
     assert "EUR" not in cards.verdict(RUN)
+    cost = Cost("EUR", 2, 8.4, 12.5, {"compute": 12.5}, 0.9)
+    html = cards.verdict(replace(RUN, energy_joules={"compute": 3.6e6}, cost=cost))
+    assert "<b>1.00 kWh</b><span>used by its GPUs for 0.90 EUR</span>" in html
 
 
 def test_verdict_leaves_out_what_was_not_measured() -> None:

@@ -23,6 +23,20 @@ def test_a_states_cost_is_its_time_times_the_price_of_all_gpus_that_were_held() 
     assert both.states == {"compute": 6.0, "input_wait": 12.0}
 
 
+def test_the_energy_has_its_own_price() -> None:
+    first, second = (cost_of({"compute": 3600.0}, [2.0], "EUR", joules, 0.25) for joules in (7.2e6, 3.6e6))
+    assert first is not None and second is not None
+    assert (first.energy, second.energy, first.total) == (0.5, 0.25, 2.0)
+    unmeasured, unpriced = (
+        cost_of({"compute": 1.0}, [2.0], "EUR", 0.0, 0.25),
+        cost_of({"compute": 1.0}, [2.0], "EUR", 9.0),
+    )
+    assert unmeasured is not None and unmeasured.energy is None and unpriced is not None and unpriced.energy is None
+    for costs, energy in (([first, second], 0.75), ([first, unmeasured], 0.5), ([unmeasured], None)):
+        both = total_cost(costs)
+        assert both is not None and both.energy == energy
+
+
 def test_without_a_price_or_a_gpu_there_is_no_cost() -> None:
     assert Prices().hourly(["NVIDIA H200"]) == []
     assert cost_of({"compute": 1800.0}, [], "USD") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuwatch.alerting.thresholds import Prices
 from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import as_json
 from gpuwatch.tools.reports.comparison import compare
@@ -33,6 +34,11 @@ def test_energy_is_that_of_all_ranks_and_names_the_state_that_wastes_most() -> N
     assert "Its GPUs used 3.10 kWh, 38% of it waiting for data." in as_markdown(report)
     assert "<b>3.10 kWh</b><span>used by its GPUs, 38% of it waiting for data</span>" in as_html(report)
     assert from_json(as_json(report).encode(), "here").energy_joules == report.energy_joules
+    ranks = [run(rank=n, energy_joules=j, gpus=("NVIDIA A10",)) for n, j in enumerate(joules)]
+    priced = gather(FakeSource(runs=ranks), "resnet", NOW_S, Prices(2.0, "EUR", kwh=0.25))
+    assert priced.cost is not None and priced.cost.energy == pytest.approx(0.775)
+    assert "3.10 kWh, 38% of it waiting for data; the energy cost 0.78 EUR." in as_markdown(priced)
+    assert "<span>used by its GPUs for 0.78 EUR, 38% of it waiting for data</span>" in as_html(priced)
     without = gather(FakeSource(), "resnet", NOW_S)
     assert "Its GPUs used" not in as_markdown(without) and "used by its GPUs" not in as_html(without)
     assert energy({"compute": 7200.0}) == "2.00 Wh"

@@ -1,0 +1,125 @@
+"""A job's ledger as text: of one node, as its agent has it, or of all nodes, as Prometheus has joined it by the recording rules."""
+
+import json
+import re
+from collections.abc import Mapping
+from string import Template
+from typing import Any
+
+from gpuwatch import api
+from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
+from gpuwatch.diagnosis.rates import money
+from gpuwatch.formatting import duration, percent
+from gpuwatch.tools.reports.display import energy
+
+_AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
+_END = "instance_job_id:gpuwatch_job_end:timestamp{$of}"
+_JOINED = f"and on (job, instance, job_id) {_END}"  # what other nodes served longer ago is in no recorded series
+_NUMBERS = {
+    "wall_s": "max(job_id:gpuwatch_job:seconds{$of})",
+    "goodput_ratio": "max(job_id:gpuwatch_job_goodput:ratio{$of})",
+    "repeated_s": "sum(instance_job_id:gpuwatch_job_repeated:last{$of})",
+    "redone_elsewhere_ratio": "max(job_id:gpuwatch_job_redone_elsewhere:share{$of})",
+    "redone_elsewhere_steps": "max(job_id:gpuwatch_job_redone_elsewhere:steps{$of})",
+    "steps": "max(instance_job_id:gpuwatch_job_next_step:last{$of}) - min(instance_job_id:gpuwatch_job_first_step:last{$of})",
+    "nodes": f"count({_END})",
+    "attempts": f"sum(last_over_time(gpuwatch_job_attempts_total{{$of}}[$window]) {_JOINED})",
+    "energy_joules": "sum(sum_over_time(job_id:gpuwatch_gpu_energy_joules:increase5m{$of}[$window]))",
+    "cost": 'sum(sum_over_time(owner_kind:gpuwatch_gpu_cost:increase5m{$of,kind="all"}[$window]))',
+}
+_BY = {
+    "state": f"sum by (state) (last_over_time(gpuwatch_job_seconds_total{{$of}}[$window]) {_JOINED})",
+    "kind": "sum by (kind) (sum_over_time(owner_kind:gpuwatch_gpu_hours:increase5m{$of}[$window])) > 0",
+    "currency": "site:gpuwatch_currency:info",
+    "run": "group by (run) (last_over_time(gpuwatch_run_info{$of}[$window]))",
+    "cause": 'topk(3, sum by (cause) (sum_over_time(gpuwatch_finding_evidence_ratio{run=~"$runs",'
+    'cause!~"gpu_saturated|compute_bound"}[$window])) > 0)',
+}
+
+
+def joined(prometheus: Prometheus, name: str, now_s: float) -> dict[str, Any] | None:
+    """Return the job as it was at its end, or is now, without what is not known; None where Prometheus does not know it. Raises: SourceError."""
+    given = {"of": f"job_id={json.dumps(name, ensure_ascii=False)}", "window": "30d"}
+
+    def ask(expr: str, by: str = "") -> dict[str, float]:
+        found = prometheus.instant(Template(expr).substitute(given), now_s, LONG_TIMEOUT_S)
+        return {labels.get(by, ""): value for labels, value in found}
+
+    end = ask(f"max(last_over_time({_END}[$window]))")
+    now_s = min([now_s, *(end_s + _AFTER_S for end_s in end.values())])
+    if not (wall := ask(_NUMBERS["wall_s"])):
+        return None
+    given["window"] = f"{wall[''] + _AFTER_S:.0f}s"
+    numbers = {key: found[""] for key, expr in _NUMBERS.items() if (found := ask(expr))}
+    runs = sorted(ask(_BY["run"], "run")) or [name]
+    given["runs"] = json.dumps("|".join(map(re.escape, runs)), ensure_ascii=False)[1:-1]
+    by = {label: ask(_BY[label], label) for label in ("state", "kind", "currency", "cause")}
+    causes = sorted(by["cause"], key=lambda cause: -by["cause"][cause])
+    about = {"currency": next(iter(by["currency"]), ""), "causes": causes, "runs": runs}
+    return {"job": name, **numbers, "states": _closed(by["state"], numbers), "gpu_hours": by["kind"], **about}
+
+
+def _closed(counted: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the states of all nodes together, which sum to the wall clock. A part of the new steps' time was done again elsewhere."""
+    wall_s, share = numbers["wall_s"], numbers.get("redone_elsewhere_ratio", 0.0)
+    compute_s = numbers.get("goodput_ratio", 0.0) * wall_s
+    again = {state: counted.get(state, 0.0) for state in ("restart", "redone")}
+    other = {state: seconds for state, seconds in counted.items() if state not in (*again, "down", "compute")}
+    lost_s = max(0.0, numbers.get("repeated_s", 0.0) - sum(again.values()))
+    once_s = max(0.0, counted.get("compute", 0.0) + sum(other.values()) - lost_s)
+    scale = max(0.0, once_s * (1 - share) - compute_s) / (sum(other.values()) or 1.0)
+    again["redone"] += once_s * share
+    states = {"compute": compute_s, "lost": lost_s, **again}
+    states |= {state: seconds * scale for state, seconds in other.items()}
+    states["down"] = max(0.0, wall_s - sum(states.values()))
+    return {state: seconds for state, seconds in states.items() if seconds > 1e-3}
+
+
+def _ledger(states: Mapping[str, float], goodput_ratio: float | None) -> list[str]:
+    wall_s, most = sum(states.values()), sorted(states.items(), key=lambda item: -item[1])
+    goodput = f"{percent(goodput_ratio)}: computed new steps" if goodput_ratio is not None else "not known"
+    where = "  ".join(f"{state} {percent(seconds / wall_s)}" for state, seconds in most)
+    return [f"  goodput {goodput}", f"  where   {where}"]
+
+
+def joined_text(job: Mapping[str, Any]) -> str:
+    kinds = sorted(job["gpu_hours"].items(), key=lambda item: -item[1])
+    head = f"gpuwatch · job {job['job']} · {duration(job['wall_s'])}, {job['attempts']:.0f} attempts, {job['nodes']:.0f} nodes"
+    lines = [head, *_ledger(job["states"], job.get("goodput_ratio"))]
+    if "steps" in job:
+        elsewhere = job["redone_elsewhere_steps"]
+        lines.append(f"  steps   {job['steps']:.0f}, besides {elsewhere:.0f} done again on another node")
+    if kinds:
+        hours = job["gpu_hours"]["all"]
+        shares = "  ".join(f"{kind} {percent(of / hours)}" for kind, of in kinds if kind != "all")
+        lines.append(f"  GPUs    {hours:.3g} GPU-hours: {shares}")
+    if "energy_joules" in job:
+        lines.append(f"  energy  {energy({'compute': job['energy_joules']})}")
+    if "cost" in job:
+        lines.append(f"  cost    {money(job['cost'], job['currency'])}")
+    if job["causes"]:
+        causes = ", ".join(job["causes"])
+        lines.append(f"  why     {causes}; gpuwatch report {job['runs'][-1]} on its node has the evidence")
+    return "\n".join(lines)
+
+
+def job_text(job: api.Job) -> str:
+    wall_s = sum(job.states.values())
+    redone = "an unknown number" if job.redone_steps is None else str(job.redone_steps)
+    lost = f", {job.lost_steps} lost" if job.lost_steps else ""
+    lines = [
+        f"gpuwatch · job {job.job} · {duration(wall_s)}, {job.attempts} attempts, {job.interruptions} interrupted",
+        *_ledger(job.states, job.goodput_ratio),
+        f"  steps   {job.steps}, of which {redone} redone{lost}",
+    ]
+    if job.restart:
+        parts = sorted(job.restart.items(), key=lambda item: -item[1])
+        lines.append("  restart " + "  ".join(f"{part} {duration(seconds)}" for part, seconds in parts))
+    for found in job.findings:
+        lines.append(f"  why     {found.title}: {'; '.join(each.text for each in found.evidence)}")
+        lines.append(f"  do      {found.advice}; predicted throughput {found.gain}")
+    if job.redone_steps is None:
+        lines.append(
+            "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
+        )
+    return "\n".join(lines)
