@@ -211,8 +211,8 @@ def test_the_card_of_a_job_that_ended_has_its_gpus_energy_cost_and_causes(tmp_pa
     add("job_id:gpuwatch_job_redone_elsewhere:share", 0, **of)
     add("job_id:gpuwatch_job_goodput:ratio", 0.7, **of)
     for kind, hours in (("all", 0.16), ("useful", 0.12), ("starved", 0.04), ("idle", 0)):
-        add("job_kind:gpuwatch_gpu_hours:increase5m", hours, kind=kind, **whole)
-        add("job_kind:gpuwatch_gpu_cost:increase5m", 2.5 * hours, kind=kind, **whole)
+        add("owner_kind:gpuwatch_gpu_hours:increase5m", hours, kind=kind, **whole)
+        add("owner_kind:gpuwatch_gpu_cost:increase5m", 2.5 * hours, kind=kind, **whole)
     add("job_id:gpuwatch_gpu_energy_joules:increase5m", 2.88e5, **whole)
     add("site:gpuwatch_currency:info", 1, currency="EUR")
     add("gpuwatch_run_info", 1, run="slurm-4711.0", **whole)
