@@ -1,7 +1,7 @@
 """Hugging Face Trainer: `Trainer(..., callbacks=[GpuWatchCallback()])`.
 
 A step is an optimizer step: the Trainer fetches its micro-batches together, before `on_step_begin`. `evaluate` and `predict` are `eval`,
-`save_model` and the trainer's checkpoints are `checkpoint`, copies to the device are `transfer`.
+`save_model` and the trainer's checkpoints are `checkpoint`, copies to the device are `transfer`, TRL's generation is the phase "rollout".
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def _follow(training: Training, trainer: Any) -> None:
 
     patches = training.patches
     patches.wrap(trainer, "get_batch_samples", fetch_step)
-    patches.wrap(trainer, "_prepare_inputs", training.copy)
+    # TRL's trainers generate in theirs; the copies of their tensors are seen all the same.
+    if type(trainer)._prepare_inputs is _Trainer._prepare_inputs:
+        patches.wrap(trainer, "_prepare_inputs", training.copy)
     for method, phase in (
         ("evaluate", "eval"),
         ("predict", "eval"),
@@ -104,6 +106,8 @@ def _follow(training: Training, trainer: Any) -> None:
         ("_load_optimizer_and_scheduler", "checkpoint_load"),
     ):
         training.wrap_phase(trainer, method, phase)
+    if hasattr(trainer, "_generate_and_score_completions"):  # TRL's GRPO, RLOO and distillation
+        training.wrap_phase(trainer, "_generate_and_score_completions", "rollout")
     if find_spec("accelerate") is not None:  # an old transformers does without it
         time_accelerate_copies(patches, lambda: training.session if training.is_input() else None)
 

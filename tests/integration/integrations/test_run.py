@@ -146,6 +146,12 @@ def test_a_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
     assert done.out == f"{('sitecustomize', path)} {path} False\n", done.err
 
 
+def test_a_script_that_is_no_program_is_run_by_this_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.executable, sys.argv[1:])")
+    done = run(tmp_path, [str(tmp_path / "train.py"), "--epochs", "3"])
+    assert done.out == f"{sys.executable} ['--epochs', '3']\n", done.err
+
+
 def test_disabled_changes_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, [sys.executable, "-c", INSTRUMENTED], {"GPUWATCH_DISABLE": "1"}).out == "False\n"
 

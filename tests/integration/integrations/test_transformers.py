@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,28 @@ def test_a_resumed_training_skips_batches_and_counts_what_it_trains(
     assert counted == [4]
     assert 0 < report.phases["checkpoint_load"] <= report.states["other"]
     near(report, fresh)
+
+
+def test_a_trainer_that_generates_while_it_prepares_its_inputs_has_a_rollout_and_no_copies(
+    truth: w.Truth, tmp_path: Path
+) -> None:
+    def generate(trainer: Any, inputs: Any) -> Any:
+        time.sleep(0.03)
+        return inputs
+
+    def prepare(trainer: Any, inputs: Any) -> Any:  # as TRL's do it
+        return hf.Trainer._prepare_inputs(trainer, trainer._generate_and_score_completions(inputs))
+
+    options = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1}
+    with gpuwatch.Watch(quiet=True) as watch:
+        trainer = hf_trainer(truth, tmp_path, [GpuWatchCallback(watch)], **options)
+        methods = {"_generate_and_score_completions": generate, "_prepare_inputs": prepare}
+        trainer.__class__ = type("Generating", (type(trainer),), methods)
+        trainer.train()
+        report = watch.report()
+    assert report.phases["rollout"] == pytest.approx(w.BATCHES * 0.03, rel=0.25)
+    assert report.states.get("transfer", 0.0) < 0.02 * report.duration_s
+    near(report, truth)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
