@@ -121,7 +121,7 @@ def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> Non
         (["--listen", "tcp://0.0.0.0:9479"], "TCP needs a token"),
         (["--listen", "ipc://relative"], "give ipc:///absolute/path.sock"),
         (["--history", "/proc/history.db"], "--history /proc/history.db: "),
-        (["--history", "/"], "--history / is a folder; name a file in it"),
+        (["--history", "/"], "--history / is a folder, or no regular file; name one"),
         (["--histroy", "x"], "No such option"),
     ],
 )
