@@ -11,7 +11,7 @@ from gpuwatch.api.client import Client, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run, file_name
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import as_json, duration, percent
+from gpuwatch.formatting import as_json, duration, harmless, percent
 from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
@@ -123,7 +123,7 @@ def _finish(
             raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
         typer.echo(str(path))
     for each in failed:
-        typer.secho(f"gpuwatch: {name}: {each}", fg="red", err=True)
+        typer.secho(harmless(f"gpuwatch: {name}: {each}"), fg="red", err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -158,4 +158,4 @@ def job_text(job: api.Job) -> str:
         lines.append(
             "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
         )
-    return "\n".join(lines)
+    return "\n".join(map(harmless, lines))
