@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -191,6 +192,44 @@ def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
     assert min(sizes) > 5_000_000
     assert resident_peak_mb(agent) <= MOST_MB
     wait_for("it is ready", lambda: agent.get_text("/readyz") == "ok\n", 10)
+
+
+_PARALLEL = (
+    ("/metrics", 100),
+    ("/api/v1/runs", 50),
+    ("/api/v1/ledger", 50),
+    ("/api/v1/series?metric=gpuwatch_run_seconds_total&pick=extremes", 50),
+    ("/api/v1/runs/bench/steps?points=500", 50),
+)
+
+
+def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
+    """64 processes of a user, the agent restarted under them, and then everything asked for at once."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "benchmarks.agent_load", agent.endpoint, "64", "20", "0", "25"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as load:
+        assert load.stdout is not None
+        pids = json.loads(load.stdout.readline())
+        wait_for("all are seen", lambda: len(agent.get("/api/v1/runs")["runs"]) == len(pids) == 64, 20)
+        assert agent.stop() == 0
+        agent.start()
+        took_s = []
+        with ThreadPoolExecutor(100) as pool:
+            for path, many in _PARALLEL:
+                answers = pool.map(_get, [agent] * many, [path] * many)
+                begin_s = time.monotonic()
+                assert agent.metrics()["gpuwatch_build_info", __version__] == 1
+                took_s.append(time.monotonic() - begin_s)
+                assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        sent = json.loads(load.stdout.readline())
+        wait_for(
+            "all steps are seen",
+            lambda: sum(run["steps"] for run in agent.get("/api/v1/runs")["runs"]) == sent["steps"],
+            20,
+        )
+    print(f"{max(took_s):.2f} s for a scrape meanwhile, {resident_peak_mb(agent):.0f} MB")
+    assert resident_peak_mb(agent) <= MOST_MB
+    assert rejected(agent, "too_many_connections") == rejected(agent, "rate") == 0
 
 
 def _get(agent: Agent, path: str) -> bytes:
