@@ -19,9 +19,7 @@ class Connections:
     """Closes the newest connection of who has too many. Those of all users together take at most half of the agent's file descriptors."""
 
     def __init__(self, endpoints: Iterable[str]) -> None:
-        self._own = {
-            int(each.rpartition(":")[2]) if is_tcp(each) else each.removeprefix("ipc://") for each in endpoints
-        }
+        self._own = {int(e.rpartition(":")[2]) if is_tcp(e) else e.removeprefix("ipc://") for e in endpoints}
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = max(files // 4, min(files // 2, files - _WAITING))
         self._peers: dict[int, Peer] = {}  # by file descriptor, oldest first

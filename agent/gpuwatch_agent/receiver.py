@@ -37,7 +37,7 @@ class _Rates(NamedTuple):
 
 _OF_PROCESS = _Rates(500, 2000, 4 << 20, 16 << 20)
 """A hook sends four messages a second, and 120 with 4 MiB at once after an agent's absence."""
-_OF_USER = _Rates(4000, 20_000, 16 << 20, 64 << 20)  # all processes of a user together: 160 hooks after an absence
+_OF_USER = _Rates(4000, 20_000, 8 << 20, 32 << 20)  # all processes of a user together: 160 hooks after an absence
 _MOST_PEERS = 4096
 UNKNOWN = Peer()
 
