@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from gpuwatch.errors import ConfigError, GpuwatchError, MissingExtra
+from gpuwatch.formatting import harmless
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     try:
         build(typer)(prog_name="gpuwatch")
     except GpuwatchError as error:
-        typer.secho(f"gpuwatch: {error}", fg="red", err=True)
+        typer.secho("\n".join(map(harmless, f"gpuwatch: {error}".splitlines())), fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError | MissingExtra) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,6 +1,15 @@
 """Numbers as text for people, records as JSON."""
 
+import unicodedata
+
 import msgspec
+
+
+def harmless(text: str) -> str:
+    """Return text with each character that could act on a terminal (escape, bidi, newline) replaced by "·"."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def percent(ratio: float) -> str:

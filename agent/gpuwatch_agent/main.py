@@ -40,6 +40,7 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
     """
     own = config.agent
     roots = Roots(Path(own.procfs), Path(own.sysfs), Path(own.shm))
+    _bound_connections()
     with contextlib.ExitStack() as stack:
         server_socket = stack.enter_context(bind_http(own.http))
         access = Access(own, server_socket)
@@ -76,7 +77,6 @@ def run_agent(config: Config, ready: Callable[[str], None] = lambda url: None) -
                 notify_systemd("WATCHDOG=1")
 
         app = make_app(lambda: sampler.snapshot, history, socket.gethostname(), tuple(endpoints), config.prices, idle_s)
-        _bound_connections()
         settings = uvicorn.Config(
             access.guard(app),
             http=BoundedProtocol,

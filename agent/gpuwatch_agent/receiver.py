@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuwatch import wire
 from gpuwatch.errors import ProtocolError
 from gpuwatch.wire.sockets import Peer, ZmqReceiver
+from gpuwatch_agent.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class _Rates(NamedTuple):
 
 _OF_PROCESS = _Rates(500, 2000, 4 << 20, 16 << 20)
 """A hook sends four messages a second, and 120 with 4 MiB at once after an agent's absence."""
-_OF_USER = _Rates(4000, 20_000, 16 << 20, 64 << 20)  # all processes of a user together: 160 hooks after an absence
+_OF_USER = _Rates(4000, 20_000, 8 << 20, 32 << 20)  # all processes of a user together: 160 hooks after an absence
 _MOST_PEERS = 4096
 UNKNOWN = Peer()
 
@@ -84,7 +85,8 @@ class Receiver:
         self._lock = threading.Lock()
         self.received = 0
         self.rejected: Counter[str] = Counter()
-        self._refused_s = float("-inf")
+        self._refused_s: dict[str, float] = {}  # when each reason was logged last
+        self._connections = Connections(socket.endpoints)
         self.polled_s = clock()  # when the thread last asked for messages, on the monotonic clock
 
     def start(self) -> None:
@@ -106,7 +108,7 @@ class Receiver:
             self.polled_s = self._clock()
             is_full = len(self._arrived) >= _KEPT // 2 or self._bytes_kept >= _KEPT_BYTES
             try:
-                self._count_refused(self._socket.refused())
+                self._count_connections(self._socket.connections())
                 if is_full:
                     self._stop.wait(_PAUSE_S)
                     continue
@@ -133,14 +135,17 @@ class Receiver:
         self._bytes_kept += len(frame) * (_HELLO_WEIGHT if isinstance(message, wire.Hello) else 1)
         self._arrived.append(Arrival(message, time.monotonic_ns(), time.time(), peer))
 
-    def _count_refused(self, connections: int) -> None:
-        """Count connections that were refused, and log that once a minute."""
-        if connections:
+    def _count_connections(self, events: Iterable[tuple[str, int]]) -> None:
+        """Close the connections of those that have too many, count what is refused, and log each reason once a minute."""
+        for event, descriptor in events:
+            if (why := self._connections.note(event, descriptor)) is None:
+                continue
+            reason = "wrong_token" if event == "refused" else "too_many_connections"
             with self._lock:
-                self.rejected["wrong_token"] += connections
-            if self._clock() - self._refused_s >= 60.0:
-                self._refused_s, total = self._clock(), self.rejected["wrong_token"]
-                logger.warning("a connection over TCP was refused: its token is another one (%s so far)", total)
+                self.rejected[reason] += 1
+            if self._clock() - self._refused_s.get(reason, float("-inf")) >= 60.0:
+                self._refused_s[reason] = self._clock()
+                logger.warning("a connection is refused: %s (%s so far)", why, self.rejected[reason])
 
     def _check_quota(self, size: int, peer: Peer) -> None:
         now_s = self._clock()

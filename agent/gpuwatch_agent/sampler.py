@@ -213,6 +213,9 @@ class Sampler:
         except ProtocolError as error:
             self._receiver.reject(error.reason, error)
             return None
+        except Exception as error:  # all other messages count
+            self._runs.count_failure("apply", error, f"a message of run {message.run!r} is not applied")
+            return None
         if not has_new or not isinstance(message, wire.Steps):
             return None
         name, offset_ns = self._runs.name_of(message), origin.time_ns - origin.monotonic_ns

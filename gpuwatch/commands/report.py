@@ -10,7 +10,7 @@ from gpuwatch.api.client import Client, Prometheus, RunSource
 from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run, file_name
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import as_json
+from gpuwatch.formatting import as_json, harmless
 from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather
@@ -124,7 +124,7 @@ def _finish(
             raise ConfigError(f"--output {path}: {error.strerror}; choose a file that you may write to") from error
         typer.echo(str(path))
     for each in failed:
-        typer.secho(f"gpuwatch: {name}: {each}", fg="red", err=True)
+        typer.secho(harmless(f"gpuwatch: {name}: {each}"), fg="red", err=True)
     if failed:
         raise typer.Exit(1)
 

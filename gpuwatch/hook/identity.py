@@ -56,8 +56,8 @@ def identify(
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
     run = run or f"{host}-{os.getpid()}-{start_ticks}"
     return Identity(
-        run=run[:MAX_NAME],
-        job=job[:MAX_NAME],
+        run=run[:MAX_NAME].encode(errors="replace").decode(),  # a name in another encoding than UTF-8
+        job=job[:MAX_NAME].encode(errors="replace").decode(),
         rank=_integer(environ, _RANK, 0),
         world_size=max(1, _integer(environ, _WORLD_SIZE, 1)),
         local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),

@@ -44,7 +44,7 @@ def folders(
     absent without `root`. Another process whose path does not exist here has none. Source: /proc/PID/cgroup.
     """
     try:
-        lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
+        lines = (procfs / str(pid) / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
     found: list[Path] = []

@@ -30,7 +30,7 @@ _MOST_THREADS = 512
 def _read(path: Path, parse: Callable[[str], T]) -> T:
     """Return a file, parsed. Raises: NoData for one that is absent, or not as its documentation says."""
     try:
-        return parse(path.read_text())
+        return parse(path.read_text(errors="replace"))  # a command's name may be any bytes
     except OSError as error:
         raise NoData(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, IndexError) as error:

@@ -10,7 +10,9 @@ import logging
 import os
 import shutil
 import stat
+import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
@@ -18,7 +20,7 @@ import zmq
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.wire import MAX_MESSAGE_BYTES
-from gpuwatch.wire.endpoint import is_tcp
+from gpuwatch.wire.endpoint import is_listened_to, is_tcp
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +74,16 @@ class ZmqSender:
 
     def is_accepted(self) -> bool | None:
         """Return whether the agent has accepted the token at any time; None before the first answer, and without a token."""
-        for event in _events(self._monitor):
+        for event, _, _ in _events(self._monitor):
             self._seen |= event
         return bool(self._seen & zmq.EVENT_HANDSHAKE_SUCCEEDED) if self._seen else None
 
     def close(self) -> None:
         """Close; queued frames get at most 0.3 s to be sent."""
-        _close(self._socket, self._monitor)
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._socket.close()
         self._context.term()
 
 
@@ -112,14 +117,17 @@ class ZmqReceiver:
         self.endpoints = tuple(sorted(endpoints, key=is_tcp))  # TCP's options are those of what is bound after them
         self._locks: list[IO[str]] = []
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)  # the monitor's too, which may have 1000 events more
         self._socket = self._context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._monitor = self._socket.get_monitor_socket(_REFUSED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        for each in (self._socket, self._monitor):
+            self._poller.register(each, zmq.POLLIN)
         try:
             for endpoint in self.endpoints:
-                if is_tcp(endpoint) and self._monitor is None:
+                if is_tcp(endpoint) and not self._socket.curve_server:
                     self._require(token)
                 self._bind(endpoint)
         except BaseException:
@@ -133,18 +141,25 @@ class ZmqReceiver:
         self._socket.curve_server = True
         self._socket.ipv6 = True
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        self._monitor = self._socket.get_monitor_socket(_REFUSED)
 
-    def refused(self) -> int:
-        """Return how many connections over TCP were refused since the last call: without the token, or with another one."""
-        return len(list(_events(self._monitor)))
+    def connections(self) -> Iterator[tuple[str, int]]:
+        """Yield what has happened to connections, with the file descriptor: "opened", "closed"; "refused" over TCP, for its token."""
+        for event, value, endpoint in islice(_events(self._monitor), _BATCH_FRAMES):
+            if event in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
+                yield "opened" if event == zmq.EVENT_ACCEPTED else "closed", value
+            elif is_tcp(endpoint):
+                yield "refused", -1
 
     def _bind(self, endpoint: str) -> None:
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
             if path.exists() and not path.is_socket():  # binding would delete it
                 raise ConfigError(f"--listen {endpoint}: that is a file or folder, and no socket; choose another path")
-            self._locks.append(_lock(path))
+            lock = _lock(path)
+            if is_listened_to(path):  # binding would take its clients
+                lock.close()
+                raise ConfigError(f"--listen {endpoint}: another program listens there; choose another path")
+            self._locks.append(lock)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -156,9 +171,8 @@ class ZmqReceiver:
             _permit(path)
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Peer]]:
-        """Return frames that have arrived, oldest first, waiting at most `timeout_ms` for the first; [] for none."""
-        if not self._socket.poll(timeout_ms):
-            return []
+        """Return frames that have arrived, oldest first, waiting at most `timeout_ms` for the first, or for a connection; [] for none."""
+        self._poller.poll(timeout_ms)
         frames: list[tuple[bytes, Peer]] = []
         size = 0
         while len(frames) < _BATCH_FRAMES and size < _BATCH_BYTES:
@@ -171,7 +185,8 @@ class ZmqReceiver:
         return frames
 
     def close(self) -> None:
-        _close(self._socket, self._monitor)
+        self._monitor.close(0)  # not disabled: that waits for ZeroMQ's thread, which may wait for room among the events
+        self._socket.close()
         self._context.term()
         for endpoint, lock in zip(self.endpoints, self._locks, strict=False):
             if endpoint.startswith("ipc://"):
@@ -179,18 +194,11 @@ class ZmqReceiver:
             lock.close()
 
 
-def _events(monitor: zmq.Socket[bytes] | None) -> Iterator[int]:
+def _events(monitor: zmq.Socket[bytes] | None) -> Iterator[tuple[int, int, str]]:
+    """Yield each event of a socket, its value and endpoint. Source: zmq_socket_monitor(3)."""
     while monitor is not None and monitor.poll(0):
-        from zmq.utils.monitor import recv_monitor_message  # it imports asyncio
-
-        yield recv_monitor_message(monitor)["event"]
-
-
-def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:
-    if monitor is not None:
-        socket.disable_monitor()
-        monitor.close(0)
-    socket.close()
+        packed, endpoint = monitor.recv_multipart()
+        yield *struct.unpack("=Hi", packed), endpoint.decode(errors="replace")
 
 
 def _peer(frame: zmq.Frame) -> Peer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -28,6 +29,7 @@ MOST_MB = 150
 
 _ATTACKER = """
 import os, sys, time
+from pathlib import Path
 import msgspec, zmq
 from gpuwatch import wire
 from tests.unit.agent.hooks import FakeHook
@@ -59,6 +61,10 @@ while time.monotonic() < end:
         frames += [hook("mine", pid=victim, sender=f"pid {sent}").hello()]
         frames += [hook("spy", sender="spy").hello(worker_pids=(victim, 1))]
         frames = [wire.encode(frame) for frame in frames]
+        time.sleep(0.1)
+    elif kind == "name":
+        Path("/proc/self/comm").write_bytes(b"\\xff\\x1b")
+        frames = [wire.encode(hook("nameless", pid=victim, sender="nameless").hello())]
         time.sleep(0.1)
     elif kind == "hello":
         frames = [wire.encode(hook(f"flood", sender="flood").hello())] * 200
@@ -141,6 +147,18 @@ def test_another_user_can_neither_speak_for_a_run_nor_name_its_processes(agent: 
     assert agent.log.read_text().count("(wrong_user)") == 1
 
 
+def test_a_process_whose_name_is_no_text_stops_no_tick(agent: Agent) -> None:
+    with Trainer(agent, run="honest") as trainer:
+        agent.wait_run("honest", activity="data_wait")
+        attacker = attack(agent, "name", 8, 1)
+        wait_for("it is refused", lambda: rejected(agent, "wrong_process") >= 10, 20)
+        before = agent.metrics()["gpuwatch_sample_timestamp_seconds",]
+        wait_for("ticks go on", lambda: agent.metrics()["gpuwatch_sample_timestamp_seconds",] > before + 2, 5)
+        sent_by(attacker)
+        assert not [key for key in agent.metrics() if key[0] == "gpuwatch_run_failures_total"]
+        check_honest(agent, trainer)
+
+
 @pytest.mark.parametrize(("kind", "reason"), [("hello", "rate"), ("large", "rate"), ("runs", "too_many_runs")])
 def test_a_flood_costs_an_honest_run_nothing_and_the_agent_little(agent: Agent, kind: str, reason: str) -> None:
     with Trainer(agent, run="honest") as trainer:
@@ -151,6 +169,17 @@ def test_a_flood_costs_an_honest_run_nothing_and_the_agent_little(agent: Agent, 
         check_honest(agent, trainer)
         print(f"{kind}: {sent} sent, {rejected(agent, 'rate'):.0f} beyond the quota, {resident_peak_mb(agent):.0f} MB")
         assert resident_peak_mb(agent) <= MOST_MB
+
+
+def test_the_largest_frames_of_eight_processes_do_not_keep_an_honest_run_waiting(agent: Agent) -> None:
+    """Together they are within the quotas of processes, and beyond that of a user."""
+    with Trainer(agent, run="honest") as trainer:
+        agent.wait_run("honest", activity="data_wait")
+        for attacker in [attack(agent, "large", 6) for _ in range(8)]:
+            assert sent_by(attacker) > 100
+        check_honest(agent, trainer)
+        print(f"eight: {rejected(agent, 'rate'):.0f} beyond the quota, {resident_peak_mb(agent):.0f} MB")
+        assert rejected(agent, "rate") > 0
 
 
 def test_a_new_run_is_taken_while_512_are_forged(agent: Agent) -> None:
@@ -176,10 +205,97 @@ def test_many_long_queries_at_once_are_bounded_in_memory(agent: Agent) -> None:
     wait_for("it is ready", lambda: agent.get_text("/readyz") == "ok\n", 10)
 
 
+_PARALLEL = (
+    ("/metrics", 100),
+    ("/api/v1/runs", 50),
+    ("/api/v1/ledger", 50),
+    ("/api/v1/series?metric=gpuwatch_run_seconds_total&pick=extremes", 50),
+    ("/api/v1/runs/bench/steps?points=500", 50),
+)
+
+
+def test_many_clients_at_once_cost_64_ranks_nothing(agent: Agent) -> None:
+    """64 processes of a user, the agent restarted under them, and then everything asked for at once."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "benchmarks.agent_load", agent.endpoint, "64", "20", "0", "25"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as load:
+        assert load.stdout is not None
+        pids = json.loads(load.stdout.readline())
+        wait_for("all are seen", lambda: len(agent.get("/api/v1/runs")["runs"]) == len(pids) == 64, 20)
+        assert agent.stop() == 0
+        agent.start()
+        took_s = []
+        with ThreadPoolExecutor(100) as pool:
+            for path, many in _PARALLEL:
+                answers = pool.map(_get, [agent] * many, [path] * many)
+                begin_s = time.monotonic()
+                assert agent.metrics()["gpuwatch_build_info", __version__] == 1
+                took_s.append(time.monotonic() - begin_s)
+                assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        sent = json.loads(load.stdout.readline())
+        wait_for(
+            "all steps are seen",
+            lambda: sum(run["steps"] for run in agent.get("/api/v1/runs")["runs"]) == sent["steps"],
+            20,
+        )
+    print(f"{max(took_s):.2f} s for a scrape meanwhile, {resident_peak_mb(agent):.0f} MB")
+    assert resident_peak_mb(agent) <= MOST_MB
+    assert rejected(agent, "too_many_connections") == rejected(agent, "rate") == 0
+
+
 def _get(agent: Agent, path: str) -> bytes:
     with socket.create_connection(("127.0.0.1", agent.port), timeout=180) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
+_CONNECTOR = """
+import os, resource, socket, sys, time
+
+path, seconds, user = sys.argv[1], *map(int, sys.argv[2:])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+if user:
+    os.setgid(user)
+    os.setuid(user)
+end, held = time.monotonic() + seconds, []
+while time.monotonic() < end:
+    one = socket.socket(socket.AF_UNIX)
+    one.settimeout(1)
+    try:
+        one.connect(path)
+        held.append(one)
+    except OSError:
+        one.close()
+    if len(held) == 3000:
+        time.sleep(0.5)
+        held.clear()
+print("done")
+"""
+
+
+def test_thousands_of_connections_of_a_process_cost_an_honest_run_nothing() -> None:
+    """Without a free descriptor libzmq 4.3.5 ends the whole program."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        agent = Agent(Path(folder))
+        command = agent.command
+        agent.command = lambda *options: ["sh", "-c", 'ulimit -n 2400; exec "$@"', "sh", *command(*options)]  # type: ignore[method-assign]
+        with agent, Trainer(agent, run="honest") as trainer:
+            agent.wait_run("honest", activity="data_wait")
+            path = Path(folder) / "hook.sock"
+            path.chmod(0o666)
+            user = NO_AGENT if os.getuid() == 0 else 0
+            given = [sys.executable, "-S", "-c", _CONNECTOR, str(path), "6", str(user)]
+            with subprocess.Popen(given, stdout=subprocess.PIPE) as attacker:
+                wait_for("it is refused", lambda: rejected(agent, "too_many_connections") > 1000, 20)
+                with Trainer(agent, run="late", seconds=3) as late:
+                    report = late.report(60)
+                assert agent.wait_run("late", status="ended")["steps"] == report["steps"]
+                out, _ = attacker.communicate(timeout=60)
+            assert out == b"done\n"
+            check_honest(agent, trainer)
+            assert agent.log.read_text().count("a connection is refused") <= 2
 
 
 def test_500_connections_with_256_descriptors_leave_room_for_a_scrape() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def test_second_agent_is_told_what_is_taken(agent: Agent, tmp_path: Path) -> Non
         (["--listen", "tcp://0.0.0.0:9479"], "TCP needs a token"),
         (["--listen", "ipc://relative"], "give ipc:///absolute/path.sock"),
         (["--history", "/proc/history.db"], "--history /proc/history.db: "),
-        (["--history", "/"], "--history / is a folder; name a file in it"),
+        (["--history", "/"], "--history / is a folder, or no regular file; name one"),
         (["--histroy", "x"], "No such option"),
     ],
 )
@@ -178,3 +179,20 @@ def test_full_disk_is_counted_and_the_agent_goes_on(tmp_path: Path, small_disk: 
         for key in counters:
             values = [page[key] for page in (served, *pages) if key in page]
             assert values == sorted(values), key
+
+
+def test_a_run_whose_name_is_in_another_encoding_is_seen(tmp_path: Path) -> None:
+    script = Path(os.fsdecode(os.fsencode(tmp_path) + b"/entra\xeen\xe9.py"))
+    script.write_text(
+        "import time, gpuwatch\nwith gpuwatch.Watch(quiet=True) as w:\n for _ in w.steps(range(20)): time.sleep(0.05)\n"
+    )
+    environment = {**os.environ, "GPUWATCH_JOB": "caf\udce9", "GPUWATCH_ENDPOINT": f"ipc://{tmp_path}/hook.sock"}
+    with Agent(tmp_path) as agent:
+        for names in ({"GPUWATCH_RUN": "caf\udce9"}, {}):
+            subprocess.run([sys.executable, str(script)], env={**environment, **names}, check=True, timeout=120)
+        assert agent.wait_run("caf?", status="ended")["steps"] == 20
+
+        def unnamed() -> list[int]:
+            return [run["steps"] for run in agent.get("/api/v1/runs")["runs"] if run["name"] == "entra?n?.py"]
+
+        wait_for("the other one is seen", lambda: unnamed() == [20], 20)

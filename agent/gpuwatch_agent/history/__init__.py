@@ -114,6 +114,7 @@ class History:
         self._lock = lock_history(path)
         self.is_behind = self.was_behind = os.fstat(self._lock.fileno()).st_mtime == 0
         self._connection = _no_file()
+        self._parts: list[Path] = []  # SQLite's other files
         try:
             self._open()
         except ConfigError as refusal:
@@ -155,6 +156,8 @@ class History:
         """Delete what is older than the retention, and the oldest part of a file that is too large; begin a new one if it was removed."""
         if self._inode is not None and not self._is_there():
             self._replace_file("it was removed or replaced")
+        elif not all(each.exists() for each in self._parts):
+            self._replace_file("its -wal or -shm file was removed", keep=True)
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
         # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
@@ -237,14 +240,17 @@ class History:
         self._connection.close()
         self._lock.close()
 
-    def _replace_file(self, reason: str) -> None:
-        """Rename the file, and create a new one; without one, commits fail and are counted until it can be created."""
-        self.damaged += 1
+    def _replace_file(self, reason: str, keep: bool = False) -> None:
+        """Rename the file, and create a new one; without one, commits fail and are counted until it can be created. `keep`: open it again."""
+        self.damaged += not keep
         self._is_damaged.clear()
         self._connection.close()
-        self._connection, self._inode = _no_file(), None
+        self._connection, self._inode, self._parts = _no_file(), None, []
         with suppress(OSError):  # it cannot be renamed: opening it gives the error
-            set_aside(self.path, reason)
+            if keep:
+                logger.warning("history %s: %s; it is opened again", self.path, reason)
+            else:
+                set_aside(self.path, reason)
         try:
             self._open()
         except ConfigError as refusal:
@@ -254,6 +260,7 @@ class History:
         self._layout = ((), None)
         self._connection = open_history(self.path)
         self._inode = self.path.stat().st_ino
+        self._parts = [each for each in (Path(f"{self.path}-wal"), Path(f"{self.path}-shm")) if each.exists()]
         self._note_size()
 
     def _note_size(self) -> None:

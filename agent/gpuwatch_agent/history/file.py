@@ -49,8 +49,8 @@ def default_history() -> Path:
 
 def lock_history(path: Path) -> IO[str]:
     """Return the open lock file of the agent that writes the history. Raises: ConfigError."""
-    if path.is_dir():
-        raise ConfigError(f"--history {path} is a folder; name a file in it, e.g. {path / 'history.db'}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--history {path} is a folder, or no regular file; name one, e.g. {path / 'history.db'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -90,7 +90,7 @@ def check_readable(path: Path) -> None:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether the file's content is at fault, rather than the disk or the rights."""
-    signs = ("malformed", "not a database", "corrupt", "old schema")
+    signs = ("malformed", "not a database", "corrupt", "old schema", "no such table")
     return isinstance(error, sqlite3.DatabaseError) and any(sign in str(error) for sign in signs)
 
 
@@ -106,6 +106,8 @@ def set_aside(path: Path, reason: object) -> None:
 
 def connect_readonly(path: Path, timeout_s: float = 2.0) -> sqlite3.Connection:
     """Return a connection that only reads, whatever characters the path has. Raises: sqlite3.Error."""
+    if path.exists() and not path.is_file():  # to open a FIFO would wait for its writer
+        raise sqlite3.DatabaseError("not a database: it is no regular file")
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=timeout_s)
 
 

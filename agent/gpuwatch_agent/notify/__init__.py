@@ -206,7 +206,7 @@ def _read(path: Path | None) -> State:
 def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
     """Return a sender for each Apprise URL. Raises: ConfigError naming the URL's kind but not its secrets; MissingExtra."""
     try:
-        from apprise import Apprise, NotifyType
+        from apprise import Apprise, NotifyFormat, NotifyType
     except ImportError:
         raise MissingExtra("apprise", "agent") from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs URLs, which hold secrets
@@ -224,7 +224,7 @@ def apprise_senders(urls: Sequence[str]) -> dict[str, Sender]:
             kind = NotifyType.FAILURE if urgent else NotifyType.WARNING
             if title.startswith("[resolved]"):
                 kind = NotifyType.SUCCESS
-            return bool(service.notify(title=title, body=body, notify_type=kind))
+            return bool(service.notify(title=title, body=body, notify_type=kind, body_format=NotifyFormat.TEXT))
 
         return send
 

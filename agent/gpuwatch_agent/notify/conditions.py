@@ -8,6 +8,7 @@ from gpuwatch.alerting.render import hold_s, severity
 from gpuwatch.alerting.thresholds import XIDS, XIDS_OF_PROGRAMS, AlertThresholds
 from gpuwatch.diagnosis.finding import Severity
 from gpuwatch.diagnosis.rules import BY_CAUSE
+from gpuwatch.formatting import harmless
 from gpuwatch.ledger.states import ALLOCATED_UNUSED
 from gpuwatch_agent.exporter import Snapshot
 
@@ -28,19 +29,20 @@ class Condition:
 def conditions(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) -> list[Condition]:
     """Return what is wrong now, as the rules of Prometheus would find it."""
     found: dict[str, Condition] = {}
-    for alert, key, since_s, title, body in (
+    for alert, key, since_s, title, lines in (
         *_of_findings(snapshot.findings, thresholds),
         *_lost_runs(snapshot.runs),
         *_of_the_node(snapshot, now_s, thresholds),
     ):
         name = "/".join(str(part) for part in (alert, *key) if part is not None)
         hold = hold_s(alert, thresholds)
-        found[name] = Condition(name, alert, severity(alert), hold, since_s, title, body)
+        text = "\n".join(map(harmless, lines))
+        found[name] = Condition(name, alert, severity(alert), hold, since_s, harmless(title), text)
     return list(found.values())
 
 
-_Found = tuple[str, tuple[object, ...], float, str, str]
-"""(alert, what it is about, Unix time of its first sign, title, body)."""
+_Found = tuple[str, tuple[object, ...], float, str, Sequence[str]]
+"""(alert, what it is about, Unix time of its first sign, title, lines)."""
 
 
 def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -> Iterator[_Found]:
@@ -51,7 +53,7 @@ def _of_findings(findings: Sequence[api.Finding], thresholds: AlertThresholds) -
             continue
         who = f"run {finding.name or run}, rank {rank}: " if run else ""
         lines = [f"- {evidence.text}" for evidence in finding.evidence if evidence.text]
-        body = "\n".join([*lines, f"Cause: {finding.cause}", f"Do: {finding.advice}"])
+        body = [*lines, f"Cause: {finding.cause}", f"Do: {finding.advice}"]
         # Causes of one alert come and go: the key does not name them.
         yield (
             alert,
@@ -70,7 +72,7 @@ def _lost_runs(runs: Sequence[api.Run]) -> Iterator[_Found]:
         if (end := next((f for f in run.findings if BY_CAUSE[f.cause].ends_run), None)) is not None:
             alert, title, do = "RunKilled", end.title, end.advice
             why = [f"- {evidence.text}" for evidence in end.evidence]
-        body = "\n".join([*why, f"Owner: {run.user or 'unknown'}", f"Do: {do}"])
+        body = [*why, f"Owner: {run.user or 'unknown'}", f"Do: {do}"]
         yield alert, (run.run, run.rank), run.last_message_s, f"run {run.name}, rank {run.rank}: {title}", body
 
 
@@ -79,23 +81,23 @@ def _of_the_node(snapshot: Snapshot, now_s: float, thresholds: AlertThresholds) 
     seen = page.value("gpuwatch_gpus_seen")
     lost = 0.0 if seen is None else (page.value("gpuwatch_gpus_expected") or 0.0) - seen
     if lost > 0:
-        body = "Do: drain the node; dmesg -T | grep -i xid shows the reason; reset the GPU or reboot"
+        body = ["Do: drain the node; dmesg -T | grep -i xid shows the reason; reset the GPU or reboot"]
         yield "GpuLost", (), now_s, f"{lost:g} GPU{'' if lost == 1 else 's'} fell off the bus", body
     times = page.values("gpuwatch_gpu_last_xid_timestamp_seconds")
     for (gpu, uuid), number in page.values("gpuwatch_gpu_last_xid").items():
         xid, time_s = int(number), times.get((gpu, uuid))
         if time_s is not None and xid not in XIDS_OF_PROGRAMS and now_s - time_s < thresholds.xid_window_s:
             title = f"GPU {gpu} ({uuid}) reported XID {xid}: {XIDS.get(xid, 'see the list of XIDs by NVIDIA')}"
-            body = "Do: end the run on it, drain the node, reset the GPU (nvidia-smi --gpu-reset -i N)"
+            body = ["Do: end the run on it, drain the node, reset the GPU (nvidia-smi --gpu-reset -i N)"]
             yield "GpuXid", (uuid, xid), time_s, title, body
     sizes = page.values("gpuwatch_shm_size_bytes")
     for (mount,), used in page.values("gpuwatch_shm_used_bytes").items():
         size = sizes.get((mount,), 0.0)
         if size > 0 and used / size > thresholds.shm_used_ratio:
-            body = "Do: enlarge it (docker run --shm-size), or lower num_workers or prefetch_factor"
+            body = ["Do: enlarge it (docker run --shm-size), or lower num_workers or prefetch_factor"]
             yield "ShmNearlyFull", (mount,), now_s, f"/dev/shm ({mount}) is {used / size:.0%} full", body
     for each in snapshot.gpus:
         if each.state == ALLOCATED_UNUSED:
             title = f"GPU {each.gpu} ({each.uuid}) is {each.owner}, and no process uses it"
-            body = "Do: ask for fewer GPUs, or release the allocation"
+            body = ["Do: ask for fewer GPUs, or release the allocation"]
             yield "GpuAllocatedUnused", (each.uuid,), now_s, title, body

@@ -148,7 +148,7 @@ class ProcessTable:
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
         try:
-            return (self.procfs / str(pid) / "comm").read_text().strip()
+            return (self.procfs / str(pid) / "comm").read_text(errors="replace").strip()
         except OSError:
             return ""
 
@@ -216,11 +216,12 @@ class ProcessTable:
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
-        for entry in self.procfs.iterdir():
-            if not entry.name.isdigit():
-                continue
-            if _pid_namespace(self.procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
-                return int(entry.name)
+        with contextlib.suppress(OSError):  # no descriptor is free
+            for entry in self.procfs.iterdir():
+                if not entry.name.isdigit():
+                    continue
+                if _pid_namespace(self.procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
+                    return int(entry.name)
         return None
 
 
@@ -242,7 +243,7 @@ def _pid_namespace(procfs: Path, process: str) -> int:
 def _own_number(process: Path) -> int | None:
     """Return a process's pid in its own namespace; None where not known. Source: NSpid in /proc/PID/status, proc(5)."""
     try:
-        lines = (process / "status").read_text().splitlines()
+        lines = (process / "status").read_text(errors="replace").splitlines()
     except OSError:
         return None
     numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])

@@ -4,7 +4,6 @@ Without colour (NO_COLOR, a pipe, colour blindness) states differ by glyph: soli
 waiting, punctuation is trouble. Names, evidence and advice come from other processes, so control characters are removed.
 """
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuwatch.api import Points, Series
-from gpuwatch.formatting import percent
+from gpuwatch.formatting import harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports.display import STATES, Look, Unit, display
 
@@ -39,13 +38,6 @@ _WRAPPER = Console(width=80, color_system=None, force_terminal=False, legacy_win
 def words(text: str, style: Style | str = "") -> Text:
     """Return styled text. (Text(text, style) would also style whatever is appended later.)"""
     return Text().append(text, style)
-
-
-def harmless(text: str) -> str:
-    """Return text with each character that could act on a terminal (escape, bidi, newline) replaced by "·"."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def fitted(line: Text, width: int) -> Text:

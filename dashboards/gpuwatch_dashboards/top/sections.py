@@ -8,7 +8,7 @@ from rich.text import Text
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.diagnosis.rates import money
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
-from gpuwatch.formatting import duration, percent, size
+from gpuwatch.formatting import duration, harmless, percent, size
 from gpuwatch.tools.reports import display as shown
 from gpuwatch.tools.reports.display import display
 from gpuwatch_dashboards.selection import key_of
@@ -22,7 +22,7 @@ _INDENT = 8
 
 
 def title_of(run: Run) -> str:
-    return d.harmless(f"{run.name or run.run}{f' #{run.rank}' if run.world_size > 1 else ''}")
+    return harmless(f"{run.name or run.run}{f' #{run.rank}' if run.world_size > 1 else ''}")
 
 
 def run_list(runs: Sequence[Run], selected: str | None, width: int, rows: int) -> list[Text]:
@@ -232,7 +232,7 @@ def owner(gpu: Gpu, runs: Sequence[Run]) -> str:
 
 def gpu_detail(facts: Facts, gpu: Gpu, width: int, height: int) -> list[Text]:
     """Return one GPU: a bar of its last minute, its findings and curves."""
-    title = d.harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
+    title = harmless(" · ".join([f"GPU {gpu.gpu}", gpu.name or gpu.uuid, owner(gpu, facts.runs) or "no process"]))
     shares = facts.series.gpu_shares(gpu)
     lines = [
         d.rule(title, width),

@@ -9,7 +9,7 @@ from typing import Any
 from gpuwatch import api
 from gpuwatch.api.client import LONG_TIMEOUT_S, Prometheus
 from gpuwatch.diagnosis.rates import money
-from gpuwatch.formatting import duration, percent
+from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.tools.reports.display import energy
 
 _AFTER_S = 600  # after a job's end, its last GPU-hours are recorded by then
@@ -100,7 +100,7 @@ def joined_text(job: Mapping[str, Any]) -> str:
     if job["causes"]:
         causes = ", ".join(job["causes"])
         lines.append(f"  why     {causes}; gpuwatch report {job['runs'][-1]} on its node has the evidence")
-    return "\n".join(lines)
+    return "\n".join(map(harmless, lines))
 
 
 def job_text(job: api.Job) -> str:
@@ -122,4 +122,4 @@ def job_text(job: api.Job) -> str:
         lines.append(
             "  do      name the global step: Watch(step=…) or w.steps(loader, start=…); redone steps are then counted"
         )
-    return "\n".join(lines)
+    return "\n".join(map(harmless, lines))

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from gpuwatch.diagnosis.rates import money
-from gpuwatch.formatting import duration, percent
+from gpuwatch.formatting import duration, harmless, percent
 from gpuwatch.ledger.states import shares
 from gpuwatch.tools.reports import display
 from gpuwatch.tools.reports.comparison import VISIBLE, Broken, Comparison
@@ -59,7 +59,7 @@ def macros(template: str) -> Macros:
 
 def plain(text: object) -> str:
     """Return text that Markdown shows as it is, on one line."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+    return _MARKDOWN.sub(r"\\\1", harmless(" ".join(str(text).split())))
 
 
 def sentence(text: str) -> str:

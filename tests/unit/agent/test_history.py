@@ -284,7 +284,8 @@ def test_other_programs_database_is_left_alone(tmp_path: Path) -> None:
 
 def test_directory_and_unwritable_place_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"--history {tmp_path} is a folder; name a file in it, e.g. {tmp_path}/history.db"
+        ConfigError,
+        match=rf"--history {tmp_path} is a folder, or no regular file; name one, e.g. {tmp_path}/history.db",
     ):
         History(tmp_path)
     (tmp_path / "file").write_text("")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -55,7 +58,35 @@ def overwrite(path: Path) -> None:
             file.write(b"\xff" * 4096)
 
 
-@pytest.mark.parametrize("harm", [unlink, replace, truncate, empty, overwrite])
+def another_database(path: Path) -> None:
+    """Copy a valid database of another program over it: the same inode."""
+    other = path.with_name("other.db")
+    with closing(sqlite3.connect(other)) as connection:
+        connection.executescript("CREATE TABLE mine (x); INSERT INTO mine VALUES (1); PRAGMA user_version=4")
+    shutil.copyfile(other, path)
+
+
+def folder(path: Path) -> None:
+    path.rename(path.with_name("mine.db"))
+    path.mkdir()
+    (path / "file").touch()
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_nowhere(path: Path) -> None:
+    path.rename(path.with_name("mine.db"))
+    path.symlink_to("nowhere")
+
+
+OUTSIDE = [unlink, replace, folder, fifo, link_to_nowhere]
+INSIDE = [truncate, empty, overwrite, another_database]
+
+
+@pytest.mark.parametrize("harm", [*OUTSIDE, *INSIDE])
 def test_a_harmed_file_is_found_and_begun_anew(
     tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,7 +98,7 @@ def test_a_harmed_file_is_found_and_begun_anew(
     for second in range(100, 220):
         commit(history, second)
         if second == 160:
-            if harm in (truncate, empty, overwrite):  # SQLite has these pages in memory: only another reader meets them
+            if harm in INSIDE:  # SQLite has these pages in memory: only another reader meets them
                 history.check()
             history.trim(BEGIN_S + second)
     assert history.damaged == 1
@@ -206,3 +237,53 @@ def test_an_error_of_work_that_is_pending_does_not_escape_close(tmp_path: Path) 
     writer.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         history._connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("gone", ["-wal", "-shm", "-wal -shm"])
+def test_a_removed_wal_is_found_and_nothing_is_lost(
+    tmp_path: Path, gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History(tmp_path / "history.db")
+    for second in range(10):
+        assert commit(history, second)
+    for suffix in gone.split():
+        Path(f"{history.path}{suffix}").unlink()
+    for second in range(10, 20):
+        assert commit(history, second)
+    history.trim(BEGIN_S + 20)
+    assert commit(history, 20)
+    assert seconds(history) == 21, "others read what is written"
+    assert (history.damaged, history.failures) == (0, 0)
+    assert len([record for record in caplog.records if "was removed" in record.message]) == 1
+    history.close()
+    again = History(tmp_path / "history.db")
+    assert (again.damaged, seconds(again)) == (0, 21)
+    again.close()
+
+
+@pytest.mark.parametrize("harm", [fifo, folder, another_database])
+def test_queries_go_on_while_it_is_no_history(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    history = History(tmp_path / "history.db")
+    commit(history, 0)
+    history.trim(BEGIN_S)
+    harm(history.path)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(sqlite3.Error) as refused:
+        pool.submit(seconds, history).result(20)
+    history.note_damage(refused.value)
+    history.trim(BEGIN_S + 1)
+    assert commit(history, 2) and seconds(history) == 1
+    assert history.damaged == 1
+    history.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link"])
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/null") if kind == "device" else tmp_path / "history.db"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/null")
+    before = path.stat()
+    with pytest.raises(ConfigError, match="is a folder, or no regular file"):
+        History(path)
+    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)

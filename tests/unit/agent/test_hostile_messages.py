@@ -161,6 +161,19 @@ def test_a_run_that_cannot_be_processed_is_dropped_counted_and_logged_once(
     check_honest(agent, hook)
 
 
+def test_an_error_before_a_run_is_known_costs_no_other_message(
+    agent: WholeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = agent.sampler._runs._is_peer
+    monkeypatch.setattr(
+        agent.sampler._runs, "_is_peer", lambda hello, pid: 1 / 0 if pid == 666 else checked(hello, pid)
+    )
+    hook, bad = FakeHook(BEGIN_NS, run="honest"), FakeHook(BEGIN_NS, run="bad", sender="bad")
+    honest(agent, hook, 3, lambda second: agent.hear(bad.hello(), peer=MALLORY))
+    check_honest(agent, hook)
+    assert agent.failures() == {"apply": 3}
+
+
 def test_a_message_from_the_future_books_nothing(agent: WholeAgent) -> None:
     """Two messages booked 146 years: the second one's clock was far ahead of its arrival. More than nine years are refused as such."""
     hook, year_ns = FakeHook(BEGIN_NS, run="honest"), 365 * 86400 * S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -149,3 +151,43 @@ def test_cores_and_memory_are_those_that_the_job_may_use(tmp_path: Path) -> None
     assert (table.allowed_cores(7), table.allowed_cores(8)) == (8, 64)
     assert table.memory_available_bytes(7, 500 << 30) == 6 << 30
     assert table.memory_available_bytes(8, 500 << 30) == 500 << 30
+
+
+@pytest.mark.parametrize("name", [b"\xff\x1b", "训练进程的名".encode()[:15]])
+def test_a_command_s_name_may_be_any_bytes(table: ProcessTable, tmp_path: Path, name: bytes) -> None:
+    """The kernel cuts it after 15 bytes, also within a character, as setproctitle's."""
+    put(tmp_path, 4711)
+    folder = tmp_path / "4711"
+    (folder / "stat").write_bytes((folder / "stat").read_bytes().replace(b"python", name))
+    (folder / "comm").write_bytes(name + b"\n")
+    (folder / "status").write_bytes(b"Name:\t" + name + b"\nNSpid:\t4711\t7\n")
+    (folder / "ns").mkdir()
+    (folder / "ns/pid").touch()
+    inside = (folder / "ns/pid").stat().st_ino
+    assert table.alive(FakeHook().hello()) is True
+    assert table.name(4711).encode()
+    contained = msgspec.structs.replace(FakeHook(pid=7).hello(), pid_namespace=inside)
+    assert table._search(contained) == 4711
+    assert table.is_peer(contained, 4711)
+    assert not table.is_peer(FakeHook(pid=8).hello(), 4711)
+
+
+def test_a_control_group_s_name_may_be_any_bytes(tmp_path: Path) -> None:
+    group = os.fsencode(tmp_path) + b"/fs/cgroup/user/\xff"
+    folder = Path(os.fsdecode(group))
+    folder.mkdir(parents=True)
+    (folder / "cpu.max").write_text("50000 100000")
+    put(tmp_path, 4711)
+    (tmp_path / "4711/cgroup").write_bytes(b"0::/user/\xff\n")
+    quota = ProcessTable(tmp_path, tmp_path).quota(4711)
+    assert quota is not None and quota.cores == 0.5
+
+
+def test_without_a_free_descriptor_a_container_s_process_is_not_found(
+    table: ProcessTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "iterdir", full)
+    assert table.alive(msgspec.structs.replace(FakeHook().hello(), pid_namespace=4026531836)) is None

