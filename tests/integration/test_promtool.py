@@ -128,7 +128,7 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             "GpuStarved",
         ),
         (
-            "unless on (job, run) run:gpuwatch_run_phases:increase2m > 0\n    for: 2m\n    labels:\n      severity: critical\n      about: '{{ if",
+            "unless on (job, run) (run:gpuwatch_run_phases:increase2m > 0 or alert:RunHung:value or alert:RunStalled:value)\n    for: 2m\n    labels:\n      severity: critical\n      about: '{{ if",
             "for: 2m\n    labels:\n      severity: critical\n      about: '{{ if",
             "GpuBusyNoProgress",
         ),
