@@ -161,6 +161,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
         values[name] = value if isinstance(value, str) else f"{value:g}"
         if name.endswith("_s"):
             values[name.removesuffix("_s")] = duration(value)
+    values["missed"] = duration(_BASELINE_INTERVAL_S)
     # A group need not wait longer than the window that it reads.
     values["ledger_interval"] = duration(min(_LEDGER_INTERVAL_S, thresholds.ledger_window_s))
     values["baseline_interval"] = duration(min(_BASELINE_INTERVAL_S, thresholds.ledger_window_s))
@@ -172,6 +173,7 @@ def _values(thresholds: AlertThresholds, prices: Prices) -> dict[str, str]:
     )
     values["longest_phase_s"] = f"{max(phases):g}"
     values["held_window"] = duration(max(thresholds.keep_firing_for_s, thresholds.telemetry_window_s))
+    values["sweep_before"], values["sweep_memory"] = (duration(n * thresholds.sweep_window_s) for n in (2, 3))
     values["xids_of_programs"] = " or ".join(f"gpuwatch_gpu_last_xid == {xid}" for xid in XIDS_OF_PROGRAMS)
     cases = (f"if eq $value {xid}.0 }}}}{text}" for xid, text in XIDS.items())
     values["xid_meaning"] = "{{ " + "{{ else ".join(cases) + "{{ else }}see NVIDIA's list of XIDs{{ end }}"

@@ -39,7 +39,7 @@ class AlertThresholds:
     sweep_window_s: float = 600
     """Runs that begin and end within it are short ones, for example trials, and are judged together, by owner."""
     sweep_runs: float = 3
-    """How many of them must have ended within the window."""
+    """How many of them must have ended within three windows: trials one by one, each almost as long as the window, do."""
     sweep_for_s: float = 120
     inefficient_gpus: float = 0.25
     """How many GPUs' worth of work a finding must cost: its share of the time times the run's ranks."""

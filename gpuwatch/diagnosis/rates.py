@@ -57,7 +57,7 @@ def money(amount: float, currency: str) -> str:
     """Return e.g. "12.40 USD", "0.0031 USD", "< 0.0001 USD"."""
     if 0 < amount < _LEAST:
         return f"< {_LEAST} {currency}"
-    return f"{amount:,.2f} {currency}" if amount >= 0.1 or amount == 0 else f"{amount:.2g} {currency}"
+    return f"{amount:,.2f} {currency}" if amount >= 0.095 or amount == 0 else f"{amount:.2g} {currency}"
 
 
 def price_from(environ: Mapping[str, str]) -> tuple[float, str] | None:

@@ -209,13 +209,15 @@ def test_every_variable_has_the_values_that_are_there(site: Site) -> None:
 
 def test_the_numbers_are_the_sites(site: Site) -> None:
     assert site.table("fleet", "GPUs", "A") == {(): 4.0}
-    kinds = ("Useful", "Starved", "Held idle", "Stalled", "GPUs lost", "Lost money")
+    kinds = ("Useful", "Starved", "Held idle", "Stalled", "GPUs lost", "Money lost per hour")
 
     def at_once() -> dict[str, float] | None:
         at = time.time()
         found = {kind: site.table("fleet", kind, "A", at=at).get(()) for kind in kinds}
         known = {kind: value for kind, value in found.items() if value is not None}
-        if len(known) < len(kinds) or known["Lost money"] != pytest.approx(PRICE * known["GPUs lost"], rel=0.2):
+        if len(known) < len(kinds) or known["Money lost per hour"] != pytest.approx(
+            PRICE * known["GPUs lost"], rel=0.2
+        ):
             return None  # costs are recorded later than what they are the costs of
         # One of four GPUs is held idle all the time; until each series fills its window, a rate over it is too small.
         return known if 0.2 < known["Held idle"] < 0.3 else None

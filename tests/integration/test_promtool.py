@@ -115,9 +115,40 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
         ("and on (job, run) run:gpuwatch_run_up:max == 0", "", "RunKilled"),
         ("> time() - 3600", "> time() - 60", "PhaseStuck"),
         ('unless on (job, instance, run, rank) gpuwatch_run_info{device="cpu"}', "", "PhaseStuck"),
-        ("and owner:gpuwatch_short_runs:count10m >= 3", "", "ShortRunsStarved"),
+        ("and owner:gpuwatch_short_runs:count >= 3", "", "ShortRunsStarved"),
+        ("unless on (job, run) run:gpuwatch_short_run:begun", "", "ShortRunsStarved"),
+        (
+            "+ (owner:gpuwatch_short_runs:count10m offset",
+            "+ 0 * (owner:gpuwatch_short_runs:count10m offset",
+            "ShortRunsStarved",
+        ),
+        (
+            'last_over_time(gpuwatch_run_info{timeline="host", device=~"(jax|tensorflow).*"}[5m])',
+            'gpuwatch_run_info{timeline="host", device=~"(jax|tensorflow).*"}',
+            "GpuStarved",
+        ),
+        (
+            "unless on (job, run) (run:gpuwatch_run_phases:increase2m > 0 or alert:RunHung:value or alert:RunStalled:value)\n    for: 2m\n    labels:\n      severity: critical\n      about: '{{ if",
+            "for: 2m\n    labels:\n      severity: critical\n      about: '{{ if",
+            "GpuBusyNoProgress",
+        ),
+        ("and on (job, instance) node:gpuwatch_restarts:count1h", "", "GpuwatchTelemetryLost"),
+        ("_timestamp_seconds < -180", "_timestamp_seconds < -18000", "GpuwatchTelemetryLost"),
+        ('last_over_time(gpuwatch_gpu_owner_info{run!=""}[5m])', 'gpuwatch_gpu_owner_info{run!=""}', "GpuXid"),
+        (
+            "topk by (job, instance, gpu, UUID) (1, last_over_time(gpuwatch_gpu_owner_info[2m]))",
+            "gpuwatch_gpu_owner_info",
+            "missed",
+        ),
+        ("max_over_time(gpuwatch_gpu_processes[2m])", "gpuwatch_gpu_processes", "missed"),
+        ("last_over_time(gpuwatch_straggler_excess_ratio[2m])", "gpuwatch_straggler_excess_ratio", "missed"),
+        (
+            ">= count by (job, run) (last_over_time(gpuwatch_run_up[2m]) == 1)",
+            ">= count by (job, run) (gpuwatch_run_up == 1)",
+            "missed",
+        ),
         ("last_over_time(gpuwatch_run_up[10m])) == 0", "gpuwatch_run_up) == 0", "ShortRunsStarved"),
-        ('unless on (job, run) gpuwatch_run_info{device="cpu"}', "", "RunInefficient"),
+        ('unless on (job, run) last_over_time(gpuwatch_run_info{device="cpu"}[2m])', "", "RunInefficient"),
         ('state=~"input_wait|transfer|compute|host_wait|comm_wait"', 'state=~".+"', "GpuStarved"),
         ("\n        unless run_rank:gpuwatch_steps:increase1m > 0", "", "RunStalled"),
         ('{state=~"eval|checkpoint|compile"}[2m]))', '{state="none"}[2m]))', "RunHung"),
@@ -136,13 +167,17 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             '"gpuwatch"} == 0\n      unless last_over_time',
             "GpuwatchAgentDown",
         ),
-        ("== count by (job, run) (gpuwatch_run_up == 1)", "> 0", "RunHung"),
+        (">= count by (job, run) (last_over_time(gpuwatch_run_up[2m]) == 1)", "> 0", "RunHung"),
         (" offset 1h", "", "StepTimeRegressed"),
         ("and gpuwatch_shm_used_bytes / gpuwatch_shm_size_bytes > 0.5", "", "ShmForecast"),
         ("for: 5m\n", "for: 0s\n", "Straggler"),
         ("for: 5m\n", "for: 0s\n", "EpochPauses"),
         ("for: 10m\n", "for: 5m\n", "StragglerAcrossNodes"),
-        ("(count by (job, run, instance) (gpuwatch_run_up == 1)) > 1", "(gpuwatch_run_up) > 1", "StragglerAcrossNodes"),
+        (
+            "(count by (job, run, instance) (last_over_time(gpuwatch_run_up[2m]) == 1)) > 1",
+            "(gpuwatch_run_up) > 1",
+            "StragglerAcrossNodes",
+        ),
         ("quantile by (job, run) (0.25,", "quantile by (job, run) (0.5,", "StragglerAcrossNodes"),
         ("/ on (job, run) group_left () (max by (job, run) (sum by", "/ ((sum by", "StragglerAcrossNodes"),
         ("< (1 + 0.1) * min by (job, run)", "< 2 * min by (job, run)", "StragglerAcrossNodes"),
@@ -183,5 +218,5 @@ def _needed(rules: str, scenarios: str) -> str:
 
 def test_alertmanager_configuration() -> None:
     output = run(require("amtool"), "check-config", str(DEPLOY / "alertmanager/alertmanager.yml"))
-    assert "10 inhibit rules" in output
+    assert "11 inhibit rules" in output
     assert "5 receivers" in output

@@ -103,7 +103,9 @@ FLEET: tuple[Panel, ...] = (
     stat("lost_gpus", "GPUs lost", warning="lost_gpus").asks(
         "How many GPUs' time is starved, held idle or stalled now?", f"{_share(LOST)} * count({_GPUS})"
     ),
-    stat("lost_money", "Lost money", "money/h", empty=NO_PRICE).asks("What does it cost an hour?", _now(LOST, _COST)),
+    stat("lost_money", "Money lost per hour", "money/h", empty=NO_PRICE).asks(
+        "What does it cost an hour?", _now(LOST, _COST)
+    ),
     stat("lost", "GPU-hours lost", "hours").asks(
         "How many GPU-hours in this time range were starved, idle or stalled?", _over_range("", LOST)
     ),

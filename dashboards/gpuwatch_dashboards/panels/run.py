@@ -45,7 +45,7 @@ RUN: tuple[Panel, ...] = (
         "How much of its GPU time is starved, held idle or stalled now, as a number of GPUs?",
         f'sum(owner_kind:gpuwatch_gpu_seconds:rate5m{{kind=~"{LOST}", {_OF_RUN}}})',
     ),
-    stat("run_lost_money", "Lost money", "money/h", empty=NO_PRICE).asks(
+    stat("run_lost_money", "Money lost per hour", "money/h", empty=NO_PRICE).asks(
         "What does that cost per hour?", f'sum(owner_kind:gpuwatch_gpu_cost:per_hour{{kind=~"{LOST}", {_OF_RUN}}})'
     ),
     stat("run_money", "Cost of the run", "money", empty=NO_PRICE).asks(

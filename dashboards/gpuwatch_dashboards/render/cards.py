@@ -26,7 +26,7 @@ HEIGHT_PX = 150
 ONE_SAMPLE = "One sample in this time range: a line needs two."
 MOST_ROWS, MOST_RUNS = 50, 16
 LONG_S = 120.0  # from this on a duration is in minutes, hours or days
-LINKS = {"instance": ("live", "node"), "run": ("run", "run")}
+LINKS = {"instance": ("./", "node"), "run": ("run", "run")}
 """By the label of a table's column: the page that a cell leads to, and its parameter."""
 Answers = Sequence[Sequence[Series]]  # the lines of each of a panel's curves
 
@@ -112,6 +112,8 @@ def table(panel: Panel, traces: Answers, currency: str = "") -> Markup:
     ordered = list(found.values())
     if panel.sort:
         ordered.sort(key=lambda row: -row[1].get(panel.sort, 0.0))
+    elif "severity" in labels:
+        ordered.sort(key=lambda row: [*SEVERITIES, row[0].get("severity")].index(row[0].get("severity")))
     rows = []
     for names, values in ordered[:MOST_ROWS]:
         cells = [(title_of(name), names.get(name) or "–", _link(name, names.get(name, "")), "") for name in labels]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuwatch.alerting.render import template
 from gpuwatch.api import Finding, Gpu, Recent, Run
 from gpuwatch.api.client import Vector
 from gpuwatch.diagnosis.report import give_verdict
@@ -117,20 +118,25 @@ def _run_key(labels: Mapping[str, str]) -> Key:
 
 
 def _findings(active: Vector) -> dict[str, tuple[Finding, ...]]:
-    """Return the active findings by run: each root, then its consequences. Only causes and shares are exported."""
+    """Return the active findings by run: each root, then its consequences. Only causes and shares are exported, by each node of the run."""
     found: dict[str, list[Finding]] = {}
+    changes = {cause: change for of in template("alerts.yml")["changes"].values() for cause, change in of.items()}
+    largest: dict[tuple[str, str], float] = {}
     for labels, ratio in active:
-        cause = labels.get("cause", "")
+        key = labels.get("run", ""), labels.get("cause", "")
+        largest[key] = max(ratio, largest.get(key, 0.0))
+    for (run, cause), ratio in largest.items():
+        change = changes.get(cause, "")
         finding = Finding(
             cause=cause,
             severity="info" if cause.endswith("saturated") else "warning",
             title=cause.replace("_", " "),
             ratio=ratio,
             evidence=(),
-            advice="Prometheus has only the share: evidence and advice are on the node's own page "
-            "(`gpuwatch dashboard`).",
+            advice=f"{change[:1].upper()}{change[1:]}{'. ' if change else ''}The evidence is on the node's own page "
+            "(gpuwatch dashboard), not in Prometheus.",
         )
-        found.setdefault(labels.get("run", ""), []).append(finding)
+        found.setdefault(run, []).append(finding)
     return {run: tuple(in_order(of_run)) for run, of_run in found.items()}
 
 

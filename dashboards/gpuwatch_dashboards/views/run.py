@@ -88,7 +88,11 @@ def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tupl
         if run.instance is None:
             raise
         why = f"{error.what[:1].upper()}{error.what[1:]}: {error.remedy}"
-        return Steps(), [], f"Single steps are kept by the node's own agent. {why}. The rest is Prometheus's."
+        return (
+            Steps(),
+            [],
+            f"Single steps are kept by the node's own agent. {why}. The other charts come from Prometheus.",
+        )
 
 
 def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:

@@ -330,3 +330,11 @@ def test_command_is_headless_quiet_and_on_loopback() -> None:
 )
 def test_full_colour_of_the_heat_map_leaves_room_for_what_stands_out(waits_s: list[float], full_s: float) -> None:
     assert full_colour_s(sorted(waits_s)) == pytest.approx(full_s)
+
+
+def test_alerts_are_listed_by_severity() -> None:
+    """Prometheus answers in no order; an alert of a severity of the site's own comes last."""
+    given = ("info", "page", "warning", "critical", "warning")
+    traces = [[Series({"alertname": f"A{n}", "severity": of}, ((0.0, 1.0),)) for n, of in enumerate(given)]]
+    shown = str(cards.table(BY_KEY["fleet_alerts"], traces))
+    assert re.findall(r"\b(A\d)\b", shown) == ["A3", "A2", "A4", "A0", "A1"]

@@ -197,6 +197,15 @@ def test_prometheus_runs() -> None:
     [finding] = run.findings
     assert (finding.cause, finding.ratio, finding.evidence) == ("input_single_process", 0.62, ())
     assert "gpuwatch dashboard" in finding.advice
+    assert finding.advice.startswith("Set num_workers, the training process makes the batches itself. ")
+
+
+def test_prometheus_findings_of_a_run_on_many_nodes_are_one_each() -> None:
+    """Each node of a run exports what it found there; the largest share counts."""
+    shares = [0.3, 0.5, 0.4]
+    vector = [({"run": "r1", "cause": "input_cpu", "instance": f"n{n}"}, share) for n, share in enumerate(shares)]
+    [run] = prometheus({**VECTORS, "gpuwatch_finding_evidence_ratio": vector}).runs()
+    assert [(finding.cause, finding.ratio) for finding in run.findings] == [("input_cpu", 0.5)]
 
 
 def test_prometheus_run_that_is_over_is_judged_by_its_whole() -> None:

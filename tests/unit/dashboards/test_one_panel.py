@@ -168,7 +168,7 @@ def test_a_panel_that_only_prometheus_answers_is_on_the_page_and_in_grafana(
     drawn = html(fleet.page if group == "fleet" else live.page, of_prometheus(), more=True)
     wanted = {
         "stat": '<div class="gw-figure gw-figure-added" title="Is it shown?"><b>42.0 MiB</b><span>Added panel</span>',
-        "table": '<a href="live?node=node-1%3A9478" target="_self">node-1:9478</a></td><td data-label="added line">42.0 MiB</td>',
+        "table": '<a href="./?node=node-1%3A9478" target="_self">node-1:9478</a></td><td data-label="added line">42.0 MiB</td>',
     }.get(kind, "added line <b>42.0 MiB</b>")
     assert wanted in drawn
     [built] = in_grafana(group)

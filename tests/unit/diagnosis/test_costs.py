@@ -53,5 +53,10 @@ def test_a_price_from_the_environment() -> None:
 
 
 def test_money_is_told_to_the_cent_or_to_two_figures() -> None:
-    assert [money(amount, "USD") for amount in (1234.5, 0.0, 0.00314)] == ["1,234.50 USD", "0.00 USD", "0.0031 USD"]
+    assert [money(amount, "USD") for amount in (1234.5, 0.0, 0.0996, 0.00314)] == [
+        "1,234.50 USD",
+        "0.00 USD",
+        "0.10 USD",
+        "0.0031 USD",
+    ]
     assert money(6.2e-07, "EUR") == "< 0.0001 EUR"
