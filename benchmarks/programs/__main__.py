@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs import PROGRAMS, Program, frameworks, loaders, loops  # noqa: F401  they add their programs
+from benchmarks.programs import PROGRAMS, Program, frameworks, loaders, loops, rl  # noqa: F401  they add their programs
 from gpuwatch.commands.run import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +131,9 @@ def measure(program: Program, compare: bool = True) -> dict[str, Any]:
     if program.clocked and not outcome["failed"] and outcome["wall_s"]:
         row["share"] = outcome["wait_s"] / outcome["wall_s"]
         row["error"] = (outcome["input_wait_s"] or 0.0) / outcome["wall_s"] - row["share"]
+    elif outcome.get("outside_s") and roots(outcome):
+        row["share"] = outcome["outside_s"] / outcome["wall_s"]
+        row["error"] = roots(outcome)[0]["ratio"] - row["share"]
     advised = [
         found
         for each in roots(outcome)
