@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from copy import copy
+from random import random
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
+_PROFILED = 0.25  # gaps between forward passes that are profiled, for each sample of the training thread's place
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _STEPS_SHOWN = 20_000  # rows of a window at most
@@ -258,11 +260,11 @@ class Accounts:
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
-            fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
+            fetch_place=gaps.place(DATA_WAIT) or (None if frames is None else frames.most_frequent(DATA_WAIT)),
             step_place=None if frames is None else frames.most_frequent(IN_STEP),
             other_place=None if frames is None else frames.most_frequent(BETWEEN),
             gaps_s=gaps.spent_s(states.get(COMPUTE, 0) / 1e9),
-            gap_place=gaps.place,
+            gap_place=gaps.place(),
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
             worker_cpu_ratios=self.watcher.workers.ratios(),
@@ -332,7 +334,7 @@ class Accounts:
 
         recorder = self.recorder
         doing = recorder.doing()
-        recorder.gaps.is_wanted = True
+        recorder.gaps.is_wanted |= random() < _PROFILED
         if doing in (DATA_WAIT, IN_STEP, BETWEEN):
             self.frames = self.frames or OwnFrames()
             self.frames.sample(recorder.thread, doing)

@@ -16,6 +16,7 @@ from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, MARKED, TAKEN
 from gpuwatch.ledger.states import COMPUTE, EVAL, OTHER
 
+_TEACHES = 5  # steps in a row that begin with a teacher's pass, from which on it is no evaluation
 _SAMPLED = 0.25  # share of the steps whose gaps are measured to the end
 
 
@@ -32,6 +33,8 @@ class OptimizerSteps:
         self.gaps = recorder.gaps
         self.is_declared = False  # the user's code declares its steps: only gaps are measured
         self._owner = object()
+        self._bare = self._with_teacher = 0  # passes without gradients in this wait; steps in a row with few of them
+        self._entered = (0, 0)
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = self._count_at_drop = 0
@@ -161,9 +164,18 @@ class OptimizerSteps:
             return
         now = recorder.clock()
         if not sys.modules["torch"].is_grad_enabled():
-            if not self._level and recorder.step_owner is self._owner:
-                self._level = recorder.enter(EVAL, now)
-            return
+            self._bare += 1
+            if self._with_teacher < _TEACHES:
+                if not self._level and recorder.step_owner is self._owner:
+                    self._level = recorder.enter(EVAL, now)
+                    self._entered = now, self.gaps.rollout_ns
+                return
+        elif self._level:  # a teacher's pass is a part of each step, and followed by the next one at once
+            teaches = self._bare <= 2 and self.gaps.rollout_ns - self._entered[1] < (now - self._entered[0]) / 2
+            self._with_teacher = self._with_teacher + 1 if teaches else 0
+        else:
+            self._with_teacher = 0
+        self._bare = 0
         level, self._level = self._level, 0
         if level:
             recorder.exit(level, now)
