@@ -180,7 +180,7 @@ class OptimizerSteps:
         if level:
             recorder.exit(level, now)
         self._waits = False
-        if random() < _SAMPLED:
+        if random() < _SAMPLED and not _compiles():
             self.gaps.step_began_ns = now
         else:
             self._leave_forward()
@@ -192,6 +192,12 @@ class OptimizerSteps:
     def _end_forward(self, module: Any) -> None:
         if self._recorder.thread == get_ident():
             self.gaps.pass_ends(module)
+
+
+def _compiles() -> bool:
+    """Whether torch's compiler has compiled anything here: what it traced while a hook is in place would break at the hook for good."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters.get("frames"))
 
 
 def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:

@@ -297,6 +297,20 @@ def test_an_environment_between_passes_with_gradients_is_no_compute(
     assert gaps == {"compute": pytest.approx(8 * 20 * 5)}
 
 
+def test_no_hook_stays_in_the_steps_of_a_compiled_model(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled while a hook is in place breaks its graph there."""
+    monkeypatch.setattr("gpuwatch.hook.torch.optimizer_steps.random", lambda: 0.0)
+    utils, hooks = pytest.importorskip("torch._dynamo.utils"), torch.nn.modules.module._global_forward_hooks
+    monkeypatch.delitem(utils.counters, "frames", raising=False)
+    training.step(0, 10, loops=2)
+    training.model(torch.ones(1, 2))
+    assert hooks, "this step is measured"
+    training.step(0, 10)
+    monkeypatch.setitem(utils.counters, "frames", {"total": 1})
+    training.model(torch.ones(1, 2))
+    assert not hooks
+
+
 def test_a_loss_several_networks_and_accumulated_gradients_leave_no_gap(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
