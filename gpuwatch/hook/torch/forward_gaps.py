@@ -7,7 +7,7 @@ torch's own calls most often, and hardly ever in short Python functions.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from random import randrange
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.hook.torch.patches import Patches
 from gpuwatch.host.frames import OwnFrames, Place, place_of
 from gpuwatch.ledger.events import DATA_WAIT
-from gpuwatch.ledger.states import COMPUTE, EVAL, OTHER
+from gpuwatch.ledger.states import COMPUTE, EVAL
 
 if TYPE_CHECKING:
     from gpuwatch.hook.recorder import Recorder
 
-GAP = "gap"  # what the frames of a gap are kept under
+_Passes = tuple[int, int]  # the modules of the pass before a gap, and of the one after it
+_SAMPLED, _MOST_KINDS = "sampled", 256
 _LEAST_PASSES = 8  # forward passes a step; with fewer the loss and the like are between them
-_MOST_SKIPPED, _LEAST_PROFILED = 8, 3
+_MOST_SKIPPED, _LEAST_PROFILED = 8, 2
 _MOST_EVENTS = 1_000  # of a gap, after which it is no longer profiled
 
 
@@ -33,17 +34,18 @@ class ForwardGaps:
         self._recorder = recorder
         self._patches: Patches | None = None
         self._since_ns = self._inside = 0  # when the last pass ended, 0: no gap is open; the module whose pass is open
-        # All gaps until a step's first pass with gradients, by the state that they are in.
-        self._known_ns = {EVAL: 0, COMPUTE: 0, OTHER: 0}
-        self._sampled_ns = self._steps_ns = self._steps = self._passes = 0  # gaps of the other passes, in some steps
-        self.step_began_ns = (
-            0  # when a step's first pass with gradients began, whose gaps count up to the optimizer's step
-        )
+        self._pass = 0  # the module whose pass ended last
+        # By the passes around them: gaps until a step's first pass with gradients, by state; those of the other passes of some steps, as _SAMPLED.
+        self._spent_ns: Counter[tuple[str, _Passes]] = Counter()
+        self._torch_ns: Counter[_Passes] = Counter()
+        self._profiled_ns: Counter[_Passes] = Counter()
+        self.rollout_ns = 0  # all gaps between two steps' passes without gradients
+        self._steps_ns = self._steps = self._passes = 0  # of the steps that are sampled
+        self.step_began_ns = 0  # when the first pass with gradients of such a step began
         self.is_wanted, self._frames = False, OwnFrames()  # whether to profile a gap; what was found
         self._skipped = 0  # gaps until one is profiled, at random: passes of several networks alternate
         self._events = self._last_ns = self._in_torch_ns = self._cost_ns = 0
         self._found: list[tuple[Any, int]] = []
-        self._torch_ns = self._profiled_ns = 0
         self._profiled: Counter[str] = Counter()
 
     def watch(self, since_ns: int) -> None:
@@ -76,28 +78,27 @@ class ForwardGaps:
             return False
         profiled = self._leave_profile()
         self._inside, since_ns, self._since_ns = id(module), self._since_ns, 0
+        passes = (self._pass, id(module)) if len(self._spent_ns) < _MOST_KINDS else (0, 0)
         if profiled:
-            self._profiled[kind := GAP if since_ns else DATA_WAIT] += 1
+            self._profiled[kind := str(passes) if since_ns else DATA_WAIT] += 1
             for place, ns in self._found:
                 self._frames.count(kind, place, ns // 1000)
         if not since_ns:
             return True
         spent_ns = self._recorder.clock() - since_ns - self._cost_ns * profiled
-        if self.step_began_ns:
-            self._sampled_ns += spent_ns
-            self._passes += 1
-        else:
-            self._known_ns[state] += spent_ns
+        self._spent_ns[_SAMPLED if self.step_began_ns else state, passes] += spent_ns
+        self._passes += self.step_began_ns > 0
+        self.rollout_ns += spent_ns * (state == EVAL)
         if profiled:
-            self._torch_ns += self._in_torch_ns
-            self._profiled_ns += self._in_torch_ns + sum(ns for _, ns in self._found)
+            self._torch_ns[passes] += self._in_torch_ns
+            self._profiled_ns[passes] += spent_ns
         return True
 
     def pass_ends(self, module: Any) -> None:
         """A module's pass has ended: a gap begins, if that was no part of another's."""
         if self._inside != id(module):
             return
-        self._inside, self._since_ns = 0, self._recorder.clock()
+        self._pass, self._inside, self._since_ns = self._inside, 0, self._recorder.clock()
         self._profile_some()
 
     def _profile_some(self) -> None:
@@ -110,24 +111,30 @@ class ForwardGaps:
         elif self.is_wanted:
             self._skipped = max(0, self._skipped - 1)
 
-    def place(self, kind: str = GAP) -> Place | None:
-        """Return the user's function that most of the profiled gaps, or DATA_WAITs, were spent in; None with few of them."""
+    def place(self, kind: str | None = None) -> Place | None:
+        """Return the user's function that most of the gaps with most time, or of all DATA_WAITs, were spent in; None with too few profiled."""
+        if kind is None:
+            own_ns: Counter[str] = Counter()
+            for (_, passes), ns in list(self._spent_ns.items()):
+                own_ns[str(passes)] += int(ns * self._own(passes))
+            kind = max(own_ns, key=lambda each: own_ns[each], default="")
         return self._frames.most_frequent(kind) if self._profiled[kind] >= _LEAST_PROFILED else None
 
-    @property
-    def rollout_ns(self) -> int:
-        """The gaps of all passes without gradients between two steps so far."""
-        return self._known_ns[EVAL]
+    def _own(self, passes: _Passes) -> float:
+        """Return the share of these gaps that torch did not take, as far as it is known."""
+        whole_ns = self._profiled_ns[passes]
+        is_known = whole_ns > 0 and self._profiled[str(passes)] >= 2 * _LEAST_PROFILED
+        return max(0.0, 1 - self._torch_ns[passes] / whole_ns) if is_known else 1.0
 
     def spent_s(self, compute_s: float) -> dict[str, float]:
         """Return the seconds of gaps so far by state, without what torch took of them, of so much compute."""
-        sampled = (
-            self._sampled_ns / self._steps_ns if self._steps_ns and self._passes >= _LEAST_PASSES * self._steps else 0.0
-        )
-        own = 1 - self._torch_ns / self._profiled_ns if self._profiled_ns else 1.0
-        known_s = {state: ns / 1e9 for state, ns in self._known_ns.items()}
-        known_s[COMPUTE] += sampled * max(0.0, compute_s - known_s[COMPUTE])
-        return {state: own * spent_s for state, spent_s in known_s.items() if spent_s}
+        spent_s: dict[str, float] = defaultdict(float)
+        for (state, passes), ns in list(self._spent_ns.items()):
+            spent_s[state] += ns / 1e9 * self._own(passes)
+        sampled_s = spent_s.pop(_SAMPLED, 0.0)
+        if self._steps_ns and self._passes >= _LEAST_PASSES * self._steps:
+            spent_s[COMPUTE] += sampled_s / (self._steps_ns / 1e9) * max(0.0, compute_s - spent_s[COMPUTE])
+        return {state: each_s for state, each_s in spent_s.items() if each_s}
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A backward pass: what was between it and the last forward pass, a loss, is a part of training."""
