@@ -401,12 +401,9 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         return None
     shares = (wait.share if wait else 0.0, between, other)
     lost, largest = sum(shares), max(shares)
+    mean = wait.mean if wait else ""
     parts = (
-        (
-            "between steps",
-            shares[0],
-            f"between an optimizer step and the next forward pass ({wait.mean if wait else ''})",
-        ),
+        ("between steps", shares[0], f"between an optimizer step and the next forward pass ({mean})"),
         ("between passes", between, "between two forward passes, with no backward pass in between"),
         ("outside of steps", other, "outside of training steps and declared phases"),
     )
@@ -429,9 +426,9 @@ def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
         title,
         lost,
         *(
-            Evidence(what, share, "ratio", f"{percent(share)} of the time passed {where}")
-            for what, share, where in parts
-            if share
+            Evidence(what, part, "ratio", f"{percent(part)} of the time passed {where}")
+            for what, part, where in parts
+            if part
         ),
         *place_evidence(place, "it" if lost == largest else "the largest part"),
         severity="critical" if lost >= thresholds.input_share_critical else "warning",

@@ -157,7 +157,7 @@ class OptimizerSteps:
         if recorder.thread != get_ident():
             return
         if recorder.in_phase and not self._level:
-            self._leave_forward()  # a declared phase, or an evaluation's loader
+            self.gaps.close()  # a declared phase, or an evaluation's loader
             return
         state = EVAL if self._level else COMPUTE if recorder.in_step else OTHER
         if not self.gaps.pass_begins(module, state) or not self._waits:

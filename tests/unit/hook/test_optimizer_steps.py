@@ -418,6 +418,17 @@ def test_an_action_in_each_step_is_no_teachers_pass(training: Training) -> None:
     assert gaps_ms(training)["eval"] == pytest.approx(39 * 10)
 
 
+def test_a_declared_phase_between_two_steps_is_no_gap_and_leaves_the_wait(training: Training) -> None:
+    for _ in range(5):
+        training.clock.sleep_ms(5)
+        with training.watch.phase("eval"), torch.no_grad():
+            roll_out(training, 20, env_ms=5)
+        training.step(5, 10)
+    states = training.states_ms()
+    assert states["input_wait"] == pytest.approx(4 * 10) and states["compute"] == pytest.approx(4 * 10)
+    assert gaps_ms(training) == {}
+
+
 def test_gaps_of_declared_steps_are_known(training: Training) -> None:
     training.watch.step()
     for _ in range(5):
