@@ -204,7 +204,7 @@ _SEPARATELY = "\n## Run separately\n"
 def separately(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page's last section, of some programs."""
     text = """
-These were run alone, by the same command with their names. In reinforcement learning *waited* is the share that the program's own clock saw
+These were run by the same command with their names, and `--once`: no advice was followed. In reinforcement learning *waited* is the share that the program's own clock saw
 in its environment, and *error* that of the first finding, which also has what Python does around it, less that.
 """
     return f"{_SEPARATELY}{text}\n{_figures(rows)}\n\n{_table(rows)}\n\n{_about(rows)}\n"
