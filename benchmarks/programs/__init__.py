@@ -18,6 +18,7 @@ class Clock:
         self.seconds = seconds
         self._started: float | None = None
         self.wait_s = self.ended = self.first_s = 0.0
+        self.outside_s = 0.0  # what an environment, for example, took by the program's own clock
         self.steps_s: list[float] = []
         self._asked: float | None = None
         self._is_first = False
@@ -29,6 +30,10 @@ class Clock:
         if self._started is None and not self.begun:
             self._started = time.perf_counter()
         return self._started is not None and time.perf_counter() - self._started > self.seconds
+
+    def start(self) -> None:
+        """Begin, without batches that are waited for."""
+        self.begun = self._started = time.perf_counter()
 
     def begin(self) -> None:
         self._asked, self._is_first = time.perf_counter(), True

@@ -4,6 +4,7 @@
     python -m benchmarks.programs vae sweep          # some
     python -m benchmarks.programs --words vae          # with the words in the terminal
     python -m benchmarks.programs --write            # its page of the documentation
+    python -m benchmarks.programs --write vae sweep  # the page's last section, of these alone
 
 A program is right when the first cause named (severity warning or worse) is one that its label accepts, and, where the label has a pattern, when
 the words match it; a healthy one, when no cause is named. Its own clock says for how long it waited for data. Where a number of workers is
@@ -31,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs import PROGRAMS, Program, frameworks, loaders, loops  # noqa: F401  they add their programs
+from benchmarks.programs import PROGRAMS, Program, frameworks, habits, loaders, loops, rl  # noqa: F401  they add their programs
 from gpuwatch.commands.run import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +132,9 @@ def measure(program: Program, compare: bool = True) -> dict[str, Any]:
     if program.clocked and not outcome["failed"] and outcome["wall_s"]:
         row["share"] = outcome["wait_s"] / outcome["wall_s"]
         row["error"] = (outcome["input_wait_s"] or 0.0) / outcome["wall_s"] - row["share"]
+    elif outcome.get("outside_s") and roots(outcome):
+        row["share"] = outcome["outside_s"] / outcome["wall_s"]
+        row["error"] = roots(outcome)[0]["ratio"] - row["share"]
     advised = [
         found
         for each in roots(outcome)
@@ -191,12 +195,34 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page of the documentation."""
     text = (Path(__file__).parent / "page.md").read_text()
+    return text.replace("SUMMARY", _figures(rows)).replace("TABLE", _table(rows)).replace("ABOUT", _about(rows))
+
+
+_SEPARATELY = "\n## Run separately\n"
+
+
+def separately(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page's last section, of some programs."""
+    text = """
+These were run by the same command with their names, and `--once`: no advice was followed. In reinforcement learning *waited* is the share that the program's own clock saw
+in its environment, and *error* that of the first finding, which also has what Python does around it, less that.
+"""
+    return f"{_SEPARATELY}{text}\n{_figures(rows)}\n\n{_table(rows)}\n\n{_about(rows)}\n"
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> str:
     loads = [row["load"] for row in rows]
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     note = f"Last run: {when}, {os.cpu_count()} cores, load average {min(loads):.1f} to {max(loads):.1f} (other programs ran too)."
-    about = "\n".join(f"- `{row['program'].name}`: {(row['program'].main.__doc__ or '').strip()}" for row in rows)
-    table = "\n".join((_HEADER, *map(show, rows)))
-    return text.replace("SUMMARY", f"{note}\n\n{summary(rows)}").replace("TABLE", table).replace("ABOUT", about)
+    return f"{note}\n\n{summary(rows)}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    return "\n".join((_HEADER, *map(show, rows)))
+
+
+def _about(rows: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(f"- `{row['program'].name}`: {(row['program'].main.__doc__ or '').strip()}" for row in rows)
 
 
 _PORT = [0]
@@ -211,8 +237,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in PROGRAMS]:
         parser.error(f"no such program: {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
-    if arguments.write and arguments.names:
-        parser.error("--write takes all programs")
     if nice := os.environ.get(NICE):
         if os.getpid() != os.getsid(0):
             os.setsid()  # a group of its own for the scheduler, sched(7)
@@ -232,7 +256,7 @@ def main() -> int:
     server.shutdown()
     print(f"\n{summary(rows)}")
     if arguments.write:
-        PAGE.write_text(page(rows))
+        PAGE.write_text(PAGE.read_text().split(_SEPARATELY)[0] + separately(rows) if arguments.names else page(rows))
     tried = [row for row in rows if "achieved" in row]
     right = sum(not row["faults"] for row in rows) >= RIGHT * len(rows)
     return 0 if right and sum(map(holds, tried)) >= HELD * len(tried) else 1

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.programs import PROGRAMS, Clock, frameworks, loaders, loops  # noqa: F401  they add their programs
+from benchmarks.programs import PROGRAMS, Clock, frameworks, habits, loaders, loops, rl  # noqa: F401  they add their programs
 from gpuwatch.hook import watch as hook
 
 _BEFORE_STEP = (
@@ -43,6 +43,7 @@ def main() -> None:
     outcome = {
         "wait_s": clock.wait_s - starting_s,
         "wall_s": clock.ended - clock.begun,
+        "outside_s": clock.outside_s,
         "steps": len(clock.steps_s),
         "step_s": sum(settled) / len(settled) if settled else None,
         "input_wait_s": None if longest is None else sum(longest.states.get(each, 0.0) for each in _BEFORE_STEP),

@@ -13,6 +13,7 @@ import msgspec
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
 from gpuwatch.diagnosis.rules import diagnose
+from gpuwatch.diagnosis.rules.input import MUCH
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -196,7 +197,12 @@ def give_verdict(window: Window, findings: Sequence[Finding] = (), thresholds: T
         return Verdict("unknown", 1.0, "short: 1 step, too few for a verdict")
     verdict = _largest_loss(window, findings, thresholds)
     if window.is_short and count:
-        text = f"short: {count} steps, too few for a prediction; so far {verdict.sentence}"
+        step = window.mean_step
+        trained_s = step.steps * (step.wait_s + step.rest_s)
+        what = f"{count} steps, too few"
+        if count >= thresholds.short_run_steps and trained_s < thresholds.short_run_s <= window.duration_s:
+            what = f"{duration(trained_s)} in training steps, too little"
+        text = f"short: {what} for a prediction; so far {verdict.sentence}"
         return msgspec.structs.replace(verdict, sentence=text)
     return verdict
 
@@ -205,6 +211,9 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     excluded = _excluded(window)
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[st.OTHER] -= sum(window.declared.values())
+    outside = next((each for each in findings if each.cause == "outside_torch" and each.title.startswith(MUCH)), None)
+    if outside is not None:
+        shares_of[st.EVAL] -= window.gap_share(st.EVAL)
     losses = [
         (share, state, _SENTENCES[state][2].format(percent(share)))
         for state, share in shares_of.items()
@@ -212,6 +221,9 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     ]
     losses += _of_declared(window.declared, thresholds.phase_share)
     ratio, state, text = max(losses, default=(0.0, "", ""))
+    if outside is not None and outside.ratio >= ratio:
+        text = outside.title.replace(MUCH, f"{percent(outside.ratio)} of the time passes ")
+        return Verdict("host", outside.ratio, text + excluded + _by_host_clock(window))
     late = next((finding for finding in findings if finding.cause == "straggler"), None)
     if late is not None and late.ratio > ratio:
         whom = "this one" if late.rank == window.rank else f"rank {late.rank}"

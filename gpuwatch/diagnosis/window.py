@@ -190,6 +190,10 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     fetch_place: Place | None = None
     """Where the training thread was most often while it waited for a batch, in the user's own code."""
     step_place: Place | None = None  # the same for the rest of the step
+    other_place: Place | None = None  # the same outside of steps and phases
+    gaps_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Seconds by state outside of torch, from one forward pass to the next with no backward pass in between: an environment's, for example."""
+    gap_place: Place | None = None  # where most of that was spent, in the user's own code
     step_idle_ratio: float | None = None
     """Share of compute, at least, in which no thread of the training process had work for a core."""
     process_cores: float | None = None
@@ -229,6 +233,11 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         whole = sum(self.states_s.values()) - sum(self.first_step_s.values())
         part = min(other, sum(self.declared_s.values()) / whole) if whole > 0 else 0.0
         return {name: share * part for name, share in found.items()}
+
+    def gap_share(self, state: str) -> float:
+        """Return the share of the window's time in `gaps_s` of a state, 0–1."""
+        spent_s = self.states_s.get(state, 0.0)
+        return self.share(state) * min(1.0, self.gaps_s.get(state, 0.0) / spent_s) if spent_s else 0.0
 
     @property
     def waits_hidden_in(self) -> str | None:

@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from copy import copy
+from random import random
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
+from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
+_PROFILED = 0.25  # gaps between forward passes that are profiled, for each sample of the training thread's place
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _STEPS_SHOWN = 20_000  # rows of a window at most
@@ -244,6 +246,7 @@ class Accounts:
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
         fetches = self.recorder.fetches
+        frames, gaps = self.frames, self.recorder.gaps
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -257,8 +260,11 @@ class Accounts:
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
-            fetch_place=None if self.frames is None else self.frames.most_frequent(DATA_WAIT),
-            step_place=None if self.frames is None else self.frames.most_frequent(IN_STEP),
+            fetch_place=gaps.place(DATA_WAIT) or (None if frames is None else frames.most_frequent(DATA_WAIT)),
+            step_place=None if frames is None else frames.most_frequent(IN_STEP),
+            other_place=None if frames is None else frames.most_frequent(BETWEEN),
+            gaps_s=gaps.spent_s(states.get(COMPUTE, 0) / 1e9),
+            gap_place=gaps.place(),
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
             worker_cpu_ratios=self.watcher.workers.ratios(),
@@ -328,7 +334,8 @@ class Accounts:
 
         recorder = self.recorder
         doing = recorder.doing()
-        if doing is DATA_WAIT or doing is IN_STEP:
+        recorder.gaps.is_wanted |= random() < _PROFILED
+        if doing in (DATA_WAIT, IN_STEP, BETWEEN):
             self.frames = self.frames or OwnFrames()
             self.frames.sample(recorder.thread, doing)
 

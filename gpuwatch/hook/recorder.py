@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.hook.metering import FetchEvidence, Meter
+from gpuwatch.hook.torch.forward_gaps import ForwardGaps
 from gpuwatch.ledger import events
 from gpuwatch.ledger.events import DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, STEP, TAKEN, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
@@ -59,6 +60,7 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
+        self.gaps = ForwardGaps(self)
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
         self.active_timeline: DeviceTimeline | None = None  # the same while it measures: not in phases, nor at rest

@@ -12,7 +12,8 @@ from gpuwatch.diagnosis.thresholds import Thresholds
 from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
-from gpuwatch.ledger.states import INPUT_WAIT
+from gpuwatch.host.frames import Place
+from gpuwatch.ledger.states import COMPUTE, EVAL, INPUT_WAIT, OTHER
 
 input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
@@ -22,6 +23,7 @@ Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
+MUCH = "much of the time passes "
 _AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
@@ -102,9 +104,8 @@ def queue_evidence(window: Window) -> list[Evidence]:
     return measured("empty queue", window.empty_fetch_ratio, text)
 
 
-def place_evidence(window: Window, what: str = "a fetch") -> list[Evidence]:
-    """Return the user's own function in which the training thread was most often, while it waited for a batch."""
-    place = window.fetch_place
+def place_evidence(place: Place | None, what: str = "a fetch") -> list[Evidence]:
+    """Return the user's own function in which the training thread was most often."""
     return [] if place is None else measured("hottest function", place.ratio, f"{{}} of {what} is in {place}")
 
 
@@ -116,10 +117,14 @@ def cpu_evidence(window: Window) -> list[Evidence]:
 
 
 def blocked_evidence(window: Window, thresholds: Thresholds, kind: str, what: str, on: str) -> list[Evidence]:
-    """Return the share of samples in which workers were blocked on one of `gpuwatch.host.blocked.WAITS`; nothing where it is too rare."""
+    """Return the share of samples in which workers were blocked on one of `gpuwatch.host.blocked.WAITS`; nothing where it is too rare.
+
+    Of two workers that share a lock, one holds it: the other one is found at it in fewer than half of the samples.
+    """
     share = (window.worker_waits or {}).get(kind, 0.0)
+    share_needed = thresholds.worker_waiting * (0.8 if kind == LOCK and window.workers == 2 else 1.0)
     evidence = measured(what, share, f"workers were blocked on {on} in {{}} of the samples")
-    return evidence if share >= thresholds.worker_waiting else []
+    return evidence if share >= share_needed else []
 
 
 # the CPU is the limit ---------------------------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ def input_single_process(window: Window, thresholds: Thresholds) -> Finding | No
         "batches are made in the training process",
         Evidence("loader workers", 0, "", "num_workers=0"),
         *measured("fetch on CPU", on_cpu if on_cpu is None else min(1.0, on_cpu), text),
-        *place_evidence(window),
+        *place_evidence(window.fetch_place),
         advice=f"DataLoader(num_workers={plan.workers}, persistent_workers=True)",
         plan=plan,
     )
@@ -160,7 +165,7 @@ def input_handover(window: Window, thresholds: Thresholds) -> Finding | None:
     return wait.finding(
         "taking batches over from the workers takes the training thread's time",
         *measured("fetch on CPU", min(1.0, on_cpu), text),
-        *place_evidence(window),
+        *place_evidence(window.fetch_place),
         *queue_evidence(window),
         advice="let the workers return few large tensors (collate and convert there) instead of many Python objects, and do little to a "
         "batch between loader and step; more workers will not help",
@@ -371,7 +376,7 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
     elif window.workers is None and (fetch is not None or place is not None):
         computes = (fetch or 0.0) >= thresholds.fetch_on_cpu
         text = "{} of a fetch is CPU work" if computes else "only {} of a fetch is CPU work: it waits"
-        evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window)
+        evidence += measured("fetch on CPU", fetch and min(1.0, fetch), text) + place_evidence(window.fetch_place)
         if place is not None and place.ratio >= 0.5:
             title = f"training waits for data: most of a fetch is in {place.function}, in the training thread"
         advice = "make batches in the background: a DataLoader with num_workers, or a prefetching thread"
@@ -382,19 +387,50 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass."""
-    wait = waited(window, thresholds)
-    if wait is None or not window.bounded_by_optimizer:
+    """Found when much time passes outside of torch or of training.
+
+    In a loop without a watched loader that is the time from the optimizer's step to the next forward pass, and from one forward pass to the next
+    where no backward pass is between them; in any loop also what is outside of steps and declared phases, where the function is known.
+    """
+    wait = waited(window, thresholds) if window.bounded_by_optimizer else None
+    between = window.gap_share(EVAL) + window.gap_share(COMPUTE)
+    other = window.share(OTHER) - sum(window.declared.values())
+    between *= between >= thresholds.input_share
+    other *= other >= thresholds.phase_share and (window.other_place or window.gap_place) is not None
+    if wait is None and not between and not other:
         return None
-    place = window.fetch_place
+    shares = (wait.share if wait else 0.0, between, other)
+    lost, largest = sum(shares), max(shares)
+    mean = wait.mean if wait else ""
+    parts = (
+        ("between steps", shares[0], f"between an optimizer step and the next forward pass ({mean})"),
+        ("between passes", between, "between two forward passes, with no backward pass in between"),
+        ("outside of steps", other, "outside of training steps and declared phases"),
+    )
+    rest = window.gap_place if 2 * window.gap_share(OTHER) >= other else window.other_place
+    place = (window.fetch_place, window.gap_place, rest)[shares.index(largest)]
+    title = "no DataLoader is watched, and much of the time between two steps passes outside of torch"
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
-    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
+    advice = (
+        f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
+        "(a DataLoader with num_workers, a thread), and log every N steps"
+    )
+    if largest in (between, other):
+        title = MUCH + ("outside of torch" if largest == between else "outside of training steps")
+        title += f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
+        advice = (
+            "if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass for all "
+            "of them; otherwise make it cheaper, do it less often, or move it to other processes"
+        )
     return found(
-        "no DataLoader is watched, and much of the time between two steps passes outside of torch",
-        wait.share,
-        *measured("outside torch", wait.share, text),
-        *place_evidence(window, "it"),
-        severity=wait.severity,
-        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
-        "(a DataLoader with num_workers, a thread), and log every N steps",
+        title,
+        lost,
+        *(
+            Evidence(what, part, "ratio", f"{percent(part)} of the time passed {where}")
+            for what, part, where in parts
+            if part
+        ),
+        *place_evidence(place, "it" if lost == largest else "the largest part"),
+        severity="critical" if lost >= thresholds.input_share_critical else "warning",
+        advice=advice,
     )

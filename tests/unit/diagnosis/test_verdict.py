@@ -41,6 +41,15 @@ def test_between_healthy_and_input_bound_there_is_no_cliff() -> None:
     assert hidden.sentence.startswith("healthy: 90%"), "JAX runs asynchronously: what a wait costs is not known"
 
 
+def test_many_steps_that_took_little_time_are_not_called_few() -> None:
+    """A run of seconds in an environment, with 579 steps between, was "short: 579 steps, too few for a prediction"."""
+    quick = steps(400, 0.001, 0.003)
+    rollout = window(quick, states_s=states(quick, eval=8.0), is_short=True)
+    assert give_verdict(rollout).sentence.startswith(
+        "short: 1.6 s in training steps, too little for a prediction; so far "
+    )
+
+
 @pytest.mark.parametrize(("steps_done", "seconds", "short"), [(29, 60.0, True), (30, 4.9, True), (30, 5.0, False)])
 def test_a_short_run_is_called_so(steps_done: int, seconds: float, short: bool) -> None:
     assert is_short(steps_done, seconds) is short

@@ -201,6 +201,49 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
     assert outside_torch(STARVED) is None, "a watched loader has causes of its own"
 
 
+ENV = Place("CartPole.step", "/home/me/env.py", 41, 0.9)
+
+
+@pytest.mark.parametrize("state", ["eval", "compute"])
+def test_an_environment_is_no_evaluation_and_no_compute(state: str) -> None:
+    columns = steps(100, 0.001, 0.029)
+    booked = states(columns) | {"eval": 7.0, "other": 0.0}
+    if state == "compute":
+        columns = steps(100, 0.001, 0.099)
+        booked = states(columns)
+    rollout = window(columns, states_s=booked, bounded_by_optimizer=True, gaps_s={state: 6.2}, gap_place=ENV)
+    (finding,) = [each for each in diagnose(rollout) if each.root is None]
+    assert (finding.cause, finding.ratio, finding.severity) == ("outside_torch", pytest.approx(0.62), "critical")
+    assert [each.text for each in finding.evidence] == [
+        "62% of the time passed between two forward passes, with no backward pass in between",
+        "90% of it is in CartPole.step (env.py:41)",
+    ]
+    verdict = give_verdict(rollout, [finding])
+    assert verdict.state == "host"
+    assert verdict.sentence == "62% of the time passes outside of torch, most of it in CartPole.step (env.py:41)"
+
+
+def test_an_evaluation_that_computes_is_one() -> None:
+    columns = steps(100, 0.001, 0.059)
+    evaluated = window(columns, states_s=states(columns, eval=4.0), bounded_by_optimizer=True, gaps_s={"eval": 1.4})
+    assert [each.cause for each in diagnose(evaluated)] == ["eval_share"]
+    assert give_verdict(evaluated, diagnose(evaluated)).sentence == "evaluation takes 40% of the time"
+    assert [each.cause for each in diagnose(replace(evaluated, gaps_s={}))] == ["eval_share"]
+
+
+def test_time_outside_of_steps_is_named_where_its_function_is_known() -> None:
+    columns = steps(100, 0.001, 0.049)
+    between = window(columns, states_s=states(columns, other=5.0), other_place=PLACE)
+    (finding,) = diagnose(between)
+    assert finding.title == "much of the time passes outside of training steps, most of it in get_batch (train.py:12)"
+    named = replace(between, gaps_s={"other": 3.0}, gap_place=ENV)
+    assert "CartPole.step (env.py:41)" in diagnose(named)[0].title
+    sentence = "50% of the time passes outside of training steps, most of it in get_batch (train.py:12)"
+    assert give_verdict(between, [finding]).sentence == sentence
+    assert outside_torch(replace(between, other_place=None)) is None, "not known"
+    assert outside_torch(replace(between, declared_s={"rollout": 5.0})) is None, "phase_bound has it"
+
+
 def test_a_step_that_sleeps_is_not_healthy() -> None:
     """A step that logs for 60 ms read "healthy: stop tuning the loader, a faster device shortens the step"."""
     asleep = replace(HEALTHY, step_idle_ratio=0.9, step_place=PLACE)

@@ -85,6 +85,10 @@ def test_workers_at_a_lock_while_nothing_is_full() -> None:
     assert "More workers will not help" in finding.advice
     assert [evidence.value for evidence in finding.evidence] == pytest.approx([0.6, 0.9, 0.2])
     assert causes(at("lock")) == ["artificial_limit"]
+    half = at("lock", 0.45)
+    assert artificial_limit(half) is None
+    two = replace(half, loader=replace(half.loader, num_workers=2))
+    assert artificial_limit(two) is not None, "of two workers one holds the lock"
 
 
 def test_a_lock_is_quiet_where_something_is_full_and_abstains_where_that_is_not_known() -> None:

@@ -1,0 +1,267 @@
+"""Reinforcement learning: an environment is stepped in the training thread, with a forward pass for each of its steps, and the policy is trained now and then."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import gpuwatch
+
+from . import Clock, decode, program
+from .loops import Gpt, get_batch
+
+
+class CartPole:
+    """An environment in plain Python, which knows how long it was stepped."""
+
+    def __init__(self, cost_s: float = 0.0) -> None:
+        self.cost_s, self.state = cost_s, [0.0] * 4
+
+    def reset(self) -> list[float]:
+        self.state = [random.uniform(-0.05, 0.05) for _ in range(4)]
+        return self.state
+
+    def step(self, action: int) -> tuple[list[float], float, bool]:
+        self._physics()
+        self.state = [value + (0.1 if action else -0.1) * random.random() for value in self.state]
+        return self.state, 1.0, random.random() < 0.02
+
+    def _physics(self) -> None:
+        """Compute in Python alone: the interpreter's lock is held."""
+        end, x = time.thread_time() + self.cost_s, 0.0
+        while time.thread_time() < end:
+            for number in range(50):
+                x += number * 0.5
+
+
+class VectorEnv:
+    """Several environments, one after the other."""
+
+    def __init__(self, count: int, cost_s: float) -> None:
+        self.envs = [CartPole(cost_s) for _ in range(count)]
+
+    def step(self, actions: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        stepped = [env.step(int(action)) for env, action in zip(self.envs, actions, strict=True)]
+        return torch.tensor([state for state, _, _ in stepped]), torch.tensor([reward for _, reward, _ in stepped])
+
+
+@contextmanager
+def outside(clock: Clock) -> Iterator[None]:
+    """The program's own clock of its environment."""
+    begin = time.perf_counter()
+    yield
+    clock.outside_s += time.perf_counter() - begin
+
+
+def mlp(outputs: int, width: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs))
+
+
+def _ppo(clock: Clock, env: Any, size: int, width: int = 64, steps: int = 64, watch: Any = None) -> None:
+    """CleanRL's PPO: a rollout, then four epochs of minibatches."""
+    actor, critic = mlp(2, width), mlp(1, width)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
+    seen = torch.zeros(size, 4)
+    clock.start()
+    if watch is not None:
+        watch.step()
+    while not clock.over:
+        rows = []
+        for _ in range(steps):
+            with torch.no_grad():
+                found = torch.distributions.Categorical(logits=actor(seen))
+                action = found.sample()
+                rows.append((seen, action, found.log_prob(action), critic(seen).flatten()))
+            with outside(clock):
+                seen, _ = env.step(action.tolist())
+        states, actions, before, values = (torch.cat(column) for column in zip(*rows, strict=True))
+        gains = torch.randn(len(states)) - values
+        for _ in range(4):
+            for some in torch.randperm(len(states)).split(64):
+                found = torch.distributions.Categorical(logits=actor(states[some]))
+                ratio = (found.log_prob(actions[some]) - before[some]).exp()
+                loss = -(ratio * gains[some]).mean() + (critic(states[some]).flatten() - values[some]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(actor.parameters(), 0.5)
+                optimizer.step()
+        if watch is not None:
+            watch.step()
+    clock.left()
+
+
+@program("outside_torch", says="VectorEnv|CartPole", clocked=False)
+def ppo_vectorised(clock: Clock) -> None:
+    """CleanRL's PPO: four environments, one after the other in this process, then four epochs of minibatches."""
+    _ppo(clock, VectorEnv(4, 0.0005), 4)
+
+
+@program("outside_torch", says="VectorEnv|CartPole", clocked=False, run=False)
+def ppo_marked(clock: Clock) -> None:
+    """The same with a Watch, and `w.step()` after each update."""
+    _ppo(clock, VectorEnv(4, 0.0005), 4, watch=gpuwatch.Watch())
+
+
+class Remote:
+    """Environments in another process: this one waits for its answers."""
+
+    def __init__(self, count: int, wait_s: float) -> None:
+        self.pipe, there = multiprocessing.Pipe()
+        serve = multiprocessing.get_context("fork").Process(target=_serve, args=(there, count, wait_s), daemon=True)
+        serve.start()
+
+    def step(self, actions: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.pipe.send(actions)
+        states, rewards = self.pipe.recv()
+        return torch.tensor(states), torch.tensor(rewards)
+
+
+def _serve(pipe: Any, count: int, wait_s: float) -> None:
+    while True:
+        pipe.recv()
+        time.sleep(wait_s)
+        pipe.send(([[random.random()] * 4] * count, [1.0] * count))
+
+
+@program("outside_torch", says="Remote", clocked=False)
+def ppo_in_another_process(clock: Clock) -> None:
+    """Environments in another process, which answers after 3 ms."""
+    _ppo(clock, Remote(8, 0.003), 8)
+
+
+@program(clocked=False)
+def ppo_large_policy(clock: Clock) -> None:
+    """The same with a network that takes most of the time, and an environment that costs little."""
+    _ppo(clock, VectorEnv(16, 0.00001), 16, width=1024, steps=16)
+
+
+@program("outside_torch", says="CartPole", clocked=False)
+def dqn_replay(clock: Clock) -> None:
+    """DQN: one step of the environment, one batch from the replay buffer, a target network."""
+    net, target, env = mlp(2), mlp(2), CartPole(0.003)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    replay: deque[Any] = deque(maxlen=10_000)
+    state = env.reset()
+    clock.start()
+    for number in range(10**9):
+        with torch.no_grad():
+            action = int(net(torch.tensor(state)).argmax())
+        with outside(clock):
+            after, reward, done = env.step(action)
+        replay.append((state, action, reward, after))
+        state = env.reset() if done else after
+        if clock.over:
+            break
+        if len(replay) < 64:
+            continue
+        with outside(clock):
+            states, actions, rewards, following = zip(*random.sample(replay, 64), strict=True)
+        with torch.no_grad():
+            wanted = torch.tensor(rewards) + 0.99 * target(torch.tensor(following)).max(1).values
+        found = net(torch.tensor(states)).gather(1, torch.tensor(actions)[:, None]).flatten()
+        optimizer.zero_grad()
+        F.smooth_l1_loss(found, wanted).backward()
+        optimizer.step()
+        if number % 200 == 0:
+            target.load_state_dict(net.state_dict())
+    clock.left()
+
+
+@program("outside_torch", says="CartPole", clocked=False)
+def actor_critic(clock: Clock) -> None:
+    """pytorch/examples' actor_critic: a forward pass with gradients for each step of the environment, and one update for an episode."""
+    body, actor, critic = nn.Linear(4, 128), nn.Linear(128, 2), nn.Linear(128, 1)
+    model = nn.ModuleList([body, actor, critic])
+    optimizer, env = torch.optim.Adam(model.parameters(), lr=3e-3), CartPole(0.002)
+    clock.start()
+    while not clock.over:
+        state, terms = env.reset(), []
+        for _ in range(50):
+            hidden = F.relu(body(torch.tensor(state)))
+            found = torch.distributions.Categorical(logits=actor(hidden))
+            action = found.sample()
+            with outside(clock):
+                state, reward, _ = env.step(int(action))
+            terms.append(-found.log_prob(action) * reward + (critic(hidden) - reward).square())
+        optimizer.zero_grad()
+        torch.stack(terms).sum().backward()
+        optimizer.step()
+    clock.left()
+
+
+@program("outside_torch", says="CartPole", clocked=False)
+def rollout_then_loader(clock: Clock) -> None:
+    """A rollout, then two epochs over it by a DataLoader."""
+    net, env = mlp(2), CartPole(0.002)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    clock.start()
+    while not clock.over:
+        states, actions, state = [], [], env.reset()
+        for _ in range(200):
+            with torch.no_grad():
+                action = int(net(torch.tensor(state)).argmax())
+            states.append(state)
+            actions.append(action)
+            state, _, _ = env.step(action)
+        data = TensorDataset(torch.tensor(states), torch.tensor(actions))
+        for _ in range(2):
+            for x, y in DataLoader(data, batch_size=32, shuffle=True):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                optimizer.step()
+    clock.left()
+
+
+def _evaluated(clock: Clock, evaluate: Any) -> None:
+    """nanoGPT: the loss on held-out batches now and then, in `eval()` mode without gradients."""
+    net = Gpt()
+    optimizer = torch.optim.AdamW(net.parameters())
+    clock.start()
+    for number in range(10**9):
+        if clock.over:
+            break
+        x, y = get_batch()
+        loss = F.cross_entropy(net(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number % 20 == 19:
+            net.eval()
+            evaluate(net)
+            net.train()
+    clock.left()
+
+
+@torch.no_grad()
+def estimate_loss(net: nn.Module) -> float:
+    return sum(F.cross_entropy(net(x).flatten(0, 1), y.flatten()).item() for x, y in (get_batch() for _ in range(30)))
+
+
+@program("eval_share", clocked=False)
+def long_evaluation(clock: Clock) -> None:
+    """nanoGPT with evaluations that take a third of the time: these are no rollouts."""
+    _evaluated(clock, estimate_loss)
+
+
+@program("outside_torch", says="decode", clocked=False)
+def evaluation_by_answers(clock: Clock) -> None:
+    """Evaluations whose answers are checked in Python for most of the time."""
+
+    def generate(net: nn.Module) -> None:
+        with torch.no_grad():
+            for _ in range(30):
+                net(get_batch()[0])
+                with outside(clock):
+                    decode(0.02)
+
+    _evaluated(clock, generate)
