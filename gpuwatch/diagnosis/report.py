@@ -13,7 +13,7 @@ import msgspec
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.input import MUCH
+from gpuwatch.diagnosis.rules.input import BETWEEN_PASSES
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -211,19 +211,19 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     excluded = _excluded(window)
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[st.OTHER] -= sum(window.declared.values())
-    outside = next((each for each in findings if each.cause == "outside_torch" and each.title.startswith(MUCH)), None)
-    if outside is not None:
-        shares_of[st.EVAL] -= window.gap_share(st.EVAL)
+    between = next((each for each in findings if each.title.startswith(BETWEEN_PASSES)), None)
+    if between is not None:
+        shares_of[st.EVAL] -= between.ratio
     losses = [
-        (share, state, _SENTENCES[state][2].format(percent(share)))
+        (share, state, _SENTENCES[state][2].replace("evaluation", window.evaluation).format(percent(share)))
         for state, share in shares_of.items()
         if share >= getattr(thresholds, _SENTENCES[state][1])
     ]
     losses += _of_declared(window.declared, thresholds.phase_share)
     ratio, state, text = max(losses, default=(0.0, "", ""))
-    if outside is not None and outside.ratio >= ratio:
-        text = outside.title.replace(MUCH, f"{percent(outside.ratio)} of the time passes ")
-        return Verdict("host", outside.ratio, text + excluded + _by_host_clock(window))
+    if between is not None and between.ratio >= ratio:
+        text = between.title.replace("much", percent(between.ratio), 1)
+        return Verdict("host", between.ratio, text + excluded + _by_host_clock(window))
     late = next((finding for finding in findings if finding.cause == "straggler"), None)
     if late is not None and late.ratio > ratio:
         whom = "this one" if late.rank == window.rank else f"rank {late.rank}"

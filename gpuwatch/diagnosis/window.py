@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import OTHER, shares
+from gpuwatch.ledger.states import EVAL, OTHER, shares
 from gpuwatch.wire import Flops, Loader, WorkerDeath
 
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ class Window(msgspec.Struct, frozen=True, dict=True):
     fetch_place: Place | None = None
     """Where the training thread was most often while it waited for a batch, in the user's own code."""
     step_place: Place | None = None  # the same for the rest of the step
-    other_place: Place | None = None  # the same outside of steps and phases
-    gaps_s: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by state outside of torch, from one forward pass to the next with no backward pass in between: an environment's, for example."""
+    gaps_s: float = 0.0
+    """From one forward pass without gradients to the next pass, in a loop without a watched loader: an environment's time, for example."""
     gap_place: Place | None = None  # where most of that was spent, in the user's own code
     step_idle_ratio: float | None = None
     """Share of compute, at least, in which no thread of the training process had work for a core."""
@@ -234,10 +233,16 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         part = min(other, sum(self.declared_s.values()) / whole) if whole > 0 else 0.0
         return {name: share * part for name, share in found.items()}
 
-    def gap_share(self, state: str) -> float:
-        """Return the share of the window's time in `gaps_s` of a state, 0–1."""
-        spent_s = self.states_s.get(state, 0.0)
-        return self.share(state) * min(1.0, self.gaps_s.get(state, 0.0) / spent_s) if spent_s else 0.0
+    @property
+    def evaluation(self) -> str:
+        """What passes without gradients are: several in a row, in a loop without a watched loader, may be a rollout's."""
+        return "evaluation, or a rollout," if self.bounded_by_optimizer and self.gaps_s else "evaluation"
+
+    @property
+    def gap_share(self) -> float:
+        """Return the share of the window's time in gaps, 0–1, a part of what counts as evaluation. 0 on a device, which computes in them."""
+        evaluated_s = self.states_s.get(EVAL, 0.0) if self.device == "cpu" else 0.0
+        return self.share(EVAL) * min(1.0, self.gaps_s / evaluated_s) if evaluated_s else 0.0
 
     @property
     def waits_hidden_in(self) -> str | None:

@@ -12,7 +12,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from copy import copy
-from random import random
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ import msgspec
 from gpuwatch.hook.identity import asynchronous_framework
 from gpuwatch.hook.recorder import Recorder
 from gpuwatch.hook.torch.device_events import device_in_use
-from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
+from gpuwatch.ledger.events import DATA_WAIT, IDLE, IN_STEP, TAKEN, TRANSFERRING
 from gpuwatch.ledger.states import COMPUTE, INPUT_WAIT, OTHER, STALLED, STARTUP, TRANSFER, UNKNOWN, Ledger, median
 from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.ledger.timeline import Timeline
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from gpuwatch.host.frames import OwnFrames
 
 _STEPS_KEPT = 2048
-_PROFILED = 0.25  # gaps between forward passes that are profiled, for each sample of the training thread's place
+_GAP = "gap"  # what the training thread does between two forward passes without gradients
 _EPOCH_STARTS_KEPT = 256
 _LEAST_EMPTY = 8  # so many waits for workers tell whether a single one is late
 _STEPS_SHOWN = 20_000  # rows of a window at most
@@ -245,8 +244,7 @@ class Accounts:
             states[state] = states.get(state, 0) + ns
         first = self.timeline.counts.slow_first
         quiet, since_ns = self.timeline.quiet(now_ns, self._step_ns) or ("", 0)
-        fetches = self.recorder.fetches
-        frames, gaps = self.frames, self.recorder.gaps
+        fetches, frames = self.recorder.fetches, self.frames
         window = make_window(
             now_ns - self.timeline.start_ns,
             states,
@@ -260,11 +258,10 @@ class Accounts:
             loader=self.loader_with_batch(),
             bounded_by_optimizer=self.bounded_by_optimizer,
             untrained_s=self.untrained_s,
-            fetch_place=gaps.place(DATA_WAIT) or (None if frames is None else frames.most_frequent(DATA_WAIT)),
+            fetch_place=None if frames is None else frames.most_frequent(DATA_WAIT),
             step_place=None if frames is None else frames.most_frequent(IN_STEP),
-            other_place=None if frames is None else frames.most_frequent(BETWEEN),
-            gaps_s=gaps.spent_s(states.get(COMPUTE, 0) / 1e9),
-            gap_place=gaps.place(),
+            gap_place=None if frames is None else frames.most_frequent(_GAP),
+            gaps_s=self.recorder.gaps_ns / 1e9,
             step_idle_ratio=None if self.step_idle is None else self.step_idle.ratio,
             process_cores=None if self.step_idle is None else self.step_idle.cores,
             worker_cpu_ratios=self.watcher.workers.ratios(),
@@ -333,9 +330,8 @@ class Accounts:
         from gpuwatch.host.frames import OwnFrames
 
         recorder = self.recorder
-        doing = recorder.doing()
-        recorder.gaps.is_wanted |= random() < _PROFILED
-        if doing in (DATA_WAIT, IN_STEP, BETWEEN):
+        doing = _GAP if recorder.gap_since_ns else recorder.doing()
+        if doing in (DATA_WAIT, IN_STEP, _GAP):
             self.frames = self.frames or OwnFrames()
             self.frames.sample(recorder.thread, doing)
 

@@ -13,7 +13,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.hook.metering import FetchEvidence, Meter
-from gpuwatch.hook.torch.forward_gaps import ForwardGaps
 from gpuwatch.ledger import events
 from gpuwatch.ledger.events import DATA_WAIT, FAST_STEP, IN_STEP, LOOSE, STEP, TAKEN, TRANSFERRING, UNKNOWN_SAMPLES
 from gpuwatch.ledger.states import INPUT_WAIT, OTHER
@@ -60,7 +59,9 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gaps = ForwardGaps(self)
+        self.gap_since_ns = self.gaps_ns = (
+            0  # since when a gap between forward passes without gradients is open; those so far
+        )
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
         self.active_timeline: DeviceTimeline | None = None  # the same while it measures: not in phases, nor at rest
@@ -168,6 +169,16 @@ class Recorder:
         if self.steady is None:
             return self.activity
         return IN_STEP if self.batch_ready_ns else DATA_WAIT
+
+    def begin_gap(self, now_ns: int) -> None:
+        """A forward pass without gradients has ended: what follows until the next one is a gap."""
+        self.gap_since_ns = now_ns
+
+    def end_gap(self, now_ns: int) -> None:
+        """The next forward pass begins. 0: there is none, and the gap is dropped."""
+        if self.gap_since_ns and now_ns:
+            self.gaps_ns += now_ns - self.gap_since_ns
+        self.gap_since_ns = 0
 
     def next_step(self, owner: object, at_ns: int, follows: bool) -> bool:
         """End the open step (the owner's if `follows`) and wait for the next one's batch; return whether its fetch is to be sampled."""

@@ -146,8 +146,6 @@ class Watch:
         """
         if self._disabled:
             return contextlib.nullcontext()
-        if not self.session.torch_hooks.optimizer.is_declared:
-            self.session.guard(self.session.torch_hooks.optimizer.declare)
         known = samples if isinstance(samples, int) and samples >= 0 else UNKNOWN_SAMPLES
         return PlainStep(self.session, known, tokens if isinstance(tokens, int) and tokens >= 0 else None)
 

@@ -55,11 +55,7 @@ class OwnFrames:
         """Take one sample of a thread, in any other one. Nothing where it has no Python frame."""
         frame = sys._current_frames().get(thread or 0)
         if frame is not None:
-            self.count(doing, place_of(frame), 1)
-
-    def count(self, doing: str, place: tuple[str, str, int] | None, weight: int) -> None:
-        """Count a place, as `place_of` returns it."""
-        self._places.setdefault(doing, Counter())[place] += weight
+            self._places.setdefault(doing, Counter())[_place(frame)] += 1
 
     def most_frequent(self, doing: str) -> Place | None:
         """Return the function that most of the samples are in; None with too few of them, or where none was in the user's code."""
@@ -79,8 +75,7 @@ class OwnFrames:
 _is_users = cache(is_users)
 
 
-def place_of(frame: FrameType | None) -> tuple[str, str, int] | None:
-    """Return file, function and line of the deepest of the user's functions on a stack; None without one."""
+def _place(frame: FrameType | None) -> tuple[str, str, int] | None:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(OWN) and not code.co_filename.startswith(_REPLACED):

@@ -102,8 +102,6 @@ def step_waits(window: Window, thresholds: Thresholds) -> Finding | None:
     idle, place = window.step_idle_ratio, window.step_place
     if idle is None or idle < thresholds.step_idle or window.device != "cpu" or window.world_size > 1 or window.gpus:
         return None
-    if window.gap_share(COMPUTE) >= thresholds.input_share:
-        return None  # it waits between two forward passes: `outside_torch`
     lost = idle * window.share(COMPUTE)
     if lost < thresholds.input_share or len(window.steps) < thresholds.min_steps:
         return None
@@ -166,8 +164,8 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
     share, on_cpu = window.share(COMPUTE), window.device == "cpu" and not window.gpus
     if share < thresholds.saturated_share or not on_cpu or len(window.steps) < thresholds.min_steps:
         return None
-    if (window.step_idle_ratio or 0.0) >= thresholds.step_idle or window.gap_share(COMPUTE) >= thresholds.input_share:
-        return None  # it waits rather than computes, or is not torch's
+    if (window.step_idle_ratio or 0.0) >= thresholds.step_idle:
+        return None  # it waits rather than computes
     return found(
         "compute takes the time: the input keeps up",
         share,
@@ -181,13 +179,16 @@ def compute_bound(window: Window, thresholds: Thresholds) -> Finding | None:
 def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when evaluation takes a large share of the time."""
     share = window.share(EVAL)
-    if share < thresholds.phase_share or window.gap_share(EVAL) >= max(share / 2, thresholds.input_share):
+    if share < thresholds.phase_share or window.gap_share >= max(share / 2, thresholds.input_share):
         return None  # in the latter case it is `outside_torch`: a rollout, for example
     return found(
-        "evaluation takes a large part of the run",
+        f"{window.evaluation} takes a large part of the run",
         share,
-        *measured(EVAL, share, "evaluation takes {} of the time"),
-        advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits",
+        *measured(EVAL, share, f"{window.evaluation} takes {{}} of the time"),
+        advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits"
+        + (
+            "" if window.evaluation == "evaluation" else "; of a rollout, step more environments with each forward pass"
+        ),
         predicted_speedup=speedup_without(share / 2),
     )
 

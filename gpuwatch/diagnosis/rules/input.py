@@ -13,7 +13,7 @@ from gpuwatch.diagnosis.window import MeanStep, Window
 from gpuwatch.formatting import duration, percent, size
 from gpuwatch.host.blocked import DISK, LOCK, NETWORK, QUEUE, SLEEP
 from gpuwatch.host.frames import Place
-from gpuwatch.ledger.states import COMPUTE, EVAL, INPUT_WAIT, OTHER
+from gpuwatch.ledger.states import INPUT_WAIT
 
 input_rule = partial(rule, explained_by=("stalled",), stacks="workers", alert="GpuStarved", runbook="GpuStarved", delays_rank="input")  # fmt: skip
 """Makes a rule about a slow loader, which has these facts in common with all of them."""
@@ -23,7 +23,7 @@ Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
-MUCH = "much of the time passes "
+BETWEEN_PASSES = "much of the time passes between forward passes"
 _AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
@@ -387,50 +387,33 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
 
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
-    """Found when much time passes outside of torch or of training.
+    """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
 
-    In a loop without a watched loader that is the time from the optimizer's step to the next forward pass, and from one forward pass to the next
-    where no backward pass is between them; in any loop also what is outside of steps and declared phases, where the function is known.
+    Or between forward passes without gradients: a rollout's environment, for example.
     """
     wait = waited(window, thresholds) if window.bounded_by_optimizer else None
-    between = window.gap_share(EVAL) + window.gap_share(COMPUTE)
-    other = window.share(OTHER) - sum(window.declared.values())
-    between *= between >= thresholds.input_share
-    other *= other >= thresholds.phase_share and (window.other_place or window.gap_place) is not None
-    if wait is None and not between and not other:
-        return None
-    shares = (wait.share if wait else 0.0, between, other)
-    lost, largest = sum(shares), max(shares)
-    mean = wait.mean if wait else ""
-    parts = (
-        ("between steps", shares[0], f"between an optimizer step and the next forward pass ({mean})"),
-        ("between passes", between, "between two forward passes, with no backward pass in between"),
-        ("outside of steps", other, "outside of training steps and declared phases"),
-    )
-    rest = window.gap_place if 2 * window.gap_share(OTHER) >= other else window.other_place
-    place = (window.fetch_place, window.gap_place, rest)[shares.index(largest)]
-    title = "no DataLoader is watched, and much of the time between two steps passes outside of torch"
-    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
-    advice = (
-        f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
-        "(a DataLoader with num_workers, a thread), and log every N steps"
-    )
-    if largest in (between, other):
-        title = MUCH + ("outside of torch" if largest == between else "outside of training steps")
-        title += f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
-        advice = (
-            "if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass for all "
-            "of them; otherwise make it cheaper, do it less often, or move it to other processes"
+    if window.gap_share >= max(thresholds.input_share, wait.share if wait else 0.0):
+        share, place = window.gap_share, window.gap_place
+        return found(
+            BETWEEN_PASSES + (f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""),
+            share,
+            *measured("between passes", share, "{} of the time passed between forward passes without gradients"),
+            *place_evidence(place, "it"),
+            severity="critical" if share >= thresholds.input_share_critical else "warning",
+            advice="if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass "
+            "for all of them; otherwise make it cheaper, do it less often, or move it to other processes",
         )
+    if wait is None:
+        return None
+    place = window.fetch_place
+    batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
+    text = f"{{}} of the time passed between an optimizer step and the next forward pass ({wait.mean})"
     return found(
-        title,
-        lost,
-        *(
-            Evidence(what, part, "ratio", f"{percent(part)} of the time passed {where}")
-            for what, part, where in parts
-            if part
-        ),
-        *place_evidence(place, "it" if lost == largest else "the largest part"),
-        severity="critical" if lost >= thresholds.input_share_critical else "warning",
-        advice=advice,
+        "no DataLoader is watched, and much of the time between two steps passes outside of torch",
+        wait.share,
+        *measured("outside torch", wait.share, text),
+        *place_evidence(place, "it"),
+        severity=wait.severity,
+        advice=f"to see how much of it is a wait for data, put {batch} into `with w.data():`, where w = gpuwatch.Watch(); make batches ahead "
+        "(a DataLoader with num_workers, a thread), and log every N steps",
     )

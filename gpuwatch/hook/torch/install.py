@@ -117,14 +117,12 @@ class TorchHooks:
         """A step without a loader begins: its copies are declared, so that nothing is put in place of torch's own."""
         self._compiling.install()
         self.phases.install()
-        self.optimizer.install()
         self.find_device()
 
     def end_loop(self) -> None:
         """The pass is over."""
         if self._transfers is not None:
             self._transfers.remove()
-        self.optimizer.observe()
 
     def find_device(self) -> None:
         """Begin to measure by the device once the user's code has set one up, and by another one if the training has moved there."""

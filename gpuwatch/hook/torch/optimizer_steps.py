@@ -1,23 +1,23 @@
 """Steps of a training whose loop takes its batches from no watched loader: each lasts from one optimizer step to the next.
 
 The time from an optimizer step to the next forward pass is the step's wait: torch does nothing of the model in it. Forward passes without
-gradients are an evaluation, or a rollout: `ForwardGaps` has the time between them. And the count of optimizer steps distinguishes training
-from a pass that only reads.
+gradients are an evaluation, or a rollout: the time between them, an environment's for example, is counted. And the count of optimizer steps distinguishes training from a pass that only reads.
 """
 
 import sys
 import threading
 from collections.abc import Callable
-from random import random
 from threading import get_ident
 from typing import Any
 
 from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
-from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, MARKED, TAKEN
-from gpuwatch.ledger.states import COMPUTE, EVAL, OTHER
+from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
+from gpuwatch.ledger.states import EVAL, OTHER
 
-_TEACHES = 5  # steps in a row that begin with a teacher's pass, from which on it is no evaluation
-_SAMPLED = 0.25  # share of the steps whose gaps are measured to the end
+_TEACHES, _OF_TEACHER = (
+    5,
+    2,
+)  # so many steps in a row begin with so few passes without gradients: those are no evaluation
 
 
 class OptimizerSteps:
@@ -28,13 +28,13 @@ class OptimizerSteps:
         self._recorder = recorder
         self._begin = begin
         self._hook: Any | None = None
-        self._forward_hooks: list[Any] = []
-        self._waits = False  # for the next forward pass with gradients
-        self.gaps = recorder.gaps
-        self.is_declared = False  # the user's code declares its steps: only gaps are measured
+        self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
+        self._pass = 0  # the module whose pass without gradients is open
+        self._bare = self._with_teacher = (
+            0  # passes without gradients in this wait; steps in a row that begin with a teacher's
+        )
+        self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._owner = object()
-        self._bare = self._with_teacher = 0  # passes without gradients in this wait; steps in a row with few of them
-        self._entered = (0, 0)
         self._level = 0  # that of the evaluation that is open; 0 without one
         self.on_first: Callable[[], None] = lambda: None  # called when an optimizer makes its first step
         self.count = self._count_at_drop = 0
@@ -51,23 +51,15 @@ class OptimizerSteps:
         if hook is not None:
             hook.remove()
         self._leave_forward()
-        self.gaps.remove()
-
-    def declare(self) -> None:
-        """The user's code declares its steps from now on: none is bounded by an optimizer."""
-        self.is_declared = True
-        if self._recorder.step_owner is self._owner and self._recorder.thread == get_ident():
-            self._leave_forward()
-            self.end(self._recorder.clock())
 
     def _leave_forward(self) -> bool:
-        """Leave forward passes alone; return whether the next one was waited for."""
+        """Stop waiting for the next forward pass; return whether it was waited for."""
         hooks, self._forward_hooks = self._forward_hooks, []
         for hook in hooks:
             hook.remove()
-        self.gaps.close()
-        waited, self._waits = self._waits, False
-        return waited
+        self._recorder.end_gap(0)
+        self._pass = 0
+        return bool(hooks)
 
     def end(self, now_ns: int) -> None:
         """The run ends. What followed the last optimizer step was no step."""
@@ -77,7 +69,7 @@ class OptimizerSteps:
     def give_way(self) -> None:
         """A pass over a loader begins: what followed the last optimizer step, a warm-up's for example, was no wait of a step."""
         recorder = self._recorder
-        if recorder.thread == get_ident() and self._leave_forward() and recorder.step_owner is self._owner:
+        if recorder.step_owner is self._owner and recorder.thread == get_ident() and self._leave_forward():
             self.end(recorder.clock())
 
     @property
@@ -109,14 +101,9 @@ class OptimizerSteps:
             self.on_first()
         recorder, owner = self._recorder, self._recorder.step_owner
         is_of_another = owner not in (None, LOOSE, self._owner) and recorder.thread == get_ident()
-        if self.is_declared:
-            is_loops = type(owner) is object and owner is not MARKED
-            if recorder.thread == get_ident() and not (is_loops or recorder.in_phase):
-                self._await_forward(recorder.clock())
-            return
         if is_of_another and (owner is not TAKEN or recorder.trained_taken()):
-            return  # a step of a watched loop
-        if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._waits):
+            return  # a step of a watched loop, or a declared one
+        if recorder.in_phase or recorder.thread == CLOSED or (owner is self._owner and self._forward_hooks):
             return  # or one more optimizer of the same step
         if recorder.thread != get_ident() and not self._takes_over():
             return
@@ -124,28 +111,13 @@ class OptimizerSteps:
         recorder.end_step(now)
         recorder.begin_step(self._owner, now)
         recorder.begin_part(DATA_WAIT, now)
-        self._await_forward(0)
-
-    def observe(self) -> None:
-        """A pass over a loader has ended: see what passes until the next one."""
-        if (
-            self._hook is not None
-            and not self._waits
-            and self._recorder.thread == get_ident()
-            and not self._recorder.levels
-        ):
-            self._guarded(lambda: self._await_forward(self._recorder.clock()))
-
-    def _await_forward(self, since_ns: int) -> None:
-        """Wait for the next forward pass. A gap begins at `since_ns`, unless that is 0."""
-        modules, self._waits = sys.modules["torch.nn.modules.module"], True
-        self.gaps.watch(since_ns)
-        if not self._forward_hooks:
-            before, after = modules.register_module_forward_pre_hook, modules.register_module_forward_hook
-            self._forward_hooks = [
-                before(lambda module, _: self._guarded(lambda: self._begin_forward(module))),
-                after(lambda module, *_: self._guarded(lambda: self._end_forward(module))),
-            ]
+        modules = sys.modules["torch.nn.modules.module"]
+        self._forward_hooks = [
+            modules.register_module_forward_pre_hook(
+                lambda module, _: self._guarded(lambda: self._begin_forward(module))
+            ),
+            modules.register_module_forward_hook(lambda module, *_: self._guarded(lambda: self._end_forward(module))),
+        ]
 
     def _takes_over(self) -> bool:
         """Claim the recorder for this thread, if it is one of Python's own; return whether that was possible."""
@@ -154,24 +126,21 @@ class OptimizerSteps:
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        if recorder.thread != get_ident():
-            return
-        if recorder.in_phase and not self._level:
-            self.gaps.close()  # a declared phase, or an evaluation's loader
-            return
-        state = EVAL if self._level else COMPUTE if recorder.in_step else OTHER
-        if not self.gaps.pass_begins(module, state) or not self._waits:
-            return
+        if recorder.thread != get_ident() or self._pass or (recorder.in_phase and not self._level):
+            return  # or one within another module's pass, or within a declared phase
         now = recorder.clock()
+        recorder.end_gap(now)
         if not sys.modules["torch"].is_grad_enabled():
-            self._bare += 1
             if self._with_teacher < _TEACHES:
+                self._pass = id(module)
+                self._bare += 1
                 if not self._level and recorder.step_owner is self._owner:
                     self._level = recorder.enter(EVAL, now)
-                    self._entered = now, self.gaps.rollout_ns
+                    self._entered = now, recorder.gaps_ns
                 return
         elif self._level:  # a teacher's pass is a part of each step, and followed by the next one at once
-            teaches = self._bare <= 2 and self.gaps.rollout_ns - self._entered[1] < (now - self._entered[0]) / 2
+            gaps_ns = recorder.gaps_ns - self._entered[1]
+            teaches = self._bare <= _OF_TEACHER and 2 * gaps_ns < now - self._entered[0]
             self._with_teacher = self._with_teacher + 1 if teaches else 0
         else:
             self._with_teacher = 0
@@ -179,25 +148,16 @@ class OptimizerSteps:
         level, self._level = self._level, 0
         if level:
             recorder.exit(level, now)
-        self._waits = False
-        if random() < _SAMPLED and not _compiles():
-            self.gaps.step_began_ns = now
-        else:
-            self._leave_forward()
-        if recorder.step_owner is self._owner:
-            self._begin()
-            if recorder.activity is DATA_WAIT:
-                recorder.end_part(now)
+        self._leave_forward()
+        self._begin()
+        if recorder.step_owner is self._owner and recorder.activity is DATA_WAIT:
+            recorder.end_part(now)
 
     def _end_forward(self, module: Any) -> None:
-        if self._recorder.thread == get_ident():
-            self.gaps.pass_ends(module)
-
-
-def _compiles() -> bool:
-    """Whether torch's compiler has compiled anything here: what it traced while a hook is in place would break at the hook for good."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters.get("frames"))
+        """A forward pass has ended: if it was of an evaluation or a rollout, the time until the next one is a gap."""
+        if self._pass == id(module):
+            self._pass = 0
+            self._recorder.begin_gap(self._recorder.clock())
 
 
 def after_each_optimizer_step(call: Callable[..., None]) -> Any | None:

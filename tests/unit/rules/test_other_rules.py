@@ -204,44 +204,31 @@ def test_time_outside_of_torch_is_named_where_no_loader_is_watched() -> None:
 ENV = Place("CartPole.step", "/home/me/env.py", 41, 0.9)
 
 
-@pytest.mark.parametrize("state", ["eval", "compute"])
-def test_an_environment_is_no_evaluation_and_no_compute(state: str) -> None:
+def test_an_environment_between_forward_passes_is_no_evaluation() -> None:
     columns = steps(100, 0.001, 0.029)
     booked = states(columns) | {"eval": 7.0, "other": 0.0}
-    if state == "compute":
-        columns = steps(100, 0.001, 0.099)
-        booked = states(columns)
-    rollout = window(columns, states_s=booked, bounded_by_optimizer=True, gaps_s={state: 6.2}, gap_place=ENV)
+    rollout = window(columns, states_s=booked, bounded_by_optimizer=True, gaps_s=6.2, gap_place=ENV)
     (finding,) = [each for each in diagnose(rollout) if each.root is None]
     assert (finding.cause, finding.ratio, finding.severity) == ("outside_torch", pytest.approx(0.62), "critical")
     assert [each.text for each in finding.evidence] == [
-        "62% of the time passed between two forward passes, with no backward pass in between",
+        "62% of the time passed between forward passes without gradients",
         "90% of it is in CartPole.step (env.py:41)",
     ]
     verdict = give_verdict(rollout, [finding])
     assert verdict.state == "host"
-    assert verdict.sentence == "62% of the time passes outside of torch, most of it in CartPole.step (env.py:41)"
+    assert verdict.sentence == "62% of the time passes between forward passes, most of it in CartPole.step (env.py:41)"
+    on_device = replace(rollout, device="cuda:0")
+    assert outside_torch(on_device) is None, "the device may compute meanwhile"
 
 
-def test_an_evaluation_that_computes_is_one() -> None:
+def test_passes_without_gradients_that_compute_are_an_evaluation_or_a_rollout() -> None:
     columns = steps(100, 0.001, 0.059)
-    evaluated = window(columns, states_s=states(columns, eval=4.0), bounded_by_optimizer=True, gaps_s={"eval": 1.4})
+    evaluated = window(columns, states_s=states(columns, eval=4.0), bounded_by_optimizer=True, gaps_s=1.4)
     assert [each.cause for each in diagnose(evaluated)] == ["eval_share"]
-    assert give_verdict(evaluated, diagnose(evaluated)).sentence == "evaluation takes 40% of the time"
-    assert [each.cause for each in diagnose(replace(evaluated, gaps_s={}))] == ["eval_share"]
-
-
-def test_time_outside_of_steps_is_named_where_its_function_is_known() -> None:
-    columns = steps(100, 0.001, 0.049)
-    between = window(columns, states_s=states(columns, other=5.0), other_place=PLACE)
-    (finding,) = diagnose(between)
-    assert finding.title == "much of the time passes outside of training steps, most of it in get_batch (train.py:12)"
-    named = replace(between, gaps_s={"other": 3.0}, gap_place=ENV)
-    assert "CartPole.step (env.py:41)" in diagnose(named)[0].title
-    sentence = "50% of the time passes outside of training steps, most of it in get_batch (train.py:12)"
-    assert give_verdict(between, [finding]).sentence == sentence
-    assert outside_torch(replace(between, other_place=None)) is None, "not known"
-    assert outside_torch(replace(between, declared_s={"rollout": 5.0})) is None, "phase_bound has it"
+    sentence = "evaluation, or a rollout, takes 40% of the time"
+    assert give_verdict(evaluated, diagnose(evaluated)).sentence == sentence
+    alone = replace(evaluated, gaps_s=0.0)
+    assert give_verdict(alone, diagnose(alone)).sentence == "evaluation takes 40% of the time"
 
 
 def test_a_step_that_sleeps_is_not_healthy() -> None:
