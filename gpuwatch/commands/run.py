@@ -34,7 +34,7 @@ def run(
     """
     name = command[0]
     if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):
-        command = (name := sys.executable, *command)
+        command = [name := sys.executable, *command]
     program = shutil.which(name)
     if program is None:
         if os.sep in name and Path(name).exists():
