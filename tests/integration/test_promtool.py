@@ -143,7 +143,7 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
         ("max_over_time(gpuwatch_gpu_processes[2m])", "gpuwatch_gpu_processes", "missed"),
         ("last_over_time(gpuwatch_straggler_excess_ratio[2m])", "gpuwatch_straggler_excess_ratio", "missed"),
         (
-            ">= count by (job, run) (last_over_time(gpuwatch_run_up[2m]) == 1)",
+            ">= run:gpuwatch_run_up:count",
             ">= count by (job, run) (gpuwatch_run_up == 1)",
             "missed",
         ),
@@ -167,7 +167,7 @@ def test_alert(tmp_path: Path, scenarios: Path) -> None:
             '"gpuwatch"} == 0\n      unless last_over_time',
             "GpuwatchAgentDown",
         ),
-        (">= count by (job, run) (last_over_time(gpuwatch_run_up[2m]) == 1)", "> 0", "RunHung"),
+        (">= run:gpuwatch_run_up:count", "> 0", "RunHung"),
         (" offset 1h", "", "StepTimeRegressed"),
         ("and gpuwatch_shm_used_bytes / gpuwatch_shm_size_bytes > 0.5", "", "ShmForecast"),
         ("for: 5m\n", "for: 0s\n", "Straggler"),
