@@ -126,11 +126,13 @@ class OptimizerSteps:
     def _begin_forward(self, module: Any) -> None:
         """A forward pass begins: of training, which ends the wait, or of an evaluation or a rollout."""
         recorder = self._recorder
-        if recorder.thread != get_ident() or self._pass or (recorder.in_phase and not self._level):
-            return  # or one within another module's pass, or within a declared phase
+        trains = sys.modules["torch"].is_grad_enabled()
+        is_inner = not trains and self._pass not in (0, id(module))  # of another module's pass
+        if recorder.thread != get_ident() or is_inner or (recorder.in_phase and not self._level):
+            return
         now = recorder.clock()
         recorder.end_gap(now)
-        if not sys.modules["torch"].is_grad_enabled():
+        if not trains:
             if self._with_teacher < _TEACHES:
                 self._pass = id(module)
                 self._bare += 1

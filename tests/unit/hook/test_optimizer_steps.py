@@ -281,6 +281,14 @@ def test_what_passes_between_forward_passes_of_a_rollout_is_known(training: Trai
     assert training.states_ms()["eval"] == pytest.approx(3 * 20 * 6)
 
 
+def test_a_pass_without_gradients_that_raises_does_not_hide_the_training_that_follows(training: Training) -> None:
+    training.step(0, 10, loops=2)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        training.model(torch.ones(1, 99))
+    training.step(0, 10, loops=2)
+    assert training.states_ms()["compute"] == pytest.approx(3 * 10)
+
+
 def test_a_teachers_pass_in_each_step_is_no_evaluation(training: Training) -> None:
     """Distillation was "evaluation takes 52% of the time"."""
     for _ in range(40):
