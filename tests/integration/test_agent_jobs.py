@@ -45,14 +45,26 @@ import os, sys, time
 import gpuwatch
 
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
+reduce = lambda: None
+if "gloo" in sys.argv:
+    import torch
+    # A store of its own for each attempt: with torchrun's a rank may find the address of the last attempt's.
+    store = f"file://{sys.argv[1]}/store-{attempt}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=2)
+    reduce = lambda: torch.distributed.all_reduce(torch.ones(1))
+    reduce()
 first, until = ((0, 30), (20, 50))[attempt]
 open(f"{sys.argv[1]}/{rank}-begin-{attempt}", "w").write(str(time.time()))
 with gpuwatch.Watch(quiet=True) as w:
     for _ in w.steps(range(first, until), start=first):
         time.sleep(0.02)
+        reduce()
     if attempt == 0:
-        time.sleep(1.5 if rank == "1" else 60)  # rank 0 waits for rank 1, as in a collective
-        os._exit(1)
+        time.sleep(1.5 if rank == "1" else 0)
+        if rank == "1":
+            os._exit(1)
+        reduce()  # rank 0 waits for rank 1, and fails with it
+        time.sleep(60)
 open(f"{sys.argv[1]}/{rank}-end", "w").write(str(time.time()))
 """
 
@@ -105,15 +117,17 @@ def test_a_killed_job_that_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert states["compute"] < run["states"]["compute"]
 
 
-def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path) -> None:
-    """By its run id and nothing else. The ranks import no torch: torchrun tells them apart by the environment."""
+@pytest.mark.parametrize("backend", ["none", "gloo"])
+def test_ranks_that_torchrun_restarts_are_two_attempts_of_one_job(tmp_path: Path, backend: str) -> None:
+    """By its run id and nothing else. Also where the ranks import no torch: torchrun tells them apart by the environment."""
     pytest.importorskip("torch")
     program = tmp_path / "train.py"
     program.write_text(RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=llm-8"]
     torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1", "--monitor-interval=0.1"]
     with agent(tmp_path) as node:
-        subprocess.run([*torchrun, str(program), str(tmp_path)], env=hook_environment(tmp_path), check=True)
+        command = [*torchrun, str(program), str(tmp_path), backend]
+        subprocess.run(command, env=hook_environment(tmp_path), check=True)
         wait_for("it has ended", lambda: job_of(node)["status"] == "ended", 20)
         job = job_of(node)
     assert (job["job"], job["runs"], job["attempts"], job["interruptions"]) == ("llm-8", ["elastic-llm-8"], 2, 1)
