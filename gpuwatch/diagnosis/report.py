@@ -13,7 +13,7 @@ import msgspec
 from gpuwatch.diagnosis.finding import Finding, Verdict
 from gpuwatch.diagnosis.rates import Cost, Done, Throughput, cost_of, money, throughput
 from gpuwatch.diagnosis.rules import diagnose
-from gpuwatch.diagnosis.rules.input import BETWEEN_PASSES
+from gpuwatch.diagnosis.rules.input import between_passes, passes_where
 from gpuwatch.diagnosis.thresholds import THRESHOLDS, Thresholds
 from gpuwatch.diagnosis.window import Window
 from gpuwatch.formatting import duration, percent
@@ -211,9 +211,8 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     excluded = _excluded(window)
     shares_of = {state: window.share(state) for state in _SENTENCES}
     shares_of[st.OTHER] -= sum(window.declared.values())
-    between = next((each for each in findings if each.title.startswith(BETWEEN_PASSES)), None)
-    if between is not None:
-        shares_of[st.EVAL] -= between.ratio
+    between = between_passes(window, thresholds)
+    shares_of[st.EVAL] -= between
     losses = [
         (share, state, _SENTENCES[state][2].replace("evaluation", window.evaluation).format(percent(share)))
         for state, share in shares_of.items()
@@ -221,9 +220,9 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     ]
     losses += _of_declared(window.declared, thresholds.phase_share)
     ratio, state, text = max(losses, default=(0.0, "", ""))
-    if between is not None and between.ratio >= ratio:
-        text = between.title.replace("much", percent(between.ratio), 1)
-        return Verdict("host", between.ratio, text + excluded + _by_host_clock(window))
+    if between and between >= ratio:
+        text = f"{percent(between)} of the time {passes_where(window)}"
+        return Verdict("host", between, text + excluded + _by_host_clock(window))
     late = next((finding for finding in findings if finding.cause == "straggler"), None)
     if late is not None and late.ratio > ratio:
         whom = "this one" if late.rank == window.rank else f"rank {late.rank}"

@@ -234,9 +234,13 @@ class Window(msgspec.Struct, frozen=True, dict=True):
         return {name: share * part for name, share in found.items()}
 
     @property
+    def may_roll_out(self) -> bool:
+        """Whether what counts as evaluation may be a rollout: several passes without gradients in a row, in a loop without a watched loader."""
+        return self.bounded_by_optimizer and self.gaps_s > 0
+
+    @property
     def evaluation(self) -> str:
-        """What passes without gradients are: several in a row, in a loop without a watched loader, may be a rollout's."""
-        return "evaluation, or a rollout," if self.bounded_by_optimizer and self.gaps_s else "evaluation"
+        return "evaluation, or a rollout," if self.may_roll_out else "evaluation"
 
     @property
     def gap_share(self) -> float:

@@ -186,9 +186,7 @@ def eval_share(window: Window, thresholds: Thresholds) -> Finding | None:
         share,
         *measured(EVAL, share, f"{window.evaluation} takes {{}} of the time"),
         advice="evaluate half as often, or on a fixed subset of the validation set; without gradients a larger batch fits"
-        + (
-            "" if window.evaluation == "evaluation" else "; of a rollout, step more environments with each forward pass"
-        ),
+        + ("; of a rollout, step more environments with each forward pass" if window.may_roll_out else ""),
         predicted_speedup=speedup_without(share / 2),
     )
 

@@ -23,7 +23,6 @@ Gain = tuple[float, float] | None
 _DIFFERS = 0.05  # a share of the time that differs so much from that of the mean step is that of other steps too
 _MOST_BOUND = 10.0  # a step without any wait that is so much shorter is out of reach
 _UNCERTAIN = "what workers gain on these cores is not certain: measure it (gpuwatch tune)"
-BETWEEN_PASSES = "much of the time passes between forward passes"
 _AHEAD = "let workers wait instead of the training thread (DataLoader(num_workers=…)), or read from a nearer place (a local copy, a cache)"
 _CHEAPER = "make a batch cheaper (decode once and cache, lighter or vectorised transforms, transforms on the GPU)"
 
@@ -385,25 +384,37 @@ def input_unexplained(window: Window, thresholds: Thresholds) -> Finding | None:
     return wait.finding(title, *evidence, advice=advice, gain=gain)
 
 
+def between_passes(window: Window, thresholds: Thresholds) -> float:
+    """Return the share of the time between forward passes without gradients; 0 where it is small, or more passes between steps."""
+    wait = waited(window, thresholds) if window.bounded_by_optimizer else None
+    return window.gap_share if window.gap_share >= max(thresholds.input_share, wait.share if wait else 0.0) else 0.0
+
+
+def passes_where(window: Window) -> str:
+    place = window.gap_place
+    return "passes between forward passes" + (
+        f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""
+    )
+
+
 @rule(explains=(), explained_by=(), stacks="training", alert=None, runbook="Findings")
 def outside_torch(window: Window, thresholds: Thresholds) -> Finding | None:
     """Found when, in a loop without a watched loader, much time passes between the optimizer's step and the next forward pass.
 
     Or between forward passes without gradients: a rollout's environment, for example.
     """
-    wait = waited(window, thresholds) if window.bounded_by_optimizer else None
-    if window.gap_share >= max(thresholds.input_share, wait.share if wait else 0.0):
-        share, place = window.gap_share, window.gap_place
+    if share := between_passes(window, thresholds):
         return found(
-            BETWEEN_PASSES + (f", most of it in {place}" if place is not None and place.ratio >= 0.5 else ""),
+            f"much of the time {passes_where(window)}",
             share,
             *measured("between passes", share, "{} of the time passed between forward passes without gradients"),
-            *place_evidence(place, "it"),
+            *place_evidence(window.gap_place, "it"),
             severity="critical" if share >= thresholds.input_share_critical else "warning",
             advice="if that is an environment's step, run several environments at once, each in a process of its own, with one forward pass "
             "for all of them; otherwise make it cheaper, do it less often, or move it to other processes",
         )
-    if wait is None:
+    wait = waited(window, thresholds)
+    if wait is None or not window.bounded_by_optimizer:
         return None
     place = window.fetch_place
     batch = "the line that gets the batch" if place is None else f"what gets the batch (most of the time is in {place})"
