@@ -41,6 +41,11 @@ class Identity(msgspec.Struct, frozen=True):
     host: str
 
 
+def sendable(name: object) -> str:
+    """Return a name as messages have it: cut, and "?" for each byte that is no UTF-8."""
+    return str(name)[:MAX_NAME].encode(errors="replace").decode()
+
+
 def identify(
     environ: Mapping[str, str] = os.environ, procfs: Path = Path("/proc"), launcher: int | None = None
 ) -> Identity:
@@ -56,8 +61,8 @@ def identify(
     run = _declared_run(environ) or _launched_run(environ, host, procfs, launcher)
     run = run or f"{host}-{os.getpid()}-{start_ticks}"
     return Identity(
-        run=run[:MAX_NAME].encode(errors="replace").decode(),  # a name in another encoding than UTF-8
-        job=job[:MAX_NAME].encode(errors="replace").decode(),
+        run=sendable(run),
+        job=sendable(job),
         rank=_integer(environ, _RANK, 0),
         world_size=max(1, _integer(environ, _WORLD_SIZE, 1)),
         local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuwatch.diagnosis.rates import declared
 from gpuwatch.hook import account
-from gpuwatch.hook.identity import Identity, Membership, script_name
+from gpuwatch.hook.identity import Identity, Membership, script_name, sendable
 from gpuwatch.hook.loader import WatchedLoader, watch_prepared_loaders
 from gpuwatch.hook.metering import BUDGET
 from gpuwatch.hook.session import Session, sigchld_held
@@ -83,8 +83,8 @@ class Watch:
         _made += 1
         membership = Membership("" if _made == 1 else f"-{_made}", forked=_parent_trained)
         facts = RunFacts(
-            name=str(run or os.environ.get("GPUWATCH_RUN") or script_name())[:128].encode(errors="replace").decode(),
-            job=str(job or membership.identity.job)[:128].encode(errors="replace").decode(),
+            name=sendable(run or os.environ.get("GPUWATCH_RUN") or script_name()),
+            job=sendable(job or membership.identity.job),
             tags={str(key)[:128]: str(value)[:256] for key, value in list((tags or {}).items())[:32]},
             flops=declared(flops_per_step, flops_per_sample, flops_per_token, peak_flops),
         )
