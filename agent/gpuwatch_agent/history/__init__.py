@@ -157,7 +157,9 @@ class History:
         if self._inode is not None and not self._is_there():
             self._replace_file("it was removed or replaced")
         elif not all(each.exists() for each in self._parts):
-            self._replace_file("its -wal or -shm file was removed", keep=True)
+            logger.warning("history %s: its -wal or -shm file was removed; it is opened again", self.path)
+            self._close_file()
+            self._open_if_possible()
         self._job("trimmed", lambda: self._delete_before(int((now_s - self._keep_s) * 1000)))
         self._job("trimmed", self._delete_surplus)
         # As a script: `execute` would take one step of it, which frees one page. At most 80 MB at a time, as it is slow.
@@ -240,17 +242,21 @@ class History:
         self._connection.close()
         self._lock.close()
 
-    def _replace_file(self, reason: str, keep: bool = False) -> None:
-        """Rename the file, and create a new one; without one, commits fail and are counted until it can be created. `keep`: open it again."""
-        self.damaged += not keep
+    def _replace_file(self, reason: str) -> None:
+        """Rename the file, and create a new one."""
+        self.damaged += 1
+        self._close_file()
+        with suppress(OSError):  # it cannot be renamed: opening it gives the error
+            set_aside(self.path, reason)
+        self._open_if_possible()
+
+    def _close_file(self) -> None:
         self._is_damaged.clear()
         self._connection.close()
         self._connection, self._inode, self._parts = _no_file(), None, []
-        with suppress(OSError):  # it cannot be renamed: opening it gives the error
-            if keep:
-                logger.warning("history %s: %s; it is opened again", self.path, reason)
-            else:
-                set_aside(self.path, reason)
+
+    def _open_if_possible(self) -> None:
+        """Open the file, or create it; without one, commits fail and are counted until it can be created."""
         try:
             self._open()
         except ConfigError as refusal:
