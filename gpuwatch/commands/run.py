@@ -30,7 +30,9 @@ def run(
     get their integration. In a loop without a DataLoader a step lasts from one optimizer step to the next. Where no step was seen, one line at the end gives the
     reason. The program replaces this process: its output, signals and exit code are its own.
 
-    A script `train.py` that is not executable is run by the Python that gpuwatch runs in. Exit codes of gpuwatch itself: 127 no such program, 126 it cannot be run.
+    A script `train.py` that is not executable is run by the Python that gpuwatch runs in.
+
+    Exit codes of gpuwatch itself: 127 no such program, 126 it cannot be run.
     """
     name = command[0]
     if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):

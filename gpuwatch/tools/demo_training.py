@@ -138,7 +138,7 @@ def train_eval(training: Training) -> None:
                 break
 
 
-def is_attempt() -> bool:
+def fork_attempts() -> bool:
     """Fork a process for each attempt of a training, and return True in it. The first ones are to be killed; torch is imported once, before."""
     import torch  # noqa: F401  # it would take most of a restart
 
@@ -228,5 +228,5 @@ if __name__ == "__main__":
     Training.checkpoint = arguments.checkpoint
     if arguments.checkpoint is None:
         train(Training(arguments.seconds, network_width))
-    elif is_attempt():
+    elif fork_attempts():
         train(Training(arguments.seconds / _ATTEMPTS, network_width))

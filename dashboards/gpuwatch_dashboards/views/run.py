@@ -88,11 +88,8 @@ def _kept(source: Source, run: Run, stretch: tuple[float, float] | None) -> tupl
         if run.instance is None:
             raise
         why = f"{error.what[:1].upper()}{error.what[1:]}: {error.remedy}"
-        return (
-            Steps(),
-            [],
-            f"Single steps are kept by the node's own agent. {why}. The other charts come from Prometheus.",
-        )
+        note = f"Single steps are kept by the node's own agent. {why}. The other charts come from Prometheus."
+        return Steps(), [], note
 
 
 def _of_ranks(source: Source, everyone: Sequence[Run], span: Span, stretch: tuple[float, float] | None) -> Card:

@@ -78,12 +78,12 @@ def listening(tmp_path: Path) -> Iterator[Listening]:
 
 def test_of_one_process_too_many_connections_are_closed(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_OF_PROCESS", 3)
-    said = []
+    reasons = []
     for _ in range(5):
         listening.connect()
-        said.append(listening.accept())
-    assert said[:3] == [None] * 3
-    assert said[3] == f"uid {os.getuid()} pid {os.getpid()} has the most of more than 3"
+        reasons.append(listening.accept())
+    assert reasons[:3] == [None] * 3
+    assert reasons[3] == f"uid {os.getuid()} pid {os.getpid()} has the most of more than 3"
     assert listening.ended() == [3, 4]
     listening.counted.note("closed", listening.accepted[0].fileno())
     listening.connect()
