@@ -87,6 +87,7 @@ def test_a_trainer_that_generates_while_it_prepares_its_inputs_has_a_rollout_and
         return inputs
 
     def prepare(trainer: Any, inputs: Any) -> Any:  # as TRL's do it
+        time.sleep(0.01)  # what it does besides is no copy either
         return hf.Trainer._prepare_inputs(trainer, trainer._generate_and_score_completions(inputs))
 
     options = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1}
