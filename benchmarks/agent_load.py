@@ -19,7 +19,7 @@ from multiprocessing.queues import Queue
 
 from gpuwatch import wire
 from gpuwatch.hook.identity import identify
-from gpuwatch.host.proc import start_ticks
+from gpuwatch.host.proc import stat
 from gpuwatch.ledger.states import Ledger
 from gpuwatch.wire.sockets import ZmqSender
 
@@ -125,7 +125,7 @@ def send(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that the workers end with it
     with sleepers(workers) as pids:
         identity = identify()
-        hook = Rank(rank, os.getpid(), start_ticks(os.getpid()), tuple(pids), identity.boot_id)
+        hook = Rank(rank, os.getpid(), stat(os.getpid()).start_ticks, tuple(pids), identity.boot_id)
         sender, refused = ZmqSender(endpoint), 0
         for tick in range(1, int(seconds / EVERY_S) + 1):
             time.sleep(max(0.0, begin + tick * EVERY_S - time.monotonic()))

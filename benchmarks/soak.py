@@ -24,7 +24,7 @@ from benchmarks.agent_load import EVERY_S, Rank
 from benchmarks.agent_processes import agent, cpu_s, resident_mb, series_on, write_gpus
 from gpuwatch import wire
 from gpuwatch.hook.identity import identify
-from gpuwatch.host.proc import start_ticks
+from gpuwatch.host.proc import stat
 from gpuwatch.wire.sockets import ZmqSender
 from tests.nvml.fake import FakeNvml
 
@@ -36,7 +36,7 @@ _FORK = get_context("fork")
 def job(endpoint: str, name: str, seconds: float, says_bye: bool, done: Queue[int]) -> None:
     """Be the ranks of one run for some time; put how many steps were sent."""
     pid, boot, sender = os.getpid(), identify().boot_id, ZmqSender(endpoint)
-    ranks = [Rank(rank, pid, start_ticks(pid), (), boot, name) for rank in range(_RANKS)]
+    ranks = [Rank(rank, pid, stat(pid).start_ticks, (), boot, name) for rank in range(_RANKS)]
 
     def put(frame: bytes) -> None:
         while not sender.send(frame):

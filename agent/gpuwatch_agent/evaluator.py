@@ -79,8 +79,8 @@ class FindingTracker:
         return ordered
 
 
-EVERY_TICKS = 2
-"""A running run is diagnosed every second tick, half of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
+EVERY_TICKS = 4
+"""A running run is diagnosed every fourth tick, a quarter of the runs in each tick, and so are the GPUs. Counters are updated in every tick."""
 
 
 class Evaluator:
@@ -105,17 +105,20 @@ class Evaluator:
         self.findings.keep_only(runs.runs.keys())
         self.views = {key: view for key, view in self.views.items() if key in runs.runs}
         self._trends.sample(accounts, self._node, now_ns)
-        if self._tick % EVERY_TICKS == 1:
+        all_due = self._tick % EVERY_TICKS == 1
+        if all_due:
             self._ranks = ranks_by_run(list(runs.runs.values()))
         host = host_facts(self._node)
-        gpus = {account.uuid: gpu_facts(account, self._node, now_ns, self._trends) for account in accounts}
         for number, run in enumerate(list(runs.runs.values())):
             with runs.guard(run, "evaluate", now_s):
-                held = tuple(gpus[account.uuid] for account in accounts if account.run is run)
-                self._evaluate(run, self._is_due(run, number), host, held, now_ns, now_s)
-        if self._tick % EVERY_TICKS == 1:
+                due = self._is_due(run, number)
+                held = [account for account in accounts if account.run is run] if due else []
+                gpus = tuple(gpu_facts(account, self._node, now_ns, self._trends) for account in held)
+                self._evaluate(run, due, host, gpus, now_ns, now_s)
+        if all_due:
+            gpus_by_uuid = {each.uuid: gpu_facts(each, self._node, now_ns, self._trends) for each in accounts}
             owners = {account.uuid: owner_text(account, self._table) for account in accounts}
-            found = diagnose(node_window(gpus, owners), self._thresholds) if accounts else []
+            found = diagnose(node_window(gpus_by_uuid, owners), self._thresholds) if accounts else []
             self.findings.update("", 0, [finding for finding in found if finding.gpu is not None], now_ns, now_s)
 
     def _evaluate(

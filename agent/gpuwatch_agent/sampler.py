@@ -73,7 +73,7 @@ class Sampler:
         self._jobs = Jobs(thresholds)
         self._gpus = GpuLedgers(thresholds.gpu_idle_utilization)
         self._workers = WorkerWatch(self._table)
-        self._oom = OomWatch(self._table, roots.procfs, roots.sysfs)
+        self._oom = OomWatch(self._table)
         self._node = RecentSamples()
         self._evaluator = Evaluator(self._node, self._workers, self._table, thresholds, prices or Prices())
         self._ticks_done = self._offset_ns = 0
@@ -242,7 +242,7 @@ class Sampler:
         samples: list[Sample] = [Sample("gpuwatch_run_up", 0, (r.run, str(r.rank))) for r in over]
         names = {run.run for run in (*runs, *over) if run.rank == 0}  # of nodes with ranks of a job one serves it
         samples += exporter.job_samples(job for job in self._jobs.views() if job.runs[-1] in names)
-        samples += group_samples(runs, self._table, self._roots.procfs, self._roots.sysfs)
+        samples += group_samples(runs, self._table)
         for account in self._gpus.accounts.values():
             samples += exporter.gpu_samples(account, self._table, offset_ns)
         samples += exporter.finding_samples(self._evaluator.findings, [*runs, *over])

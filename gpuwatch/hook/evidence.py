@@ -39,7 +39,7 @@ def usable_cores() -> int | None:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count()
-    return cgroup.within_quota(cores)
+    return cgroup.within_quota(cores, cgroup.quota(cgroup.folders("cpu")))
 
 
 class HostWatcher:
@@ -67,17 +67,18 @@ class HostWatcher:
             cpu_pressure_s=_optional(proc.pressure_s, "cpu", procfs),
             io_pressure_s=_optional(proc.pressure_s, "io", procfs),
             received_bytes=_optional(proc.received_bytes, "self", procfs),
-            quota=cgroup.quota(procfs, self._sysfs),
+            quota=cgroup.quota(cgroup.folders("cpu", procfs, self._sysfs)),
             disks=_optional(proc.disks, procfs),
         )
         self._first = self._first or self._last
         if (shm := _optional(proc.shm_bytes, self._shm)) is not None:
             self._shm_seen.append(shm)
         if worker_pids:
-            self.workers.sample(at_s, worker_pids, procfs)
+            self.workers.sample(at_s, proc.by_pid(proc.stat, worker_pids, procfs), procfs)
         if self._taken % _MEMORY_EVERY == 0:
             available = _optional(proc.memory_available_bytes, procfs)
-            self._memory_available = cgroup.within_limit(available, procfs, self._sysfs)
+            room = cgroup.memory_room(cgroup.folders("memory", procfs, self._sysfs))
+            self._memory_available = cgroup.within_limit(available, room)
         self._taken += 1
 
     def facts(self) -> HostFacts:

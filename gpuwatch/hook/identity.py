@@ -111,7 +111,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
-    return _known(lambda: proc.start_ticks(process, procfs), 0)
+    return _known(lambda: proc.stat(process, procfs).start_ticks, 0)
 
 
 def _known(read: Callable[[], T], otherwise: T) -> T:

@@ -18,7 +18,7 @@ from gpuwatch.errors import NoData
 from gpuwatch.formatting import size
 from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.batches import tensors
-from gpuwatch.host.cgroup import memory_room, oom_kills
+from gpuwatch.host.cgroup import folders, memory_room, oom_kills
 from gpuwatch.host.proc import oom_kills_on_node, shm_bytes
 from gpuwatch.wire import MAX_DEATHS, Loader, WorkerDeath
 
@@ -159,11 +159,12 @@ class OomKills:
 
     def limit_bytes(self) -> int | None:
         """Return the memory limit of the control group; None where it has none."""
-        room = memory_room(self._procfs, self._sysfs)
+        room = memory_room(folders("memory", self._procfs, self._sysfs))
         return None if room is None else room.limit_bytes
 
     def _counts(self) -> tuple[int | None, int | None]:
-        return oom_kills(self._procfs, self._sysfs), oom_kills_on_node(self._procfs)
+        groups = folders("memory", self._procfs, self._sysfs)
+        return oom_kills(groups), oom_kills_on_node(self._procfs)
 
 
 def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")) -> tuple[WorkerDeath, ...]:

@@ -4,11 +4,13 @@ Reading /proc/PID/syscall needs the right to trace the process: a parent has it 
 """
 
 import math
+import os
 import platform
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from gpuwatch.errors import NoData
@@ -55,7 +57,7 @@ def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str
 
     A wait for one of several files (poll, select, epoll) counts as the network's here: see `blocked_on`.
     """
-    if state == "R":
+    if state == "R" or syscall.startswith("running"):
         return CPU
     if state == "D":
         return DISK
@@ -63,33 +65,29 @@ def classify(state: str, syscall: str, by_number: dict[int, str] = _HERE) -> str
     return by_number.get(int(number), OTHER) if number.isdigit() else OTHER
 
 
-def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
-    """Return what a process's main thread is blocked on, one of WAITS; None when it is gone. Source: /proc/PID/{stat,syscall}, proc(5).
+def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
+    """Return what a process's main thread is blocked on, one of WAITS, by its state. Source: /proc/PID/syscall, proc(5).
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
-    place, syscall = procfs / str(pid), ""
-    try:
-        state = proc.stat_fields(pid, procfs)[0]
-    except (NoData, IndexError):
-        return None
+    syscall = ""
     if state not in ("R", "D"):
         with suppress(OSError):
-            syscall = (place / "syscall").read_text()
+            syscall = proc.text_of(f"{procfs}/{pid}/syscall")
     found = classify(state, syscall)
-    return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
+    return _polled(f"{procfs}/{pid}", syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
 
 
-def _polled(place: Path, fields: list[str]) -> str:
+def _polled(place: str, fields: list[str]) -> str:
     """Return what a poll waits for: NETWORK, QUEUE, or OTHER where its files cannot be seen.
 
     Source: poll(2), whose first argument points to `struct pollfd`s of 8 bytes; /proc/PID/mem and /proc/PID/fd, proc(5).
     """
     try:
-        with (place / "mem").open("rb", buffering=0) as memory:
+        with open(f"{place}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(int(fields[1], 16))
             polled = memory.read(8 * min(int(fields[2], 16), _MOST_POLLED))
-        targets = [str((place / "fd" / str(fd)).readlink()) for fd, _ in struct.iter_unpack("<iI", polled) if fd >= 0]
+        targets = [os.readlink(f"{place}/fd/{fd}") for fd, _ in struct.iter_unpack("<iI", polled) if fd >= 0]  # noqa: PTH115
     except (OSError, ValueError, IndexError, struct.error):
         return OTHER
     if any(target.startswith("socket:") for target in targets):
@@ -109,9 +107,9 @@ class Workers:
         self._memory_due_s = -math.inf
         self.private_bytes: int | None = None  # private memory of one worker; None before it was read
 
-    def sample(self, at_s: float, pids: Sequence[int], procfs: Path = proc.PROC) -> dict[int, float]:
-        """Take a sample; return the CPU time of those that can be read. Where none can, the last ones are kept."""
-        cpu_s = proc.by_pid(proc.process_cpu_s, pids, procfs)
+    def sample(self, at_s: float, stats: Mapping[int, proc.Stat], procfs: Path = proc.PROC) -> dict[int, float]:
+        """Take a sample of workers, by pid; return their CPU time. Where there is none, the last ones are kept."""
+        cpu_s = {pid: stat.cpu_s for pid, stat in stats.items()}
         queue_s = proc.by_pid(proc.run_queue_s, cpu_s, procfs)
         now = {pid: self.times.get(pid, deque()) for pid in cpu_s}
         for pid, times in now.items():
@@ -119,7 +117,7 @@ class Workers:
             while len(times) > 2 and times[1][0] <= at_s - self._window_s:
                 times.popleft()
         self.times = now or self.times  # another thread may be reading it
-        self._waits.append([wait for pid in pids[:_MOST_SAMPLED] if (wait := blocked_on(pid, procfs)) is not None])
+        self._waits.append([blocked_on(pid, stats[pid].state, procfs) for pid in islice(stats, _MOST_SAMPLED)])
         if cpu_s and (self.private_bytes is None or at_s >= self._memory_due_s):
             self._memory_due_s = at_s + _MEMORY_EVERY_S
             with suppress(NoData):

@@ -1,4 +1,4 @@
-"""A process's control groups, versions 1 and 2: limits of CPU and memory, OOM kills.
+"""A process's control groups, versions 1 and 2: limits of CPU and memory, OOM kills. Groups are given by their `folders`.
 
 Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 """
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-PROC, SYS = Path("/proc"), Path("/sys")
+from gpuwatch.host.proc import PROC, text_of
+
+SYS = Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1's "no limit" is an impossible size
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
@@ -62,28 +64,21 @@ def folders(
     return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
-def quota(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> Quota | None:
-    """Return the CPU quota, None for none. Source: cpu.max or cpu.cfs_*_us, and cpu.stat."""
-    limited = [
-        (cores, folder) for folder in folders("cpu", procfs, sysfs, pid) if (cores := _cores(folder)) is not None
-    ]
+def quota(groups: Sequence[Path]) -> Quota | None:
+    """Return the CPU quota of groups, None for none. Source: cpu.max or cpu.cfs_*_us, and cpu.stat."""
+    limited = [(cores, folder) for folder in groups if (cores := _cores(folder)) is not None]
     if not limited:
         return None
     cores, folder = min(limited, key=lambda each: each[0])
-    counts = _counts(folder / "cpu.stat")
+    counts = _counts(f"{folder}/cpu.stat")
     return Quota(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
 
 
-def memory_room(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> MemoryRoom | None:
-    """Return what is available within the memory limits over a process; None without a limit.
+def memory_room(groups: Sequence[Path]) -> MemoryRoom | None:
+    """Return what is available within the memory limits of groups; None without a limit.
 
     Inactive page cache counts as available. Source: memory.max, memory.current and memory.stat, or their equivalents in version 1.
     """
-    return room_within(folders("memory", procfs, sysfs, pid))
-
-
-def room_within(groups: Sequence[Path]) -> MemoryRoom | None:
-    """Return what is available within the memory limits of groups, by their folders; None without a limit."""
     rooms = [room for folder in groups if (room := _room(folder)) is not None]
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
@@ -95,30 +90,28 @@ def throttled_ratio(first: Quota | None, last: Quota | None) -> float | None:
     return min(1.0, max(0.0, (last.throttled - first.throttled) / (last.periods - first.periods)))
 
 
-def within_quota(cores: int, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int:
-    """Return `cores` limited by the quota over a process, rounded up."""
-    granted = quota(procfs, sysfs, pid)
+def within_quota(cores: int, granted: Quota | None) -> int:
+    """Return `cores` limited by a quota, rounded up."""
     return cores if granted is None else max(1, min(cores, ceil(granted.cores)))
 
 
-def within_limit(on_node: int | None, procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
-    """Return the node's available memory limited by the control groups of a process; None where neither is known."""
-    room = memory_room(procfs, sysfs, pid)
+def within_limit(on_node: int | None, room: MemoryRoom | None) -> int | None:
+    """Return the node's available memory limited by the room within groups; None where neither is known."""
     return on_node if room is None else min(room.available_bytes, room.available_bytes if on_node is None else on_node)
 
 
-def oom_kills(procfs: Path = PROC, sysfs: Path = SYS, pid: int | str = "self") -> int | None:
-    """Return the OOM kills in a process's own group; None where they are not counted.
+def oom_kills(groups: Sequence[Path]) -> int | None:
+    """Return the OOM kills in the innermost group that counts them; None where they are not counted.
 
     Source: `oom_kill` in memory.events, in memory.oom_control of version 1; both count kills for the node's lack of memory too.
     """
-    counts = map(kills_in, folders("memory", procfs, sysfs, pid))
+    counts = map(kills_in, groups)
     return next((count for count in counts if count is not None), None)
 
 
 def kills_in(folder: Path) -> int | None:
     """Return the OOM kills in one group, in version 2 with its children; None where they are not counted, or the group is gone."""
-    counts = {name: count for file in _KILLS for name, count in _counts(folder / file).items()}
+    counts = {name: count for file in _KILLS for name, count in _counts(f"{folder}/{file}").items()}
     return counts.get("oom_kill")
 
 
@@ -145,10 +138,10 @@ def peak_bytes(folder: Path) -> int | None:
 
 def _cores(folder: Path) -> float | None:
     try:
-        if (folder / "cpu.max").exists():
-            words = (folder / "cpu.max").read_text().split()
-        else:
-            words = [(folder / f"cpu.cfs_{what}_us").read_text().strip() for what in ("quota", "period")]
+        try:
+            words = text_of(f"{folder}/cpu.max").split()
+        except FileNotFoundError:
+            words = [text_of(f"{folder}/cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
         return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
     except (OSError, ValueError, IndexError, ZeroDivisionError):
         return None
@@ -158,7 +151,7 @@ def _room(folder: Path) -> MemoryRoom | None:
     limit, used = limit_bytes(folder), used_bytes(folder)
     if limit is None or used is None:
         return None
-    counts = _counts(folder / "memory.stat")
+    counts = _counts(f"{folder}/memory.stat")
     cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))  # with its children, in version 1
     return MemoryRoom(max(0, limit - used + cache), limit, used, folder)
 
@@ -167,13 +160,13 @@ def _number(folder: Path, names: Sequence[str]) -> int | None:
     """Return the number in the first of these files that has one ("max" is none)."""
     for name in names:
         with suppress(OSError, ValueError):
-            return int((folder / name).read_text())
+            return int(text_of(f"{folder}/{name}"))
     return None
 
 
-def _counts(path: Path) -> dict[str, int]:
+def _counts(path: str) -> dict[str, int]:
     """Return a file of `name number` lines; {} if it is absent."""
     try:
-        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+        return {name: int(value) for name, value in (line.split() for line in text_of(path).splitlines())}
     except (OSError, ValueError):
         return {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch import wire
-from gpuwatch.host.proc import boot_id, stat_fields
+from gpuwatch.host.proc import boot_id, stat
 from gpuwatch.wire.sockets import ZmqSender
 from tests.integration.agent_process import Agent, Trainer
 from tests.servers import free_port, wait_for
@@ -113,7 +113,7 @@ def test_a_pid_that_is_claimed_over_tcp_is_not_read(agent: TcpAgent) -> None:
     with Trainer(agent, run="honest") as victim:
         agent.wait_run("honest", status="running", pid=victim.pid)
         at_ns = time.monotonic_ns()
-        boot, ticks = boot_id(Path("/proc")), int(stat_fields(Path(f"/proc/{victim.pid}"))[19])
+        boot, ticks = boot_id(Path("/proc")), stat(victim.pid).start_ticks
 
         def forged(run: str) -> FakeHook:
             offset_ns = time.time_ns() - at_ns

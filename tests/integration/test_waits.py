@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gpuwatch.host import blocked as waits
+from gpuwatch.host.proc import stat
 from tests.servers import wait_for
 
 _POLL = """
@@ -25,9 +26,13 @@ poll.poll(60_000)
 def test_a_poll_of_pipes_is_a_queue_s_and_one_of_a_socket_the_network_s(polled: str, what: str) -> None:
     """Found by the diagnosis benchmark: loader workers with nothing to do were taken for workers that wait for the network."""
     with subprocess.Popen([sys.executable, "-c", _POLL, polled]) as process:
+
+        def now() -> str:
+            return waits.blocked_on(process.pid, stat(process.pid).state)
+
         try:
-            wait_for(f"it stands at: {what}", lambda: waits.blocked_on(process.pid) == what, 30, 0.02)
+            wait_for(f"it stands at: {what}", lambda: now() == what, 30, 0.02)
             for _ in range(50):
-                assert waits.blocked_on(process.pid) == what
+                assert now() == what
         finally:
             process.kill()

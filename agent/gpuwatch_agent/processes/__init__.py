@@ -16,6 +16,7 @@ from gpuwatch_agent.processes.owners import OwnerCache
 
 T = TypeVar("T")
 _SEARCH_EVERY_TICKS = 5
+_GROUPS_EVERY_TICKS = 10
 _MOST_KNOWN = 4096
 _MOST_PARENTS = 8
 SHM_DEADLINE_S = 2.0
@@ -80,7 +81,12 @@ class ProcessTable:
         self._sysfs = sysfs
         self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
         self._host_pids: dict[_Identity, int] = {}
-        self._looked_up: dict[_Identity, int | None] = {}  # what `host_pid` found in this tick
+        self._looked_up: dict[_Identity, int | None] = {}  # what `host_pid` found in this tick; so the next three
+        self._stats: dict[int, proc.Stat | None] = {}
+        self._quotas: dict[tuple[Path, ...], cgroup.Quota | None] = {}
+        self._rooms: dict[tuple[Path, ...], cgroup.MemoryRoom | None] = {}
+        self._groups: dict[tuple[str, int, bool], tuple[Path, ...]] = {}
+        self._ticks = 0
         self._unfound: dict[_Identity, int] = {}  # ticks to go before a container's process is searched for again
         self._seen: set[int] = set()
         self._owners = OwnerCache(procfs)
@@ -88,8 +94,12 @@ class ProcessTable:
         self._shm = _ShmReader(procfs, host_shm)
 
     def begin_tick(self) -> None:
-        """Start a new tick: what was found is valid for one."""
-        self._looked_up.clear()
+        """Start a new tick: what was found is valid for one, the folders of control groups for ten."""
+        for known in (self._looked_up, self._stats, self._quotas, self._rooms):
+            known.clear()
+        if self._ticks % _GROUPS_EVERY_TICKS == 0:
+            self._groups.clear()
+        self._ticks += 1
         self._owners.begin_tick()
         self._unfound = {key: ticks - 1 for key, ticks in self._unfound.items() if ticks > 1}
         if len(self._host_pids) > _MOST_KNOWN:
@@ -162,15 +172,28 @@ class ProcessTable:
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
         cores = self.read(proc.allowed_cores, pid)
-        return None if cores is None else cgroup.within_quota(cores, self.procfs, self._sysfs, pid)
+        return None if cores is None else cgroup.within_quota(cores, self.quota(pid))
+
+    def groups(self, controller: str, pid: int, root: bool = True) -> tuple[Path, ...]:
+        """Return the folders of a process's control groups, see `cgroup.folders`, as they were within the last ten ticks."""
+        key = (controller, pid, root)
+        if key not in self._groups:
+            self._groups[key] = tuple(cgroup.folders(controller, self.procfs, self._sysfs, pid, root))
+        return self._groups[key]
 
     def quota(self, pid: int) -> cgroup.Quota | None:
         """Return the CPU quota over a process; None without a readable one."""
-        return cgroup.quota(self.procfs, self._sysfs, pid)
+        groups = self.groups("cpu", pid)
+        if groups not in self._quotas:
+            self._quotas[groups] = cgroup.quota(groups)
+        return self._quotas[groups]
 
-    def memory_available_bytes(self, pid: int, on_node: int | None) -> int | None:
-        """Return how much of the node's available memory a process can use within its container's or job's limit."""
-        return cgroup.within_limit(on_node, self.procfs, self._sysfs, pid)
+    def memory_room(self, pid: int) -> cgroup.MemoryRoom | None:
+        """Return what a process can use within its container's or job's limit; None without one."""
+        groups = self.groups("memory", pid)
+        if groups not in self._rooms:
+            self._rooms[groups] = cgroup.memory_room(groups)
+        return self._rooms[groups]
 
     def open_files(self, pid: int) -> int | None:
         """Return how many file descriptors a process has open; None where that is not readable."""
@@ -192,7 +215,7 @@ class ProcessTable:
 
         A process that was never visible (of another pid namespace, without `pid: host`) is not among them.
         """
-        alive = {pid for pid in pids if self._fields(pid)[:1] not in ([], ["Z"], ["X"])}
+        alive = {pid for pid in pids if (stat := self.stat(pid)) is not None and stat.alive}
         self._seen = (self._seen & pids) | alive
         return self._seen - alive
 
@@ -200,19 +223,21 @@ class ProcessTable:
         """Yield a process, its parent, and so on up to the eighth, as far as they are visible."""
         for _ in range(_MOST_PARENTS):
             yield pid
-            fields = self._fields(pid)
-            if not fields or int(fields[1]) <= 1:
+            stat = self.stat(pid)
+            if stat is None or stat.parent <= 1:
                 return
-            pid = int(fields[1])
+            pid = stat.parent
 
     def _is(self, pid: int, hello: wire.Hello) -> bool:
-        """Return whether this is the process, alive. One that was killed stays a zombie until its parent asks."""
-        fields = self._fields(pid)
-        return len(fields) > 19 and fields[19] == str(hello.process_start_ticks) and fields[0] not in ("Z", "X")
+        """Return whether this is the process, alive."""
+        stat = self.stat(pid)
+        return stat is not None and stat.alive and stat.start_ticks == hello.process_start_ticks
 
-    def _fields(self, pid: int) -> list[str]:
-        """Return /proc/PID/stat from the state on, [] for a process that is gone."""
-        return self.read(proc.stat_fields, pid) or []
+    def stat(self, pid: int) -> proc.Stat | None:
+        """Return a process's state and usage as of this tick; None for one that is gone."""
+        if pid not in self._stats:
+            self._stats[pid] = self.read(proc.stat, pid)
+        return self._stats[pid]
 
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""

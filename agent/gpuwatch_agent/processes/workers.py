@@ -66,7 +66,8 @@ class WorkerWatch:
             seen.quotas.append(quota)
         if (received := table.read(proc.received_bytes, first)) is not None:
             seen.received.append((now_ns, received))
-        found = seen.workers.sample(now_ns / 1e9, pids, table.procfs)
+        stats = {pid: stat for pid in pids if (stat := table.stat(pid)) is not None}
+        found = seen.workers.sample(now_ns / 1e9, stats, table.procfs)
         for pid, cpu_s in found.items():
             run.worker_cpu_s += max(0.0, cpu_s - run.worker_seen_s.get(pid, 0.0))
             run.worker_seen_s[pid] = cpu_s
@@ -78,7 +79,7 @@ class WorkerWatch:
         seen.process = None if pid is None else self._table.read(proc.usage, pid)
         seen.files = None if pid is None else self._table.open_files(pid)
         found = {pid: usage for pid in pids if (usage := self._table.read(proc.usage, pid)) is not None}
-        seen.worker_states = tuple(usage.state for usage in found.values())
+        seen.worker_states = tuple(usage.stat.state for usage in found.values())
         now = {pid: WorkerIo(use.read_bytes, use.written_bytes, use.run_queue_s) for pid, use in found.items()}
         for pid, io in now.items():
             run.worker_io = run.worker_io.grown(io, run.worker_io_seen.get(pid, WorkerIo()))
@@ -93,8 +94,8 @@ class WorkerWatch:
         seen, io = self.of(run), run.worker_io
         waiting = seen.worker_states.count("D") if seen.worker_states else None
         values = {
-            "gpuwatch_run_resident_memory_bytes": seen.process.resident_bytes if seen.process else None,
-            "gpuwatch_run_threads": seen.process.threads if seen.process else None,
+            "gpuwatch_run_resident_memory_bytes": seen.process.stat.resident_bytes if seen.process else None,
+            "gpuwatch_run_threads": seen.process.stat.threads if seen.process else None,
             "gpuwatch_run_open_files": seen.files,
             "gpuwatch_loader_workers_in_disk_wait": waiting,
             "gpuwatch_loader_worker_read_bytes_total": io.read_bytes,
@@ -130,15 +131,14 @@ def _worker_pids(run: Run, table: ProcessTable) -> tuple[int, ...]:
     return pids if run.uid is None else tuple(pid for pid in pids if table.descends_from(pid, hello.pid))
 
 
-def group_samples(runs: Sequence[Run], table: ProcessTable, procfs: Path, sysfs: Path) -> Iterator[Sample]:
+def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
     """Yield the series of every control group that a run lives in."""
     seen: set[tuple[str, tuple[Path, ...]]] = set()
     for run in sorted(runs, key=lambda run: (run.run, run.rank)):
         pid = table.host_pid(run.live_hello)
         if pid is None:
             continue
-        memory = cgroup.folders("memory", procfs, sysfs, pid, root=False)
-        unified = cgroup.folders("", procfs, sysfs, pid, root=False)
+        memory, unified = (table.groups(controller, pid, root=False) for controller in ("memory", ""))
         key = (run.run, (*memory[:1], *unified[:1]))
         if key in seen:
             continue
@@ -151,7 +151,7 @@ def group_samples(runs: Sequence[Run], table: ProcessTable, procfs: Path, sysfs:
             values["gpuwatch_run_oom_kills_total"] = cgroup.kills_in(memory[0])
         for resource in ("cpu", "io", "memory") if unified else ():
             with contextlib.suppress(OSError, ValueError):  # absent, or the kernel has it switched off
-                waited_s = proc.parse_pressure((unified[0] / f"{resource}.pressure").read_text()).get("some")
+                waited_s = proc.parse_pressure(proc.text_of(f"{unified[0]}/{resource}.pressure")).get("some")
                 values[f"gpuwatch_run_pressure_{resource}_waiting_seconds_total"] = waited_s
         labels = (run.run, str(run.rank))
         yield from (Sample(metric, value, labels) for metric, value in values.items() if value is not None)
@@ -187,10 +187,8 @@ class _Sample:
 class OomWatch:
     """Follows the OOM kill counts of every running run."""
 
-    def __init__(self, table: ProcessTable, procfs: Path, sysfs: Path) -> None:
+    def __init__(self, table: ProcessTable) -> None:
         self._table = table
-        self._procfs = procfs
-        self._sysfs = sysfs
         self._samples: dict[_Key, list[_Sample]] = {}
         """Those since the last sign of life, and the last one before it; the oldest first."""
 
@@ -198,7 +196,7 @@ class OomWatch:
         """Sample the counts of running runs; give lost runs what was counted since their last message."""
         samples, self._samples = self._samples, {}
         groups: dict[Path, _Group] = {}
-        on_node = proc.oom_kills_on_node(self._procfs) if any(run.status == RUNNING for run in runs) else None
+        on_node = proc.oom_kills_on_node(self._table.procfs) if any(run.status == RUNNING for run in runs) else None
         for run in runs:
             seen = samples.get(run.key, [])
             if run.status == LOST and seen:
@@ -214,13 +212,13 @@ class OomWatch:
 
     def _group(self, pid: int, known: dict[Path, _Group]) -> _Group:
         """Return a process's control group as it is now; `known` are those of this tick, which ranks may share."""
-        folders = cgroup.folders("memory", self._procfs, self._sysfs, pid)
+        folders = self._table.groups("memory", pid)
         if not folders:
             return _Group()
         if folders[0] not in known:
             counting = folders if cgroup.counts_those_within(folders[0]) else folders[:1]
             kills = {folder: count for folder in counting if (count := cgroup.kills_in(folder)) is not None}
-            room = cgroup.room_within(folders)
+            room = self._table.memory_room(pid)
             peak = None if room is None else cgroup.peak_bytes(room.folder)
             known[folders[0]] = _Group(kills, folders[0], room, peak)
         return known[folders[0]]
@@ -247,7 +245,7 @@ class OomWatch:
             now = cgroup.kills_in(folder)
             if now is not None:
                 return ("group" if folder == before.group.own else "around"), now - count
-        now = proc.oom_kills_on_node(self._procfs)
+        now = proc.oom_kills_on_node(self._table.procfs)
         return "node", 0 if now is None or before.on_node is None else now - before.on_node
 
 

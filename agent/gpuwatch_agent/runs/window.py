@@ -8,6 +8,7 @@ from itertools import compress
 from msgspec.structs import replace
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts, RankFacts, Window, make_window
+from gpuwatch.host.cgroup import within_limit
 from gpuwatch.ledger.events import BETWEEN, DATA_WAIT, IN_STEP
 from gpuwatch.ledger.timeline import STALL_FLOOR_NS
 from gpuwatch.metrics import Sample
@@ -155,7 +156,7 @@ def _as_seen_by(run: Run, host: HostFacts, workers: WorkerWatch, table: ProcessT
     return replace(
         host,
         cpu_cores=host.cpu_cores if cores is None else cores,
-        memory_available_bytes=table.memory_available_bytes(pid, host.memory_available_bytes),
+        memory_available_bytes=within_limit(host.memory_available_bytes, table.memory_room(pid)),
         shm_size_bytes=host.shm_size_bytes if shm is None else shm.size_bytes,
         shm_used_bytes=host.shm_used_bytes if shm is None else shm.used_bytes,
     )

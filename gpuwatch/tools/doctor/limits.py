@@ -147,7 +147,7 @@ def tasks(machine: Machine) -> Outcome:
 
 def cores(machine: Machine) -> Outcome:
     """Cores that may be used against the quota: torch starts a thread per core, and the quota throttles them all."""
-    usable, limit = machine.cores(), quota(machine.procfs, machine.sysfs)
+    usable, limit = machine.cores(), quota(folders("cpu", machine.procfs, machine.sysfs))
     if limit is None or limit.cores >= usable:
         return ok(f"{usable} usable, no quota below them")
     held = f"; throttled in {limit.throttled / limit.periods:.0%} of {limit.periods} periods" if limit.periods else ""

@@ -24,8 +24,8 @@ from typing import BinaryIO
 from gpuwatch.errors import ConfigError, NoData
 from gpuwatch.formatting import size
 from gpuwatch.hook.loader_health import OomKills
-from gpuwatch.host.cgroup import memory_room
-from gpuwatch.host.proc import mapped_bytes, memory_bytes, shm_bytes, stat_fields
+from gpuwatch.host.cgroup import folders, memory_room
+from gpuwatch.host.proc import mapped_bytes, memory_bytes, shm_bytes, stat
 from gpuwatch.tools.tuning.result import Failed, FailureKind, Measured, Room, Setting, Usage
 from gpuwatch.tools.tuning.target import Target, place_of
 from gpuwatch.tools.tuning.trial import Plan, descendants, run_trial
@@ -47,7 +47,7 @@ def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
     except (NoData, ValueError):
         memory = {}
     available, total = memory.get("MemAvailable"), memory.get("MemTotal")
-    limit = memory_room()
+    limit = memory_room(folders("memory"))
     if limit is not None and (available is None or limit.available_bytes < available):
         available, total = limit.available_bytes, limit.limit_bytes
     try:
@@ -222,6 +222,6 @@ def _end(process: BaseProcess, at_once: bool) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        return stat_fields(pid)[0] not in "ZX"
+        return stat(pid).alive
     except (NoData, IndexError):
         return False

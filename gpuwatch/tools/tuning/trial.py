@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import batches
-from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, process_cpu_s, run_queue_s
+from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, run_queue_s, stat
 from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
@@ -96,7 +96,7 @@ class _Counters:
     def __post_init__(self) -> None:
         workers = descendants(os.getpid())
         pids = [os.getpid(), *workers]
-        self.worker_s = by_pid(process_cpu_s, workers)
+        self.worker_s = {pid: found.cpu_s for pid, found in by_pid(stat, workers).items()}
         read = by_pid(lambda pid, procfs: io_bytes(pid, procfs)[0], pids)
         self.read = sum(read.values()) if read else None
         self.wait_s = by_pid(run_queue_s, pids)

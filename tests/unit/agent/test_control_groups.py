@@ -37,7 +37,7 @@ class Node:
         self.hook = FakeHook()
         self.run = Run("run-a", 0, BOOT)
         self.table = ProcessTable(root / "proc", root / "sys")
-        self.watch = OomWatch(self.table, root / "proc", root / "sys")
+        self.watch = OomWatch(self.table)
         self.run.apply(self.hook.hello(), self.hook.at_ns, 0.0)
         self.tick(0)
         self.send_and_tick()

@@ -19,7 +19,7 @@ from tests.unit.agent.hooks import BOOT, FakeHook, S
 def put(procfs: Path, pid: int, *, start_ticks: int = 77, state: str = "S", cpu_s: float = 0.0) -> None:
     """Show a process whose name has a bracket in it, as some do."""
     (procfs / str(pid)).mkdir(parents=True, exist_ok=True)
-    fields = [state, *["0"] * 10, str(int(cpu_s * TICKS_PER_S)), "0", *["0"] * 6, str(start_ticks), "0"]
+    fields = [state, *["0"] * 10, str(int(cpu_s * TICKS_PER_S)), "0", *["0"] * 6, str(start_ticks), "0", "0"]
     (procfs / str(pid) / "stat").write_text(f"{pid} (python) x) {' '.join(fields)}\n")
 
 
@@ -79,6 +79,7 @@ def test_gpu_process_that_has_ended_is_told_from_one_that_cannot_be_seen(table: 
     assert table.ended({1, 2, 3}) == set()
     remove(tmp_path, 1)
     put(tmp_path, 2, state="Z")
+    table.begin_tick()
     assert table.ended({1, 2, 3}) == {1, 2}
     assert table.ended({1, 2, 3}) == {1, 2}
     assert table.ended({3}) == set()
@@ -104,6 +105,7 @@ def test_workers_cpu_time_is_counted_once_over_a_restart_of_the_agent(table: Pro
     kept = read_record(record)
     run = kept.restore(BOOT, 2 * S, 0.0)
     put(tmp_path, 21, cpu_s=13.0)
+    table.begin_tick()
     WorkerWatch(table).update([run], 3 * S)
     assert run.worker_cpu_s == 18.0
 
@@ -116,6 +118,7 @@ def test_worker_that_ended_keeps_its_part_and_is_not_alive(table: ProcessTable, 
     watch.update([run], S)
     remove(tmp_path, 21)
     put(tmp_path, 22, cpu_s=6.0)
+    table.begin_tick()
     watch.update([run], 2 * S)
     assert run.worker_cpu_s == 16.0
     assert watch.count(run) == 1
@@ -127,7 +130,7 @@ def test_workers_that_a_sender_makes_up_cost_little(
 ) -> None:
     run = workers_run(tmp_path, tuple(range(100_000, 200_000)))
     asked: list[int] = []
-    monkeypatch.setattr("gpuwatch.host.proc.process_cpu_s", lambda pid, procfs: asked.append(pid) or 0.0)
+    monkeypatch.setattr(table, "stat", asked.append)
     table.read = lambda reader, pid: None  # type: ignore[method-assign]
     monkeypatch.setattr(table, "host_pid", lambda hello: hello.pid)
     WorkerWatch(table).update([run], S)
@@ -149,8 +152,9 @@ def test_cores_and_memory_are_those_that_the_job_may_use(tmp_path: Path) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     assert (table.allowed_cores(7), table.allowed_cores(8)) == (8, 64)
-    assert table.memory_available_bytes(7, 500 << 30) == 6 << 30
-    assert table.memory_available_bytes(8, 500 << 30) == 500 << 30
+    room = table.memory_room(7)
+    assert room is not None and room.available_bytes == 6 << 30
+    assert table.memory_room(8) is None
 
 
 @pytest.mark.parametrize("name", [b"\xff\x1b", "训练进程的名".encode()[:15]])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, io_bytes, run_queue_s, usage
+from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, Stat, io_bytes, run_queue_s, usage
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch, group_samples
 from gpuwatch_agent.runs import Run, read_record
@@ -24,7 +24,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.procfs, self.sysfs = root / "proc", root / "sys"
         self.put(4711)
-        self.table = ProcessTable(self.procfs)
+        self.table = ProcessTable(self.procfs, self.sysfs)
         self.processes = WorkerWatch(self.table)
         self.now_ns = 0
 
@@ -60,7 +60,7 @@ class Node:
 
     def groups(self, *runs: Run) -> Values:
         self.table.begin_tick()
-        samples = check(group_samples(runs, self.table, self.procfs, self.sysfs))
+        samples = check(group_samples(runs, self.table))
         return {(s.metric.removeprefix("gpuwatch_run_"), *s.labels): s.value for s in samples}
 
 
@@ -214,7 +214,7 @@ def test_group_that_ranks_share_is_told_once(node: Node) -> None:
 
 def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) -> None:
     node.put(7, state="R", threads=3, pages=9, read=5, wait_s=2.5)
-    assert usage(7, node.procfs) == ProcessUsage("R", 3, 9 * PAGE_BYTES, 5, 4, 2.5)
+    assert usage(7, node.procfs) == ProcessUsage(Stat("R", 1, 2.9, 3, 77, 9 * PAGE_BYTES), 5, 4, 2.5)
     for name in ("io", "schedstat", "stat"):
         (node.procfs / "7" / name).write_text("x")
     for read in (io_bytes, run_queue_s):

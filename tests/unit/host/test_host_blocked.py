@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ X86 = waits._by_number("x86_64")
         ("S", "230 0x1 0x0", "sleep"),
         ("S", "0 0x3 0x0", "other"),
         ("S", "-1 0x7ffe", "other"),
-        ("S", "running", "other"),
+        ("S", "running", "cpu"),  # it was woken after its state was read
         ("S", "", "other"),
     ],
 )
@@ -41,11 +42,10 @@ def test_a_machine_without_a_table_says_nothing_of_sleepers() -> None:
 def test_files_of_a_process(tmp_path: Path) -> None:
     place = tmp_path / "11"
     place.mkdir()
-    (place / "stat").write_text("11 (a) b) D 1 2 3")
-    assert waits.blocked_on(11, tmp_path) == "disk"
-    (place / "stat").write_text("11 (a) b) S 1 2 3")
-    assert waits.blocked_on(11, tmp_path) == "other"  # its system call may not be read
-    assert waits.blocked_on(12, tmp_path) is None
+    assert waits.blocked_on(11, "D", tmp_path) == "disk"
+    assert waits.blocked_on(11, "S", tmp_path) == "other"  # its system call may not be read
+    (place / "syscall").write_text("202 0x7f 0x0")
+    assert waits.blocked_on(11, "S", tmp_path) == ("lock" if platform.machine() == "x86_64" else "other")
 
 
 def test_shares_of_waits_need_enough_samples(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_shares_of_waits_need_enough_samples(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     for at, state in enumerate("DDDDDDRR"):
         assert workers.waits() is None
-        (tmp_path / "7/stat").write_text(f"7 (python) {state} {'0 ' * 10}{at * proc.TICKS_PER_S} 0 0 0\n")
-        assert workers.sample(2.0 * at, [7, 8], tmp_path) == {7: float(at)}
+        (tmp_path / "7/stat").write_text(f"7 (py) th) {state} {'0 ' * 10}{at * proc.TICKS_PER_S} {'0 ' * 10}\n")
+        assert workers.sample(2.0 * at, proc.by_pid(proc.stat, [7, 8], tmp_path), tmp_path) == {7: float(at)}
     found = workers.waits()
     assert found is not None
     assert (workers.ratios(), workers.ratios(busy=True), workers.private_bytes) == ((0.5,), None, None)
     (tmp_path / "7/stat").unlink()
-    workers.sample(16.0, [7], tmp_path)
+    workers.sample(16.0, {}, tmp_path)
     assert workers.ratios() == (0.5,)  # as it was last
     assert (found["disk"], found["cpu"], found["lock"], sum(found.values())) == (0.75, 0.25, 0.0, 1.0)
 

@@ -12,6 +12,7 @@ from gpuwatch.host.cgroup import (
     folders,
     memory_room,
     oom_kills,
+    quota,
     throttled_ratio,
     within_limit,
     within_quota,
@@ -57,11 +58,13 @@ FIRST: Tree = {
 def test_the_tightest_group_counts_wherever_it_is(tmp_path: Path, files: Tree) -> None:
     proc, sys = tree(tmp_path, files)
     job = sys / "fs/cgroup" / ("slurm/job_7" if files is SECOND else "memory")
-    assert memory_room(proc, sys) == MemoryRoom(GIB + GIB // 2, 4 * GIB, 3 * GIB, job)
-    assert within_limit(100 * GIB, proc, sys) == within_limit(None, proc, sys) == GIB + GIB // 2
-    assert within_limit(GIB, proc, sys) == GIB
-    assert [within_quota(cores, proc, sys) for cores in (2, 64)] == [2, 3]
-    assert oom_kills(proc, sys) == 1
+    memory, granted = folders("memory", proc, sys), quota(folders("cpu", proc, sys))
+    room = memory_room(memory)
+    assert room == MemoryRoom(GIB + GIB // 2, 4 * GIB, 3 * GIB, job)
+    assert within_limit(100 * GIB, room) == within_limit(None, room) == GIB + GIB // 2
+    assert within_limit(GIB, room) == GIB
+    assert [within_quota(cores, granted) for cores in (2, 64)] == [2, 3]
+    assert oom_kills(memory) == 1
 
 
 def test_no_limit_is_none(tmp_path: Path) -> None:
@@ -73,16 +76,18 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "1",
         },
     )
-    assert memory_room(proc, sys) is None and oom_kills(proc, sys) is None
-    assert within_limit(7, proc, sys) == 7 and within_limit(None, proc, sys) is None
-    assert within_quota(6, proc, sys) == 6
-    assert within_quota(6, tmp_path / "none", sys) == 6
+    memory = folders("memory", proc, sys)
+    assert memory and memory_room(memory) is None and oom_kills(memory) is None
+    assert within_limit(7, None) == 7 and within_limit(None, None) is None
+    assert quota(folders("cpu", proc, sys)) is None
+    assert folders("cpu", tmp_path / "none", sys) == [] and quota([]) is None
+    assert within_quota(6, None) == 6
 
 
 @pytest.mark.parametrize("text", ["x", "max", "1", "1 0"])
 def test_a_quota_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     proc, sys = tree(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": text})
-    assert within_quota(6, proc, sys) == 6
+    assert quota(folders("cpu", proc, sys)) is None
 
 
 def test_a_quota_holds_back_in_a_share_of_its_periods() -> None:
@@ -93,7 +98,7 @@ def test_a_quota_holds_back_in_a_share_of_its_periods() -> None:
 
 def test_half_a_core_is_one(tmp_path: Path) -> None:
     proc, sys = tree(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"})
-    assert within_quota(6, proc, sys) == 1
+    assert within_quota(6, quota(folders("cpu", proc, sys))) == 1
 
 
 def test_another_processs_group_is_not_taken_for_the_one_that_is_mounted_here(tmp_path: Path) -> None:
