@@ -113,20 +113,6 @@ def open_files(machine: Machine) -> Outcome:
     )
 
 
-def locked_memory(machine: Machine) -> Outcome:
-    """The limit of locked memory, which applies to the buffers of RDMA but not to memory pinned by CUDA."""
-    soft, _ = machine.limits(resource.RLIMIT_MEMLOCK)
-    found = "unlimited" if soft == float("inf") else size(soft)
-    if not any((machine.sysfs / "class/infiniband").glob("*")):
-        return skipped(f"{found}; only RDMA needs it, and there is no such adapter")
-    if soft < _GIB:
-        return warning(
-            f"{found}: NCCL cannot register its buffers for RDMA",
-            "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
-        )
-    return ok(found)
-
-
 def tasks(machine: Machine) -> Outcome:
     """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
     limits = [(machine.limits(resource.RLIMIT_NPROC)[0], "the user's")]
