@@ -242,9 +242,9 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
     return sum(private)
 
 
-def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
+def resident_bytes(pid: int | str, procfs: Path = PROC) -> int:
     """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    return _read(procfs / str(pid) / "statm", lambda text: int(text.split()[1]) * page_bytes)
+    return _read(procfs / str(pid) / "statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
