@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import thread_time_ns
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from gpuwatch.errors import NoData
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PROC = Path("/proc")
@@ -35,6 +36,14 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
         raise NoData(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, IndexError) as error:
         raise NoData(f"{path}: {error!r}") from error
+
+
+def optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what a reader of this module gives; None where that raises NoData."""
+    try:
+        return read(*args, **kwargs)
+    except NoData:
+        return None
 
 
 # The node -------------------------------------------------------------------------------------------------------------
@@ -90,16 +99,12 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
     Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
-    with contextlib.suppress(NoData):
-        return _read(procfs / "vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
-    return None
+    return optional(_read, procfs / "vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
 
 
 def boot_id(procfs: Path = PROC) -> str:
     """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
-    with contextlib.suppress(NoData):
-        return _read(procfs / "sys/kernel/random/boot_id", str.strip)
-    return ""
+    return optional(_read, procfs / "sys/kernel/random/boot_id", str.strip) or ""
 
 
 def parse_pressure(text: str) -> dict[str, float]:
@@ -180,6 +185,25 @@ def stat_fields(pid: int | str, procfs: Path = PROC) -> list[str]:
     return _stat(pid, procfs, list)
 
 
+def pid_namespace(pid: int | str = "self", procfs: Path = PROC) -> int:
+    """Return the inode of a process's pid namespace; 0 where it cannot be read. Source: /proc/PID/ns/pid, namespaces(7)."""
+    try:
+        return (procfs / str(pid) / "ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def own_number(pid: int | str, procfs: Path = PROC) -> int:
+    """Return a process's pid in its own namespace."""
+    return _status(pid, procfs, "NSpid", lambda numbers: int(numbers[-1]))
+
+
+def _status(pid: int | str, procfs: Path, name: str, parse: Callable[[list[str]], T]) -> T:
+    """Return a field of /proc/PID/status, parsed from its words. Source: proc(5)."""
+    words = re.compile(rf"^{name}:(.*)", re.MULTILINE)
+    return _read(procfs / str(pid) / "status", lambda text: parse(words.findall(text)[0].split()))
+
+
 def process_cpu_s(pid: int, procfs: Path = PROC) -> float:
     """Return user and system CPU time of a process, in seconds. Source: /proc/PID/stat, fields 14 and 15."""
     return _stat(pid, procfs, lambda fields: (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
@@ -218,14 +242,13 @@ def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
 
 
 def allowed_cores(pid: int, procfs: Path = PROC) -> int:
-    """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5)."""
+    """Return how many cores a process may run on."""
 
-    def count(text: str) -> int:
-        listed = f"\n{text}".partition("\nCpus_allowed_list:")[2].split()[0]
-        spans = [span.partition("-") for span in listed.split(",")]
+    def count(listed: list[str]) -> int:
+        spans = [span.partition("-") for span in listed[0].split(",")]
         return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
-    return _read(procfs / str(pid) / "status", count)
+    return _status(pid, procfs, "Cpus_allowed_list", count)
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
@@ -264,28 +287,16 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     run_queue_s: float | None = None
 
 
-def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone."""
-    try:
-        fields = stat_fields(pid, procfs)
-        state, threads, resident = fields[0], int(fields[17]), int(fields[21]) * PAGE_BYTES
-    except (NoData, ValueError, IndexError):
-        return None
-    read = written = wait = None
-    with contextlib.suppress(NoData):
-        read, written = io_bytes(pid, procfs)
-    with contextlib.suppress(NoData):
-        wait = run_queue_s(pid, procfs)
-    return ProcessUsage(state, threads, resident, read, written, wait)
+def usage(pid: int, procfs: Path = PROC) -> ProcessUsage:
+    """Return what a process uses."""
+    state, threads, pages = _stat(pid, procfs, lambda fields: (fields[0], int(fields[17]), int(fields[21])))
+    read, written = optional(io_bytes, pid, procfs) or (None, None)
+    return ProcessUsage(state, threads, pages * PAGE_BYTES, read, written, optional(run_queue_s, pid, procfs))
 
 
 def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:
     """Return the result of `read` (e.g. `process_cpu_s`) for those processes that can be read, by pid."""
-    found: dict[int, T] = {}
-    for pid in pids:
-        with contextlib.suppress(NoData):
-            found[pid] = read(pid, procfs)
-    return found
+    return {pid: value for pid in pids if (value := optional(read, pid, procfs)) is not None}
 
 
 class ThreadTime:

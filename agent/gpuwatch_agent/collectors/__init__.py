@@ -27,7 +27,8 @@ class Collector(Protocol):
     never 0.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def collect(self) -> Iterable[Sample]: ...
 
