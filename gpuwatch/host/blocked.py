@@ -69,10 +69,9 @@ def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
     place, syscall = procfs / str(pid), ""
-    try:
-        state = proc.stat_fields(pid, procfs)[0]
-    except (NoData, IndexError):
+    if not (fields := proc.optional(proc.stat_fields, pid, procfs)):
         return None
+    state = fields[0]
     if state not in ("R", "D"):
         with suppress(OSError):
             syscall = (place / "syscall").read_text()

@@ -38,6 +38,11 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
         raise NoData(f"{path}: {error!r}") from error
 
 
+def text_of(path: Path) -> str:
+    """Return a file's text without the white space around it; empty where it cannot be read."""
+    return optional(_read, path, str.strip) or ""
+
+
 def optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """Return what a reader of this module gives; None where that raises NoData."""
     try:
@@ -104,7 +109,7 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
 def boot_id(procfs: Path = PROC) -> str:
     """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
-    return optional(_read, procfs / "sys/kernel/random/boot_id", str.strip) or ""
+    return text_of(procfs / "sys/kernel/random/boot_id")
 
 
 def parse_pressure(text: str) -> dict[str, float]:

@@ -147,10 +147,7 @@ class ProcessTable:
 
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
-        try:
-            return (self.procfs / str(pid) / "comm").read_text(errors="replace").strip()
-        except OSError:
-            return ""
+        return proc.text_of(self.procfs / str(pid) / "comm")
 
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
         """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
