@@ -8,10 +8,8 @@ import platform
 import struct
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from gpuwatch.errors import NoData
 from gpuwatch.host import proc
 
 WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
@@ -68,14 +66,11 @@ def blocked_on(pid: int, procfs: Path = Path("/proc")) -> str | None:
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
-    place, syscall = procfs / str(pid), ""
+    place = procfs / str(pid)
     if not (fields := proc.optional(proc.stat_fields, pid, procfs)):
         return None
-    state = fields[0]
-    if state not in ("R", "D"):
-        with suppress(OSError):
-            syscall = (place / "syscall").read_text()
-    found = classify(state, syscall)
+    syscall = "" if fields[0] in ("R", "D") else proc.text_of(place / "syscall")
+    found = classify(fields[0], syscall)
     return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
 
 
@@ -121,8 +116,8 @@ class Workers:
         self._waits.append([wait for pid in pids[:_MOST_SAMPLED] if (wait := blocked_on(pid, procfs)) is not None])
         if cpu_s and (self.private_bytes is None or at_s >= self._memory_due_s):
             self._memory_due_s = at_s + _MEMORY_EVERY_S
-            with suppress(NoData):
-                self.private_bytes = proc.private_bytes(next(iter(cpu_s)), procfs)
+            private_bytes = proc.optional(proc.private_bytes, next(iter(cpu_s)), procfs)
+            self.private_bytes = self.private_bytes if private_bytes is None else private_bytes
         return cpu_s
 
     def ratios(self, busy: bool = False) -> tuple[float, ...] | None:

@@ -4,13 +4,14 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
 import msgspec
 
-PROC, SYS = Path("/proc"), Path("/sys")
+from gpuwatch.host.proc import PROC, optional, read, text_of
+
+SYS = Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1's "no limit" is an impossible size
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
@@ -144,13 +145,11 @@ def peak_bytes(folder: Path) -> int | None:
 
 
 def _cores(folder: Path) -> float | None:
+    files = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    words = [word for file in files for word in text_of(folder / file).split()]
     try:
-        if (folder / "cpu.max").exists():
-            words = (folder / "cpu.max").read_text().split()
-        else:
-            words = [(folder / f"cpu.cfs_{what}_us").read_text().strip() for what in ("quota", "period")]
         return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
-    except (OSError, ValueError, IndexError, ZeroDivisionError):
+    except (ValueError, IndexError, ZeroDivisionError):
         return None
 
 
@@ -165,15 +164,11 @@ def _room(folder: Path) -> MemoryRoom | None:
 
 def _number(folder: Path, names: Sequence[str]) -> int | None:
     """Return the number in the first of these files that has one ("max" is none)."""
-    for name in names:
-        with suppress(OSError, ValueError):
-            return int((folder / name).read_text())
-    return None
+    numbers = (optional(read, folder / name, int) for name in names)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _counts(path: Path) -> dict[str, int]:
     """Return a file of `name number` lines; {} if it is absent."""
-    try:
-        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
-    except (OSError, ValueError):
-        return {}
+    rows = optional(read, path, lambda text: [(name, int(value)) for name, value in map(str.split, text.splitlines())])
+    return dict(rows or ())

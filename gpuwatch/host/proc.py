@@ -28,7 +28,7 @@ _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|(
 _MOST_THREADS = 512
 
 
-def _read(path: Path, parse: Callable[[str], T]) -> T:
+def read(path: Path, parse: Callable[[str], T]) -> T:
     """Return a file, parsed. Raises: NoData for one that is absent, or not as its documentation says."""
     try:
         return parse(path.read_text(errors="replace"))  # a command's name may be any bytes
@@ -40,7 +40,7 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
 
 def text_of(path: Path) -> str:
     """Return a file's text without the white space around it; empty where it cannot be read."""
-    return optional(_read, path, str.strip) or ""
+    return optional(read, path, str.strip) or ""
 
 
 def optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -86,17 +86,17 @@ def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
         total = sum(modes.values())
         return total - modes["idle"] - modes.get("iowait", 0.0), total
 
-    return _read(procfs / "stat", busy_and_total)
+    return read(procfs / "stat", busy_and_total)
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
     """Return the node's memory by the kernel's names, e.g. MemTotal and MemAvailable. Source: /proc/meminfo, proc(5)."""
-    return _read(procfs / "meminfo", parse_kib)
+    return read(procfs / "meminfo", parse_kib)
 
 
 def memory_available_bytes(procfs: Path = PROC) -> int:
     """Return the memory that can be had without swapping."""
-    return _read(procfs / "meminfo", lambda text: parse_kib(text)["MemAvailable"])
+    return read(procfs / "meminfo", lambda text: parse_kib(text)["MemAvailable"])
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:
@@ -104,7 +104,7 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
     Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
-    return optional(_read, procfs / "vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
+    return optional(read, procfs / "vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
 
 
 def boot_id(procfs: Path = PROC) -> str:
@@ -127,9 +127,9 @@ def parse_pressure(text: str) -> dict[str, float]:
     return totals
 
 
-def pressure_s(resource: str, procfs: Path = PROC) -> float:
-    """Return the time in which some task waited for "cpu", "io" or "memory" since boot, in seconds."""
-    return _read(procfs / "pressure" / resource, lambda text: parse_pressure(text)["some"])
+def pressure_s(path: Path) -> float:
+    """Return the time in which some task of the node or of a group waited for a resource, in seconds."""
+    return read(path, lambda text: parse_pressure(text)["some"])
 
 
 class Disk(NamedTuple):
@@ -154,7 +154,7 @@ def parse_disks(text: str) -> dict[str, Disk]:
 
 def disks(procfs: Path = PROC) -> dict[str, Disk]:
     """Return the counters of the node's disks."""
-    return _read(procfs / "diskstats", parse_disks)
+    return read(procfs / "diskstats", parse_disks)
 
 
 def parse_network(text: str) -> dict[str, tuple[int, int]]:
@@ -182,7 +182,7 @@ def shm_bytes(path: Path = Path("/dev/shm")) -> tuple[int, int]:
 
 def _stat(pid: int | str, procfs: Path, parse: Callable[[list[str]], T]) -> T:
     """Return /proc/PID/stat, parsed from the state (field 3) on: the command's name before it may hold anything."""
-    return _read(procfs / str(pid) / "stat", lambda text: parse(text.rpartition(")")[2].split()))
+    return read(procfs / str(pid) / "stat", lambda text: parse(text.rpartition(")")[2].split()))
 
 
 def stat_fields(pid: int | str, procfs: Path = PROC) -> list[str]:
@@ -206,7 +206,7 @@ def own_number(pid: int | str, procfs: Path = PROC) -> int:
 def _status(pid: int | str, procfs: Path, name: str, parse: Callable[[list[str]], T]) -> T:
     """Return a field of /proc/PID/status, parsed from its words. Source: proc(5)."""
     words = re.compile(rf"^{name}:(.*)", re.MULTILINE)
-    return _read(procfs / str(pid) / "status", lambda text: parse(words.findall(text)[0].split()))
+    return read(procfs / str(pid) / "status", lambda text: parse(words.findall(text)[0].split()))
 
 
 def process_cpu_s(pid: int, procfs: Path = PROC) -> float:
@@ -221,7 +221,7 @@ def start_ticks(pid: int | str, procfs: Path = PROC) -> int:
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
     """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
-    return _read(procfs / str(pid) / "schedstat", lambda text: int(text.split()[1]) / 1e9)
+    return read(procfs / str(pid) / "schedstat", lambda text: int(text.split()[1]) / 1e9)
 
 
 def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
@@ -230,7 +230,7 @@ def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
     with contextlib.suppress(OSError):
         for thread in list((procfs / "self/task").iterdir())[:_MOST_THREADS]:
             with contextlib.suppress(NoData):  # it has ended meanwhile
-                busy[int(thread.name)] = _read(thread / "schedstat", lambda text: sum(map(int, text.split()[:2])) / 1e9)
+                busy[int(thread.name)] = read(thread / "schedstat", lambda text: sum(map(int, text.split()[:2])) / 1e9)
     if not any(busy.values()):
         raise NoData(f"{procfs}/self/task has no times of threads")
     return busy
@@ -243,7 +243,7 @@ def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
         values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
         return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
 
-    return _read(procfs / str(pid) / "io", read_and_written)
+    return read(procfs / str(pid) / "io", read_and_written)
 
 
 def allowed_cores(pid: int, procfs: Path = PROC) -> int:
@@ -258,7 +258,7 @@ def allowed_cores(pid: int, procfs: Path = PROC) -> int:
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
     """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
-    return _read(procfs / str(pid) / "smaps_rollup", parse_kib)
+    return read(procfs / str(pid) / "smaps_rollup", parse_kib)
 
 
 def private_bytes(pid: int, procfs: Path = PROC) -> int:
@@ -272,12 +272,12 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
 
 def resident_bytes(pid: int | str, procfs: Path = PROC) -> int:
     """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    return _read(procfs / str(pid) / "statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
+    return read(procfs / str(pid) / "statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
     """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
-    by_interface = _read(procfs / str(pid) / "net/dev", parse_network)
+    by_interface = read(procfs / str(pid) / "net/dev", parse_network)
     return sum(received for received, _ in by_interface.values())
 
 

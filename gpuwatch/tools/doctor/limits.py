@@ -128,8 +128,8 @@ def cores(machine: Machine) -> Outcome:
 
 def pressure(machine: Machine) -> Outcome:
     """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, disk and memory."""
-    kinds = ("cpu", "io", "memory")
-    if missing := [kind for kind in kinds if proc.optional(proc.pressure_s, kind, machine.procfs) is None]:
+    folder = machine.procfs / "pressure"
+    if missing := [kind for kind in ("cpu", "io", "memory") if proc.optional(proc.pressure_s, folder / kind) is None]:
         return warning(
             f"no pressure figures for {', '.join(missing)}: causes are less certain",
             "a kernel of 4.20 or later, booted with psi=1",
