@@ -147,7 +147,7 @@ def measure_by(watch: Watch, device: FakeDevice) -> None:
 
 
 class MemorySender:
-    """A `gpuwatch.wire.sockets.Sender` that keeps frames in a list; refuses them while `connected` is False."""
+    """A `gpuwatch.wire.sockets.ZmqSender` that keeps frames in a list; refuses them while `connected` is False."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

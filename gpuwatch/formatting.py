@@ -1,5 +1,6 @@
 """Numbers as text for people, records as JSON."""
 
+import re
 import unicodedata
 
 import msgspec
@@ -10,6 +11,11 @@ def harmless(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join("·" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def file_name(run: str) -> str:
+    """Return a run's name or id as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", run)[:80]
 
 
 def percent(ratio: float) -> str:

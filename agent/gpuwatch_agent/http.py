@@ -89,12 +89,9 @@ def make_app(
         return Route(path, handle)
 
     def from_history(path: str, answer: Callable[[HistoryReader, Request], object]) -> Route:
-        def respond(request: Request) -> Response:
-            return _json(answer(history.reader, request))
-
         async def handle(request: Request) -> Response:
             async with slots:  # in a thread, few at once: many long queries delay no scrape, and fit into memory
-                return await run_in_threadpool(respond, request)
+                return await run_in_threadpool(lambda: _json(answer(history.reader, request)))
 
         return Route(path, handle)
 

@@ -1,10 +1,7 @@
 """How the Streamlit app is started."""
 
-import importlib.util
 import sys
 from pathlib import Path
-
-from gpuwatch.errors import MissingExtra
 
 AGENT_URL, PROMETHEUS_URL = "GPUWATCH_AGENT_URL", "GPUWATCH_PROMETHEUS_URL"
 """Environment variables: where the app's numbers come from; Prometheus wins when both are set."""
@@ -14,12 +11,10 @@ DEFAULT_AGENT_URL = "http://127.0.0.1:9478"
 def streamlit_command(
     port: int, host: str = "127.0.0.1", agent_url: str = DEFAULT_AGENT_URL, prometheus_url: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the additional environment that start the pages. Raises MissingExtra.
+    """Return the command line and the additional environment that start the pages.
 
     Headless, without usage statistics, file watcher, welcome text or developer menu.
     """
-    if importlib.util.find_spec("streamlit") is None:
-        raise MissingExtra("streamlit", "dashboard")
     options = {
         "server.port": str(port),
         "server.address": host,

@@ -147,9 +147,6 @@ class JsonServer:
                 "check that the URL is right and that both sides have the same version of gpuwatch",
             ) from error
 
-    def close(self) -> None:
-        self._http.close()
-
 
 def reason_of(reply: Reply) -> str:
     """Return why a server refuses, in its own words."""

@@ -11,11 +11,11 @@ import typer
 
 from gpuwatch.api.client import Client
 from gpuwatch.commands.options import ConfigFile, Runbooks, settings_of, write_file
-from gpuwatch.errors import ConfigError, require
+from gpuwatch.errors import require
 
 grafana = typer.Typer(
     name="grafana",
-    help="Push, write or print the Grafana dashboards: GPU fleet, GPU node, Training run.",
+    help="Push the Grafana dashboards or write them as files: GPU fleet, GPU node, Training run.",
     no_args_is_help=True,
 )
 
@@ -78,28 +78,6 @@ def write(
 
     for name, dashboard in load(settings_of(config, runbooks)).items():
         write_file(folder, name, text(dashboard))
-
-
-@grafana.command(name="print")
-def print_one(
-    dashboard: Annotated[str, typer.Argument(help="fleet, node or run.")],
-    config: ConfigFile = None,
-    runbooks: Runbooks = "",
-) -> None:
-    """Print one dashboard's JSON.
-
-    Example: `gpuwatch grafana print run > run.json`
-    """
-    from gpuwatch_dashboards.grafana import load, text
-
-    found = {_short(name): each for name, each in load(settings_of(config, runbooks)).items()}
-    if _short(dashboard) not in found:
-        raise ConfigError(f"{dashboard}: no such dashboard; there are {', '.join(found)}")
-    typer.echo(text(found[_short(dashboard)]), nl=False)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("gpuwatch-").removesuffix(".json")
 
 
 def _link(url: str, path: str) -> str:

@@ -1,6 +1,5 @@
 """Options and files that several commands have."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +45,3 @@ def write_file(folder: Path, name: str, text: str, option: str = "") -> None:
     except OSError as error:
         raise ConfigError(f"{option}{folder}: {error.strerror}; name a folder that you may write to") from error
     echo(folder / name)
-
-
-def file_name(run: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", run)[:80]

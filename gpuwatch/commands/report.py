@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client, Prometheus, RunSource
-from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run, file_name
+from gpuwatch.commands.options import AGENT, Agent, ConfigFile, Json, Run
 from gpuwatch.config import read_config
 from gpuwatch.errors import ConfigError, require
-from gpuwatch.formatting import as_json, harmless
+from gpuwatch.formatting import as_json, file_name, harmless
 from gpuwatch.tools.reports.comparison import Broken, Comparison, broken, parse_gate
 from gpuwatch.tools.reports.comparison import compare as compare_runs
 from gpuwatch.tools.reports.gather import gather

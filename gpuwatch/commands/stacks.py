@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gpuwatch.api.client import Client
-from gpuwatch.commands.options import AGENT, Agent, Json, Run, file_name
+from gpuwatch.commands.options import AGENT, Agent, Json, Run
 from gpuwatch.errors import ConfigError
-from gpuwatch.formatting import as_json
+from gpuwatch.formatting import as_json, file_name
 from gpuwatch.tools.reports.gather import choose
 from gpuwatch.tools.stacks.records import lines
 from gpuwatch.tools.stacks.spy import Target, find_py_spy, take

@@ -236,12 +236,11 @@ def _largest_loss(window: Window, findings: Sequence[Finding], thresholds: Thres
     if window.waits_hidden_in is not None:
         text = f"by the host clock the loop waited for data {percent(ratio)} of the time; {window.waits_hidden_in} runs asynchronously"
         return Verdict("unknown", ratio, f"{text}, and for how much of that the device idled was not measured")
-    name = "input"
     if window.bounded_by_optimizer:
-        name, text = (
-            "host",
-            f"{percent(ratio)} of the time passed between an optimizer step and the next forward pass, outside of torch",
+        text = (
+            f"{percent(ratio)} of the time passed between an optimizer step and the next forward pass, outside of torch"
         )
+    name = "host" if window.bounded_by_optimizer else "input"
     return Verdict(name, ratio, text + excluded + _by_host_clock(window))
 
 
@@ -325,13 +324,7 @@ def _ranks(report: Report) -> str:
     if report.world_size == 1:
         return ""
     compared = len(report.others) + 1
-    which = (
-        "this rank only"
-        if compared == 1
-        else "all compared"
-        if compared == report.world_size
-        else f"{compared} compared"
-    )
+    which = {1: "this rank only", report.world_size: "all compared"}.get(compared, f"{compared} compared")
     return f"rank {report.rank} of {report.world_size}, {which} · "
 
 

@@ -35,13 +35,6 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
     path = _first_tensor(batch)
     if path is None:
         return None
-    only = path[0] if len(path) == 1 else None
-
-    def count_first(batch: Any) -> int:  # of the common (inputs, labels)
-        try:
-            return int(batch[only].shape[0])
-        except (AttributeError, IndexError, KeyError, TypeError):
-            return sample_count(batch)
 
     def count(batch: Any) -> int:
         try:
@@ -52,7 +45,7 @@ def sample_counter(batch: Any) -> Callable[[Any], int] | None:
         except (AttributeError, IndexError, KeyError, TypeError):  # shaped differently, such as a last batch
             return sample_count(batch)
 
-    return count_first if len(path) == 1 else count
+    return count
 
 
 def _first_tensor(batch: Any) -> tuple[Any, ...] | None:

@@ -4,16 +4,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from gpuwatch.diagnosis.window import GpuFacts, HostFacts
-from gpuwatch.errors import NoData
 from gpuwatch.host import blocked, cgroup, proc
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _SAMPLES_KEPT, _WINDOW_S = 150, 300.0
 _MEMORY_EVERY = 8  # memory is read in one of so many samples
 _MIN_READINGS = 3
@@ -59,24 +55,24 @@ class HostWatcher:
     def sample(self, at_s: float, worker_pids: Sequence[int]) -> None:
         """Take one sample."""
         procfs = self._procfs
-        busy_s, cpu_s = _optional(proc.cpu_times_s, procfs) or (None, None)
+        busy_s, cpu_s = proc.optional(proc.cpu_times_s, procfs) or (None, None)
         self._last = HostSample(
             at_s=at_s,
             busy_s=busy_s,
             cpu_s=cpu_s,
-            cpu_pressure_s=_optional(proc.pressure_s, "cpu", procfs),
-            io_pressure_s=_optional(proc.pressure_s, "io", procfs),
-            received_bytes=_optional(proc.received_bytes, "self", procfs),
+            cpu_pressure_s=proc.optional(proc.pressure_s, procfs / "pressure/cpu"),
+            io_pressure_s=proc.optional(proc.pressure_s, procfs / "pressure/io"),
+            received_bytes=proc.optional(proc.received_bytes, "self", procfs),
             quota=cgroup.quota(cgroup.folders("cpu", procfs, self._sysfs)),
-            disks=_optional(proc.disks, procfs),
+            disks=proc.optional(proc.disks, procfs),
         )
         self._first = self._first or self._last
-        if (shm := _optional(proc.shm_bytes, self._shm)) is not None:
+        if (shm := proc.optional(proc.shm_bytes, self._shm)) is not None:
             self._shm_seen.append(shm)
         if worker_pids:
             self.workers.sample(at_s, proc.by_pid(proc.stat, worker_pids, procfs), procfs)
         if self._taken % _MEMORY_EVERY == 0:
-            available = _optional(proc.memory_available_bytes, procfs)
+            available = proc.optional(proc.memory_available_bytes, procfs)
             room = cgroup.memory_room(cgroup.folders("memory", procfs, self._sysfs))
             self._memory_available = cgroup.within_limit(available, room)
         self._taken += 1
@@ -125,7 +121,7 @@ class StepIdle:
 
     def sample(self, compute_s: float) -> None:
         """Take a sample. Up to now steps have computed for so long."""
-        threads = _optional(proc.own_threads_busy_s, self._procfs)
+        threads = proc.optional(proc.own_threads_busy_s, self._procfs)
         last, self._last = self._last, None if threads is None else (compute_s, threads)
         if last is not None and threads is not None:
             self._busy_s += sum(max(0.0, busy - last[1].get(thread, 0.0)) for thread, busy in threads.items())
@@ -172,13 +168,6 @@ class OwnGpu:
         if self._is_off or self._readings < _MIN_READINGS:
             return ()
         return (GpuFacts("", self._uuid, utilization_ratio=self._sum / self._readings),)
-
-
-def _optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    try:
-        return read(*args, **kwargs)
-    except (NoData, ValueError, IndexError):
-        return None
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

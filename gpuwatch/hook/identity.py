@@ -3,17 +3,16 @@
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuwatch.errors import NoData, pass_on
+from gpuwatch.errors import pass_on
 from gpuwatch.host import proc
 
-T = TypeVar("T")
 MAX_NAME = 128
 
 _ASKED_AT_MOST = 120  # times, twice a second, that a rank of several nodes asks for the run's id
@@ -68,7 +67,7 @@ def identify(
         local_world_size=max(1, _integer(environ, _LOCAL_WORLD_SIZE, 1)),
         pid=os.getpid(),
         process_start_ticks=start_ticks,
-        pid_namespace=_known(lambda: (procfs / "self/ns/pid").stat().st_ino, 0),
+        pid_namespace=proc.pid_namespace("self", procfs),
         boot_id=proc.boot_id(procfs),
         host=host[:MAX_NAME],
     )
@@ -111,14 +110,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], default: int) -
 
 
 def _start_ticks(procfs: Path, process: str = "self") -> int:
-    return _known(lambda: proc.stat(process, procfs).start_ticks, 0)
-
-
-def _known(read: Callable[[], T], otherwise: T) -> T:
-    try:
-        return read()
-    except (NoData, OSError):
-        return otherwise
+    return found.start_ticks if (found := proc.optional(proc.stat, process, procfs)) is not None else 0
 
 
 class Membership:

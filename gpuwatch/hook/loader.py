@@ -53,15 +53,9 @@ class WatchedLoader(LoaderAround, Generic[T]):
     _gpuwatch_options: tuple[Any, Count | None, Count | None]
     _gpuwatch_pass: Iterator[T] | None
 
-    def __init__(
-        self,
-        session: Session,
-        loader: Iterable[T],
-        to: Any = None,
-        samples: Count | None = None,
-        tokens: Count | None = None,
-    ) -> None:
-        super().__init__(loader, session=session, options=(to, samples, tokens))
+    def __init__(self, session: Session, loader: Iterable[T], *options: Any) -> None:
+        """`options`: `to`, `samples` and `tokens` of a `Loop`."""
+        super().__init__(loader, session=session, options=options)
         self._gpuwatch_pass = None
 
     def __iter__(self) -> Iterator[T]:

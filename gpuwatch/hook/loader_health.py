@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpuwatch.errors import NoData
 from gpuwatch.formatting import size
 from gpuwatch.hook.account import Accounts, thresholds
 from gpuwatch.hook.batches import tensors
 from gpuwatch.host.cgroup import folders, memory_room, oom_kills
-from gpuwatch.host.proc import oom_kills_on_node, shm_bytes
+from gpuwatch.host.proc import oom_kills_on_node, optional, shm_bytes
 from gpuwatch.wire import MAX_DEATHS, Loader, WorkerDeath
 
 if TYPE_CHECKING:
@@ -116,9 +115,7 @@ class ShmWarning:
         if key in self._checked:
             return None
         self._checked.add(key)
-        try:
-            total, used = self._read()
-        except NoData:
+        if (shm := optional(self._read)) is None:
             return None
         from gpuwatch.diagnosis.rules.killed import shm_exhaustion
         from gpuwatch.diagnosis.window import HostFacts, Window
@@ -126,7 +123,7 @@ class ShmWarning:
         window = Window(
             duration_s=0.0,
             loader=msgspec.structs.replace(loader, batch_bytes=batch_bytes),
-            host=HostFacts(shm_size_bytes=total, shm_used_bytes=used),
+            host=HostFacts(shm_size_bytes=shm[0], shm_used_bytes=shm[1]),
             local_world_size=ranks,
         )
         finding = shm_exhaustion(window, thresholds())
@@ -137,11 +134,8 @@ class ShmWarning:
 
     def room(self) -> str:
         """Return e.g. " (64 MiB, 60 MiB of it used)"; empty where it cannot be read."""
-        try:
-            total, used = self._read()
-        except NoData:
-            return ""
-        return f" ({size(total)}, {size(used)} of it used)"
+        shm = optional(self._read)
+        return "" if shm is None else f" ({size(shm[0])}, {size(shm[1])} of it used)"
 
 
 class OomKills:
@@ -177,12 +171,8 @@ def deaths(workers: Iterable[Any], kills: OomKills, shm: Path = Path("/dev/shm")
         if -code == signal.SIGKILL and (count := kills.grown()) is not None:
             facts = {"out_of_memory": count > 0, "oom_kills": count}
             facts["memory_limit_bytes"] = kills.limit_bytes() if count else None
-        elif -code == signal.SIGBUS:
-            try:
-                total, used = shm_bytes(shm)
-                facts = {"shm_size_bytes": total, "shm_free_bytes": total - used}
-            except NoData:
-                pass
+        elif -code == signal.SIGBUS and (room := optional(shm_bytes, shm)) is not None:
+            facts = {"shm_size_bytes": room[0], "shm_free_bytes": room[0] - room[1]}
         found.append(WorkerDeath(int(getattr(worker, "pid", 0) or 0), -code, **facts))
     return tuple(found[:_MAX_FOUND])
 

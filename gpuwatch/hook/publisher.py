@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.report import Report
     from gpuwatch.diagnosis.window import Window
     from gpuwatch.hook.trackers import LiveLog
-    from gpuwatch.wire.sockets import Sender
+    from gpuwatch.wire.sockets import ZmqSender
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class Publisher:
         finally:
             self._dropped += len(unsent) - published
 
-    def _send_hello(self, encoder: Encoder, sender: Sender, tries: int) -> None:
+    def _send_hello(self, encoder: Encoder, sender: ZmqSender, tries: int) -> None:
         """Send who we are. At the end of a run that was too short for a connection, wait for that for a moment."""
         for left in reversed(range(tries)):
             with self.accounts.lock:

@@ -59,9 +59,8 @@ class Recorder:
         self.level = self._serial = 0
         self.countdown = 1  # fetches until the next one that is sampled, over all loops
         self.fetches = FetchEvidence()
-        self.gap_since_ns = self.gaps_ns = (
-            0  # since when a gap between forward passes without gradients is open; those so far
-        )
+        self.gap_since_ns = 0  # since when a gap between forward passes without gradients is open
+        self.gaps_ns = 0  # those so far
         self.meter = Meter()
         self.timeline: DeviceTimeline | None = None  # the device's timeline, once the user's code has set a device up
         self.active_timeline: DeviceTimeline | None = None  # the same while it measures: not in phases, nor at rest

@@ -22,7 +22,7 @@ from gpuwatch.ledger.step_records import StepRecord
 from gpuwatch.wire import endpoint
 
 if TYPE_CHECKING:
-    from gpuwatch.wire.sockets import Sender
+    from gpuwatch.wire.sockets import ZmqSender
 
 
 class RunFacts(msgspec.Struct, frozen=True):
@@ -122,11 +122,11 @@ class SendBuffer:
     """Frames on their way to an agent. Used by one thread of one process."""
 
     def __init__(self, where: str | None = None) -> None:
-        self.sender: Sender | None = None
+        self.sender: ZmqSender | None = None
         self.frames: deque[tuple[bytes, int]] = deque()  # each with the number of steps in it, oldest first
         self.bytes = 0
         self.steps_dropped = 0
-        self.connect: Callable[[str, str | None], Sender] = _zmq_sender
+        self.connect: Callable[[str, str | None], ZmqSender] = _zmq_sender
         self._where = where
         self._connected_to: tuple[str, str | None] | None = None
         self._refused = 0
@@ -185,7 +185,7 @@ class SendBuffer:
         self.bytes = 0
 
 
-def _zmq_sender(where: str, token: str | None) -> Sender:
+def _zmq_sender(where: str, token: str | None) -> ZmqSender:
     from gpuwatch.wire.sockets import ZmqSender
 
     return ZmqSender(where, token)

@@ -9,11 +9,9 @@ import platform
 import struct
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from gpuwatch.errors import NoData
 from gpuwatch.host import proc
 
 WAITS = ("cpu", "disk", "network", "lock", "sleep", "queue", "other")
@@ -70,12 +68,10 @@ def blocked_on(pid: int, state: str, procfs: Path = proc.PROC) -> str:
 
     A poll is the network's when one of its files is a socket, and a queue's when all of them are pipes.
     """
-    syscall = ""
-    if state not in ("R", "D"):
-        with suppress(OSError):
-            syscall = proc.text_of(f"{procfs}/{pid}/syscall")
+    place = f"{procfs}/{pid}"
+    syscall = "" if state in ("R", "D") else proc.text_of(f"{place}/syscall")
     found = classify(state, syscall)
-    return _polled(f"{procfs}/{pid}", syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
+    return _polled(place, syscall.split()) if found == NETWORK and syscall.split()[0] in _POLLS else found
 
 
 def _polled(place: str, fields: list[str]) -> str:
@@ -120,8 +116,8 @@ class Workers:
         self._waits.append([blocked_on(pid, stats[pid].state, procfs) for pid in islice(stats, _MOST_SAMPLED)])
         if cpu_s and (self.private_bytes is None or at_s >= self._memory_due_s):
             self._memory_due_s = at_s + _MEMORY_EVERY_S
-            with suppress(NoData):
-                self.private_bytes = proc.private_bytes(next(iter(cpu_s)), procfs)
+            private_bytes = proc.optional(proc.private_bytes, next(iter(cpu_s)), procfs)
+            self.private_bytes = self.private_bytes if private_bytes is None else private_bytes
         return cpu_s
 
     def ratios(self, busy: bool = False) -> tuple[float, ...] | None:

@@ -4,13 +4,12 @@ Source: cgroups(7); cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's docum
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
 import msgspec
 
-from gpuwatch.host.proc import PROC, text_of
+from gpuwatch.host.proc import PROC, optional, read, text_of
 
 SYS = Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1's "no limit" is an impossible size
@@ -137,13 +136,11 @@ def peak_bytes(folder: Path) -> int | None:
 
 
 def _cores(folder: Path) -> float | None:
+    words = (text_of(f"{folder}/cpu.max") or text_of(f"{folder}/cpu.cfs_quota_us")).split()
+    words += text_of(f"{folder}/cpu.cfs_period_us").split()
     try:
-        try:
-            words = text_of(f"{folder}/cpu.max").split()
-        except FileNotFoundError:
-            words = [text_of(f"{folder}/cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
         return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
-    except (OSError, ValueError, IndexError, ZeroDivisionError):
+    except (ValueError, IndexError, ZeroDivisionError):
         return None
 
 
@@ -158,15 +155,11 @@ def _room(folder: Path) -> MemoryRoom | None:
 
 def _number(folder: Path, names: Sequence[str]) -> int | None:
     """Return the number in the first of these files that has one ("max" is none)."""
-    for name in names:
-        with suppress(OSError, ValueError):
-            return int(text_of(f"{folder}/{name}"))
-    return None
+    numbers = (optional(read, f"{folder}/{name}", int) for name in names)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _counts(path: str) -> dict[str, int]:
     """Return a file of `name number` lines; {} if it is absent."""
-    try:
-        return {name: int(value) for name, value in (line.split() for line in text_of(path).splitlines())}
-    except (OSError, ValueError):
-        return {}
+    rows = optional(read, path, lambda text: [(name, int(value)) for name, value in map(str.split, text.splitlines())])
+    return dict(rows or ())

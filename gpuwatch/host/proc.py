@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import thread_time_ns
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from gpuwatch.errors import NoData
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PROC = Path("/proc")
@@ -27,20 +28,28 @@ _NO_DISK = r"(loop|ram|zram|fd|sr|dm-|md|bcache|drbd|nvme\d+c\d+n)\d|.*\dp\d+$|(
 _MOST_THREADS = 512
 
 
-def text_of(path: str) -> str:
-    """Return a file of /proc or /sys, in half the time of `Path.read_text`. Raises: OSError."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        return file.read().decode(errors="replace")  # a command's name may be any bytes
-
-
-def _read(path: str, parse: Callable[[str], T]) -> T:
+def read(path: Path | str, parse: Callable[[str], T]) -> T:
     """Return a file, parsed. Raises: NoData for one that is absent, or not as its documentation says."""
     try:
-        return parse(text_of(path))
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - in half the time of `Path.read_text`
+            return parse(file.read().decode(errors="replace"))  # a command's name may be any bytes
     except OSError as error:
         raise NoData(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, IndexError) as error:
         raise NoData(f"{path}: {error!r}") from error
+
+
+def text_of(path: Path | str) -> str:
+    """Return a file's text without the white space around it; empty where it cannot be read."""
+    return optional(read, path, str.strip) or ""
+
+
+def optional(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what a reader of this module gives; None where that raises NoData."""
+    try:
+        return read(*args, **kwargs)
+    except NoData:
+        return None
 
 
 # The node -------------------------------------------------------------------------------------------------------------
@@ -78,17 +87,17 @@ def cpu_times_s(procfs: Path = PROC) -> tuple[float, float]:
         total = sum(modes.values())
         return total - modes["idle"] - modes.get("iowait", 0.0), total
 
-    return _read(f"{procfs}/stat", busy_and_total)
+    return read(f"{procfs}/stat", busy_and_total)
 
 
 def memory_bytes(procfs: Path = PROC) -> dict[str, int]:
     """Return the node's memory by the kernel's names, e.g. MemTotal and MemAvailable. Source: /proc/meminfo, proc(5)."""
-    return _read(f"{procfs}/meminfo", parse_kib)
+    return read(f"{procfs}/meminfo", parse_kib)
 
 
 def memory_available_bytes(procfs: Path = PROC) -> int:
     """Return the memory that can be had without swapping."""
-    return _read(f"{procfs}/meminfo", lambda text: parse_kib(text)["MemAvailable"])
+    return read(f"{procfs}/meminfo", lambda text: parse_kib(text)["MemAvailable"])
 
 
 def oom_kills_on_node(procfs: Path = PROC) -> int | None:
@@ -96,16 +105,12 @@ def oom_kills_on_node(procfs: Path = PROC) -> int | None:
 
     Source: oom_kill in /proc/vmstat, proc_vmstat(5).
     """
-    with contextlib.suppress(NoData):
-        return _read(f"{procfs}/vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
-    return None
+    return optional(read, f"{procfs}/vmstat", lambda text: int(f"\n{text}".partition("\noom_kill ")[2].split()[0]))
 
 
 def boot_id(procfs: Path = PROC) -> str:
     """Return the random id of this boot, empty where it is not readable. Source: sys/kernel/random/boot_id, random(4)."""
-    with contextlib.suppress(NoData):
-        return _read(f"{procfs}/sys/kernel/random/boot_id", str.strip)
-    return ""
+    return text_of(f"{procfs}/sys/kernel/random/boot_id")
 
 
 def parse_pressure(text: str) -> dict[str, float]:
@@ -123,9 +128,9 @@ def parse_pressure(text: str) -> dict[str, float]:
     return totals
 
 
-def pressure_s(resource: str, procfs: Path = PROC) -> float:
-    """Return the time in which some task waited for "cpu", "io" or "memory" since boot, in seconds."""
-    return _read(f"{procfs}/pressure/{resource}", lambda text: parse_pressure(text)["some"])
+def pressure_s(path: Path) -> float:
+    """Return the time in which some task of the node or of a group waited for a resource, in seconds."""
+    return read(path, lambda text: parse_pressure(text)["some"])
 
 
 class Disk(NamedTuple):
@@ -133,7 +138,6 @@ class Disk(NamedTuple):
 
     read_bytes: int
     busy_s: float  # time with at least one request in flight; the kernel's counter wraps after 49.7 days
-    written_bytes: int
 
 
 def is_disk(name: str) -> bool:
@@ -146,12 +150,12 @@ def parse_disks(text: str) -> dict[str, Disk]:
     rows = [row for row in map(str.split, text.splitlines()) if is_disk(row[2])]
     if not rows:
         raise NoData("this node shows no disk")
-    return {row[2]: Disk(int(row[5]) * 512, int(row[12]) / 1000, int(row[9]) * 512) for row in rows}
+    return {row[2]: Disk(int(row[5]) * 512, int(row[12]) / 1000) for row in rows}
 
 
 def disks(procfs: Path = PROC) -> dict[str, Disk]:
     """Return the counters of the node's disks."""
-    return _read(f"{procfs}/diskstats", parse_disks)
+    return read(f"{procfs}/diskstats", parse_disks)
 
 
 def parse_network(text: str) -> dict[str, tuple[int, int]]:
@@ -201,12 +205,31 @@ def stat(pid: int | str, procfs: Path = PROC) -> Stat:
         parent, user, system, threads, start, pages = (int(rest[at]) for at in (0, 10, 11, 16, 18, 20))
         return Stat(state, parent, (user + system) / TICKS_PER_S, threads, start, pages * PAGE_BYTES)
 
-    return _read(f"{procfs}/{pid}/stat", parse)
+    return read(f"{procfs}/{pid}/stat", parse)
+
+
+def pid_namespace(pid: int | str = "self", procfs: Path = PROC) -> int:
+    """Return the inode of a process's pid namespace; 0 where it cannot be read. Source: /proc/PID/ns/pid, namespaces(7)."""
+    try:
+        return (procfs / str(pid) / "ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def own_number(pid: int | str, procfs: Path = PROC) -> int:
+    """Return a process's pid in its own namespace."""
+    return _status(pid, procfs, "NSpid", lambda numbers: int(numbers[-1]))
+
+
+def _status(pid: int | str, procfs: Path, name: str, parse: Callable[[list[str]], T]) -> T:
+    """Return a field of /proc/PID/status, parsed from its words. Source: proc(5)."""
+    words = re.compile(rf"^{name}:(.*)", re.MULTILINE)
+    return read(f"{procfs}/{pid}/status", lambda text: parse(words.findall(text)[0].split()))
 
 
 def run_queue_s(pid: int, procfs: Path = PROC) -> float:
     """Return the time of a process's first thread in the run queue, in seconds. Source: /proc/PID/schedstat, second field."""
-    return _read(f"{procfs}/{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9)
+    return read(f"{procfs}/{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9)
 
 
 def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
@@ -215,8 +238,7 @@ def own_threads_busy_s(procfs: Path = PROC) -> dict[int, float]:
     with contextlib.suppress(OSError):
         for thread in list((procfs / "self/task").iterdir())[:_MOST_THREADS]:
             with contextlib.suppress(NoData):  # it has ended meanwhile
-                times = _read(f"{thread}/schedstat", lambda text: sum(map(int, text.split()[:2])))
-                busy[int(thread.name)] = times / 1e9
+                busy[int(thread.name)] = read(thread / "schedstat", lambda text: sum(map(int, text.split()[:2])) / 1e9)
     if not any(busy.values()):
         raise NoData(f"{procfs}/self/task has no times of threads")
     return busy
@@ -229,23 +251,22 @@ def io_bytes(pid: int, procfs: Path = PROC) -> tuple[int, int]:
         values = {name: int(value) for name, value in (line.split(": ", 1) for line in text.splitlines())}
         return values["read_bytes"], max(0, values["write_bytes"] - values.get("cancelled_write_bytes", 0))
 
-    return _read(f"{procfs}/{pid}/io", read_and_written)
+    return read(f"{procfs}/{pid}/io", read_and_written)
 
 
 def allowed_cores(pid: int, procfs: Path = PROC) -> int:
-    """Return how many cores a process may run on. Source: Cpus_allowed_list in /proc/PID/status, proc(5)."""
+    """Return how many cores a process may run on."""
 
-    def count(text: str) -> int:
-        listed = f"\n{text}".partition("\nCpus_allowed_list:")[2].split()[0]
-        spans = [span.partition("-") for span in listed.split(",")]
+    def count(listed: list[str]) -> int:
+        spans = [span.partition("-") for span in listed[0].split(",")]
         return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
-    return _read(f"{procfs}/{pid}/status", count)
+    return _status(pid, procfs, "Cpus_allowed_list", count)
 
 
 def mapped_bytes(pid: int, procfs: Path = PROC) -> dict[str, int]:
     """Return a process's memory by kind, e.g. Rss and Private_Dirty. Slow: a walk over all pages. Source: /proc/PID/smaps_rollup, proc(5)."""
-    return _read(f"{procfs}/{pid}/smaps_rollup", parse_kib)
+    return read(f"{procfs}/{pid}/smaps_rollup", parse_kib)
 
 
 def private_bytes(pid: int, procfs: Path = PROC) -> int:
@@ -257,14 +278,14 @@ def private_bytes(pid: int, procfs: Path = PROC) -> int:
     return sum(private)
 
 
-def resident_bytes(pid: int | str, procfs: Path = PROC, page_bytes: int = PAGE_BYTES) -> int:
+def resident_bytes(pid: int | str, procfs: Path = PROC) -> int:
     """Return a process's resident memory, shared pages included. Source: statm, proc_pid_statm(5)."""
-    return _read(f"{procfs}/{pid}/statm", lambda text: int(text.split()[1]) * page_bytes)
+    return read(f"{procfs}/{pid}/statm", lambda text: int(text.split()[1]) * PAGE_BYTES)
 
 
 def received_bytes(pid: int | str = "self", procfs: Path = PROC) -> int:
     """Return the bytes received on all interfaces of a process's network namespace, the loopback included."""
-    by_interface = _read(f"{procfs}/{pid}/net/dev", parse_network)
+    by_interface = read(f"{procfs}/{pid}/net/dev", parse_network)
     return sum(received for received, _ in by_interface.values())
 
 
@@ -277,27 +298,15 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     run_queue_s: float | None = None
 
 
-def usage(pid: int, procfs: Path = PROC) -> ProcessUsage | None:
-    """Return what a process uses; None if it is gone."""
-    try:
-        now = stat(pid, procfs)
-    except NoData:
-        return None
-    read = written = wait = None
-    with contextlib.suppress(NoData):
-        read, written = io_bytes(pid, procfs)
-    with contextlib.suppress(NoData):
-        wait = run_queue_s(pid, procfs)
-    return ProcessUsage(now, read, written, wait)
+def usage(pid: int, procfs: Path = PROC) -> ProcessUsage:
+    """Return what a process uses."""
+    read, written = optional(io_bytes, pid, procfs) or (None, None)
+    return ProcessUsage(stat(pid, procfs), read, written, optional(run_queue_s, pid, procfs))
 
 
 def by_pid(read: Callable[[int, Path], T], pids: Iterable[int], procfs: Path = PROC) -> dict[int, T]:
     """Return the result of `read` (e.g. `stat`) for those processes that can be read, by pid."""
-    found: dict[int, T] = {}
-    for pid in pids:
-        with contextlib.suppress(NoData):
-            found[pid] = read(pid, procfs)
-    return found
+    return {pid: value for pid in pids if (value := optional(read, pid, procfs)) is not None}
 
 
 class ThreadTime:

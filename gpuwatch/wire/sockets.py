@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple
 
 import zmq
 
@@ -33,16 +33,6 @@ _LINGER_MS = 300
 _HANDSHAKE_MS = 5000
 _CLOSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
-class Sender(Protocol):
-    """`send` returns at once, False when the frame cannot be queued now; `is_accepted` is False where the agent has another token."""
-
-    def send(self, frame: bytes) -> bool: ...
-
-    def is_accepted(self) -> bool | None: ...
-
-    def close(self) -> None: ...
 
 
 class ZmqSender:
@@ -66,6 +56,7 @@ class ZmqSender:
         self._socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
+        """Return at once whether the frame is queued."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:

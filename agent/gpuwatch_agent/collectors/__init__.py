@@ -1,4 +1,4 @@
-"""Collectors: each samples one subject of the node once a second. Adding one is a class here and a line in `build`."""
+"""Collectors: each samples one subject of the node once a second. Adding one is a function in `node.READS`, or a class and a line in `build`."""
 
 import logging
 import time
@@ -27,7 +27,8 @@ class Collector(Protocol):
     never 0.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def collect(self) -> Iterable[Sample]: ...
 
@@ -36,14 +37,7 @@ def build(roots: Roots, settings: AgentSettings = DEFAULTS) -> list[Collector]:
     """Return one of each collector, in the order in which they run. Before `collect` they read nothing."""
     return [
         node.CpuCollector(roots),
-        node.LoadCollector(roots),
-        node.PressureCollector(roots),
-        node.MemoryCollector(roots),
-        node.ShmCollector(roots),
-        node.DiskCollector(roots),
-        node.NetworkCollector(roots),
-        node.InfinibandCollector(roots),
-        node.AgentProcessCollector(roots),
+        *(node.OfNode(read, roots) for read in node.READS),
         _gpus(roots, settings),
     ]
 

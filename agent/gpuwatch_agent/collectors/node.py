@@ -27,11 +27,19 @@ class Roots:
     shm: Path = Path(DEFAULTS.shm)
 
 
+@dataclass(frozen=True)
 class OfNode:
-    """Base of the collectors that read the kernel's file systems."""
+    """The collector of a function that reads the kernel's file systems, by the function's name."""
 
-    def __init__(self, roots: Roots) -> None:
-        self.roots = roots
+    read: Callable[[Roots], Iterable[Sample]]
+    roots: Roots
+
+    @property
+    def name(self) -> str:
+        return self.read.__name__
+
+    def collect(self) -> Iterable[Sample]:
+        return self.read(self.roots)
 
 
 def read_text(path: Path) -> str:
@@ -65,19 +73,19 @@ def never_back(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
     }
 
 
-class CpuCollector(OfNode):
+class CpuCollector:
     """gpuwatch_cpu_seconds_total and gpuwatch_cpu_cores."""
 
     name = "cpu"
 
     def __init__(self, roots: Roots, ticks_per_s: int = proc.TICKS_PER_S) -> None:
-        super().__init__(roots)
+        self._roots = roots
         self._ticks_per_s = ticks_per_s
         self._last: dict[str, float] = {}
 
     def collect(self) -> Iterable[Sample]:
         """Return the CPU time of the node since boot. Raises: NoData without /proc/stat."""
-        times = proc.parse_cpu_times(read_text(self.roots.procfs / "stat"), self._ticks_per_s)
+        times = proc.parse_cpu_times(read_text(self._roots.procfs / "stat"), self._ticks_per_s)
         self._last = never_back(self._last, times.seconds)
         samples = [Sample("gpuwatch_cpu_seconds_total", value, (mode,)) for mode, value in self._last.items()]
         return [*samples, Sample("gpuwatch_cpu_cores", times.cores)] if times.cores else samples
@@ -97,14 +105,10 @@ def parse_loadavg(text: str) -> tuple[float, int]:
     return float(fields[0]), int(fields[3].partition("/")[0])
 
 
-class LoadCollector(OfNode):
-    """gpuwatch_load1 and gpuwatch_procs_running."""
-
-    name = "load"
-
-    def collect(self) -> Iterable[Sample]:
-        load1, running = parse_loadavg(read_text(self.roots.procfs / "loadavg"))
-        return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
+def load(roots: Roots) -> Iterable[Sample]:
+    """Return gpuwatch_load1 and gpuwatch_procs_running."""
+    load1, running = parse_loadavg(read_text(roots.procfs / "loadavg"))
+    return [Sample("gpuwatch_load1", load1), Sample("gpuwatch_procs_running", running)]
 
 
 _PRESSURE = {
@@ -115,46 +119,33 @@ _PRESSURE = {
 """By file and line ("some": some task waited, "full": all tasks were stalled): the word in the metric's name."""
 
 
-class PressureCollector(OfNode):
-    """The gpuwatch_pressure_* metrics."""
-
-    name = "pressure"
-
-    def collect(self) -> Iterable[Sample]:
-        """Return waiting and stalled time. Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1)."""
-        folder, samples = self.roots.procfs / "pressure", []
-        for resource, words in _PRESSURE.items():
-            with contextlib.suppress(NoData):
-                totals = proc.parse_pressure(read_text(folder / resource))
-                for line in words.keys() & totals.keys():
-                    metric = f"gpuwatch_pressure_{resource}_{words[line]}_seconds_total"
-                    samples.append(Sample(metric, totals[line]))
-        if not samples:
-            raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")
-        return samples
+def pressure(roots: Roots) -> Iterable[Sample]:
+    """Return the gpuwatch_pressure_* metrics: waiting and stalled time. Raises: NoData where the kernel has no PSI (CONFIG_PSI, psi=1)."""
+    folder, samples = roots.procfs / "pressure", []
+    for resource, words in _PRESSURE.items():
+        with contextlib.suppress(NoData):
+            totals = proc.parse_pressure(read_text(folder / resource))
+            for line in words.keys() & totals.keys():
+                metric = f"gpuwatch_pressure_{resource}_{words[line]}_seconds_total"
+                samples.append(Sample(metric, totals[line]))
+    if not samples:
+        raise NoData(f"{folder}: this kernel has no pressure information (boot it with psi=1)")
+    return samples
 
 
-class MemoryCollector(OfNode):
-    """gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes, the kernel's estimate of what is free without swapping."""
-
-    name = "memory"
-
-    def collect(self) -> Iterable[Sample]:
-        memory = proc.parse_kib(read_text(self.roots.procfs / "meminfo"))
-        names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
-        if missing := names.keys() - memory.keys():
-            raise NoData(f"{self.roots.procfs / 'meminfo'} has no entry {', '.join(sorted(missing))}")
-        return [Sample(metric, memory[name]) for name, metric in names.items()]
+def memory(roots: Roots) -> Iterable[Sample]:
+    """Return gpuwatch_memory_total_bytes and gpuwatch_memory_available_bytes, the kernel's estimate of what is free without swapping."""
+    sizes = proc.parse_kib(read_text(roots.procfs / "meminfo"))
+    names = {"MemTotal": "gpuwatch_memory_total_bytes", "MemAvailable": "gpuwatch_memory_available_bytes"}
+    if missing := names.keys() - sizes.keys():
+        raise NoData(f"{roots.procfs / 'meminfo'} has no entry {', '.join(sorted(missing))}")
+    return [Sample(metric, sizes[name]) for name, metric in names.items()]
 
 
-class ShmCollector(OfNode):
-    """gpuwatch_shm_size_bytes and gpuwatch_shm_used_bytes of the node's own mount, `mount="host"`: loader workers send batches through it."""
-
-    name = "shm"
-
-    def collect(self) -> Iterable[Sample]:
-        size, used = proc.shm_bytes(self.roots.shm)
-        return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
+def shm(roots: Roots) -> Iterable[Sample]:
+    """Return gpuwatch_shm_{size,used}_bytes of the node's own mount, `mount="host"`: loader workers send batches through it."""
+    size, used = proc.shm_bytes(roots.shm)
+    return [Sample("gpuwatch_shm_size_bytes", size, ("host",)), Sample("gpuwatch_shm_used_bytes", used, ("host",))]
 
 
 @contextlib.contextmanager
@@ -169,24 +160,19 @@ def psutil_at(procfs: Path) -> Iterator[None]:
         psutil.PROCFS_PATH = before
 
 
-class DiskCollector(OfNode):
-    """The gpuwatch_disk_* metrics, of whole disks."""
-
-    name = "disk"
-
-    def collect(self) -> Iterable[Sample]:
-        """Yield the counters of every disk. Raises: NoData on a node without a disk (booted from the network, say)."""
-        if not (self.roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
-            raise NoData(f"{self.roots.procfs / 'diskstats'} does not exist here")
-        with psutil_at(self.roots.procfs):
-            found = psutil.disk_io_counters(perdisk=True, nowrap=False)
-        disks = {name: disk for name, disk in found.items() if proc.is_disk(name)}
-        if not disks:
-            raise NoData("this node shows no disk")
-        for name, disk in disks.items():
-            yield Sample("gpuwatch_disk_read_bytes_total", disk.read_bytes, (name,))
-            yield Sample("gpuwatch_disk_written_bytes_total", disk.write_bytes, (name,))
-            yield Sample("gpuwatch_disk_io_time_seconds_total", disk.busy_time / 1000, (name,))
+def disk(roots: Roots) -> Iterable[Sample]:
+    """Yield the gpuwatch_disk_* metrics of every whole disk. Raises: NoData on a node without a disk (booted from the network, say)."""
+    if not (roots.procfs / "diskstats").exists():  # psutil would read the container's own /sys
+        raise NoData(f"{roots.procfs / 'diskstats'} does not exist here")
+    with psutil_at(roots.procfs):
+        found = psutil.disk_io_counters(perdisk=True, nowrap=False)
+    disks = {name: counts for name, counts in found.items() if proc.is_disk(name)}
+    if not disks:
+        raise NoData("this node shows no disk")
+    for name, counts in disks.items():
+        yield Sample("gpuwatch_disk_read_bytes_total", counts.read_bytes, (name,))
+        yield Sample("gpuwatch_disk_written_bytes_total", counts.write_bytes, (name,))
+        yield Sample("gpuwatch_disk_io_time_seconds_total", counts.busy_time / 1000, (name,))
 
 
 _LAYERED = re.compile(
@@ -203,25 +189,20 @@ def is_physical(name: str) -> bool:
     return _LAYERED.match(name) is None
 
 
-class NetworkCollector(OfNode):
-    """gpuwatch_network_receive_bytes_total and gpuwatch_network_transmit_bytes_total."""
-
-    name = "network"
-
-    def collect(self) -> Iterable[Sample]:
-        """Return the bytes over each interface. Raises: NoData where there is none but the loopback."""
-        try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
-            with psutil_at(self.roots.procfs / "1"):
-                found = psutil.net_io_counters(pernic=True, nowrap=False)
-        except (NoData, PermissionError):
-            with psutil_at(self.roots.procfs):
-                found = psutil.net_io_counters(pernic=True, nowrap=False)
-        interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
-        if not interfaces:
-            raise NoData("this node has no network interface but virtual ones")
-        for name, counts in interfaces.items():
-            yield Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,))
-            yield Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,))
+def network(roots: Roots) -> Iterable[Sample]:
+    """Yield gpuwatch_network_{receive,transmit}_bytes_total of each interface. Raises: NoData where there is none but the loopback."""
+    try:  # process 1's namespace is the node's, also where the agent runs in a container with the node's /proc
+        with psutil_at(roots.procfs / "1"):
+            found = psutil.net_io_counters(pernic=True, nowrap=False)
+    except (NoData, PermissionError):
+        with psutil_at(roots.procfs):
+            found = psutil.net_io_counters(pernic=True, nowrap=False)
+    interfaces = {name: counts for name, counts in found.items() if is_physical(name)}
+    if not interfaces:
+        raise NoData("this node has no network interface but virtual ones")
+    for name, counts in interfaces.items():
+        yield Sample("gpuwatch_network_receive_bytes_total", counts.bytes_recv, (name,))
+        yield Sample("gpuwatch_network_transmit_bytes_total", counts.bytes_sent, (name,))
 
 
 _COUNTERS = {
@@ -233,47 +214,35 @@ _COUNTERS = {
 """Our metric, and the unit: the specification counts four lanes' octets together."""
 
 
-class InfinibandCollector(OfNode):
-    """The gpuwatch_infiniband_* metrics of InfiniBand and RoCE ports: RDMA traffic is on no network interface's counters.
+def infiniband(roots: Roots) -> Iterable[Sample]:
+    """Return the gpuwatch_infiniband_* metrics of InfiniBand and RoCE ports: RDMA traffic is on no network interface's counters.
 
-    Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    Raises: NoData on a node without one. Source: Documentation/ABI/stable/sysfs-class-infiniband.
     """
-
-    name = "infiniband"
-
-    def collect(self) -> Iterable[Sample]:
-        """Return the counters of every port. Raises: NoData on a node without InfiniBand or RoCE."""
-        folder = self.roots.sysfs / "class" / "infiniband"
-        if not folder.is_dir():
-            raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
-        samples = [sample for port in sorted(folder.glob("*/ports/*")) for sample in self._of_port(port)]
-        if not samples:
-            raise NoData(f"{folder} lists no port that counts")
-        return samples
-
-    def _of_port(self, port: Path) -> Iterator[Sample]:
-        labels = (port.parents[1].name, port.name)
-        for file, (metric, unit) in _COUNTERS.items():
-            with contextlib.suppress(NoData, OSError):  # EINVAL from a port that is down, on some drivers
-                text = read_text(port / "counters" / file).strip()
-                if text.isdigit():  # not "N/A (no PMA)"
-                    yield Sample(metric, int(text) * unit, labels)
+    folder = roots.sysfs / "class" / "infiniband"
+    if not folder.is_dir():
+        raise NoData(f"{folder} does not exist here: no InfiniBand or RoCE")
+    samples = [sample for port in sorted(folder.glob("*/ports/*")) for sample in _of_port(port)]
+    if not samples:
+        raise NoData(f"{folder} lists no port that counts")
+    return samples
 
 
-class AgentProcessCollector(OfNode):
-    """gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
+def _of_port(port: Path) -> Iterator[Sample]:
+    labels = (port.parents[1].name, port.name)
+    for file, (metric, unit) in _COUNTERS.items():
+        with contextlib.suppress(NoData, OSError):  # EINVAL from a port that is down, on some drivers
+            text = read_text(port / "counters" / file).strip()
+            if text.isdigit():  # not "N/A (no PMA)"
+                yield Sample(metric, int(text) * unit, labels)
 
-    name = "agent_process"
 
-    def __init__(
-        self, roots: Roots, cpu_time_s: Callable[[], float] = time.process_time, page_bytes: int = proc.PAGE_BYTES
-    ) -> None:
-        super().__init__(roots)
-        self._cpu_time_s = cpu_time_s
-        self._page_bytes = page_bytes
+def agent_process(roots: Roots) -> Iterable[Sample]:
+    """Yield gpuwatch_agent_cpu_seconds_total (of all threads) and gpuwatch_agent_resident_memory_bytes."""
+    yield Sample("gpuwatch_agent_cpu_seconds_total", time.process_time())
+    with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
+        yield Sample("gpuwatch_agent_resident_memory_bytes", proc.resident_bytes("self", roots.procfs))
 
-    def collect(self) -> Iterable[Sample]:
-        yield Sample("gpuwatch_agent_cpu_seconds_total", self._cpu_time_s())
-        with contextlib.suppress(NoData):  # another pid namespace's /proc, in which the agent is not
-            resident = proc.resident_bytes("self", self.roots.procfs, self._page_bytes)
-            yield Sample("gpuwatch_agent_resident_memory_bytes", resident)
+
+READS = (load, pressure, memory, shm, disk, network, infiniband, agent_process)
+"""The functions that are collectors, in the order in which they run."""

@@ -79,7 +79,7 @@ class ProcessTable:
     def __init__(self, procfs: Path, sysfs: Path = Path("/sys"), host_shm: Path = Path("/dev/shm")) -> None:
         self.procfs = procfs
         self._sysfs = sysfs
-        self._namespace = _pid_namespace(procfs, "1") or _pid_namespace(procfs, "self")
+        self._namespace = proc.pid_namespace("1", procfs) or proc.pid_namespace("self", procfs)
         self._host_pids: dict[_Identity, int] = {}
         self._looked_up: dict[_Identity, int | None] = {}  # what `host_pid` found in this tick; so the next three
         self._stats: dict[int, proc.Stat | None] = {}
@@ -127,7 +127,7 @@ class ProcessTable:
         """Return whether a process that the kernel names by `pid` is the one that a message names; True where that cannot be seen."""
         if hello.pid_namespace in (0, self._namespace) and hello.pid == pid:
             return True
-        namespace, number = _pid_namespace(self.procfs, str(pid)), _own_number(self.procfs / str(pid))
+        namespace, number = proc.pid_namespace(pid, self.procfs), self.read(proc.own_number, pid)
         if not namespace or not number:
             return True
         if hello.pid_namespace not in (0, namespace) or number != hello.pid:
@@ -157,17 +157,11 @@ class ProcessTable:
 
     def name(self, pid: int) -> str:
         """Return the process's command name, empty where not known."""
-        try:
-            return (self.procfs / str(pid) / "comm").read_text(errors="replace").strip()
-        except OSError:
-            return ""
+        return proc.text_of(self.procfs / str(pid) / "comm")
 
     def read(self, reader: Callable[[int, Path], T], pid: int) -> T | None:
-        """Return what a reader of `gpuwatch.host` gives for a process; None where it is not readable."""
-        try:
-            return reader(pid, self.procfs)
-        except (NoData, ValueError):
-            return None
+        """Return what a reader of `gpuwatch.host.proc` gives for a process; None where it is not readable."""
+        return proc.optional(reader, pid, self.procfs)
 
     def allowed_cores(self, pid: int) -> int | None:
         """Return how many cores a process may use, by its affinity and its quota; None where that is not readable."""
@@ -242,11 +236,10 @@ class ProcessTable:
     def _search(self, hello: wire.Hello) -> int | None:
         """Find a container's process by its number in its own namespace. Source: NSpid in /proc/PID/status, proc(5)."""
         with contextlib.suppress(OSError):  # no descriptor is free
-            for entry in self.procfs.iterdir():
-                if not entry.name.isdigit():
-                    continue
-                if _pid_namespace(self.procfs, entry.name) == hello.pid_namespace and _own_number(entry) == hello.pid:
-                    return int(entry.name)
+            for pid in (int(entry.name) for entry in self.procfs.iterdir() if entry.name.isdigit()):
+                is_inside = proc.pid_namespace(pid, self.procfs) == hello.pid_namespace
+                if is_inside and self.read(proc.own_number, pid) == hello.pid:
+                    return pid
         return None
 
 
@@ -255,21 +248,3 @@ _Identity = tuple[int, int, int]
 
 def _identity(hello: wire.Hello) -> _Identity:
     return hello.pid_namespace, hello.pid, hello.process_start_ticks
-
-
-def _pid_namespace(procfs: Path, process: str) -> int:
-    """Return the inode of a process's pid namespace; 0 where not known."""
-    try:
-        return (procfs / process / "ns" / "pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _own_number(process: Path) -> int | None:
-    """Return a process's pid in its own namespace; None where not known. Source: NSpid in /proc/PID/status, proc(5)."""
-    try:
-        lines = (process / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
-    return int(numbers[-1]) if numbers else None

@@ -6,7 +6,6 @@ sampler starts it, collects its result in a later tick, and never waits.
 
 import logging
 import queue
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from gpuwatch.config import StackSettings
 from gpuwatch.diagnosis.rules import BY_CAUSE
 from gpuwatch.errors import GpuwatchError
+from gpuwatch.formatting import file_name
 from gpuwatch.tools.stacks.records import Stacks
 from gpuwatch.tools.stacks.spy import Target, take
 from gpuwatch_agent.collectors.drivers import WarnOnce
@@ -115,12 +115,11 @@ class StackWatch:
         self, run: Run, runs: Sequence[Run], cause: str, table: ProcessTable, now_s: float
     ) -> tuple[Target, ...]:
         chosen = [each for each in runs if each.run == run.run] if _of_all(cause) else [run]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.run)[:80]
         found = []
         for each in sorted(chosen, key=lambda run: run.rank)[:_MOST_RANKS]:
             pid = table.host_pid(each.live_hello)
             if pid is not None and table.is_of_user(pid, each.uid):
-                file = f"{int(now_s)}-{name}-rank{each.rank}-{cause}{_SUFFIX}"
+                file = f"{int(now_s)}-{file_name(run.run)}-rank{each.rank}-{cause}{_SUFFIX}"
                 found.append(Target(each.rank, pid, self._folder / file))
         return tuple(found)
 

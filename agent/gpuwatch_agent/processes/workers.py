@@ -4,7 +4,6 @@ The control group is its container's or job's, of version 1 or 2. Its series are
 the node itself, which the collectors cover.
 """
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,9 +149,8 @@ def group_samples(runs: Sequence[Run], table: ProcessTable) -> Iterator[Sample]:
             values["gpuwatch_run_memory_used_bytes"] = cgroup.used_bytes(memory[0])
             values["gpuwatch_run_oom_kills_total"] = cgroup.kills_in(memory[0])
         for resource in ("cpu", "io", "memory") if unified else ():
-            with contextlib.suppress(OSError, ValueError):  # absent, or the kernel has it switched off
-                waited_s = proc.parse_pressure(proc.text_of(f"{unified[0]}/{resource}.pressure")).get("some")
-                values[f"gpuwatch_run_pressure_{resource}_waiting_seconds_total"] = waited_s
+            waited_s = proc.optional(proc.pressure_s, unified[0] / f"{resource}.pressure")
+            values[f"gpuwatch_run_pressure_{resource}_waiting_seconds_total"] = waited_s
         labels = (run.run, str(run.rank))
         yield from (Sample(metric, value, labels) for metric, value in values.items() if value is not None)
 

@@ -129,22 +129,15 @@ def area_lines(series: Sampled, width: int, rows: int) -> list[Text]:
 
 
 def finding_lines(found: Sequence[Finding], now_s: float, live: bool, width: int, full: bool = True) -> list[Text]:
-    """Return each root cause with advice and evidence, and its consequences under it; only titles unless `full`."""
+    """Return each root cause with advice and evidence, and its consequences, which follow it; only titles unless `full`."""
     if not found:
         text = "No bottleneck found in the last minute." if live else "No finding was active when the run stopped."
         return [d.words(f" {text}", DIM)]
-    causes = {finding.cause for finding in found}
     lines: list[Text] = []
-
-    def add(finding: Finding, depth: int) -> None:
-        lines.extend(_finding(finding, now_s, width, depth, full))
-        for consequence in found:
-            if consequence.root == finding.cause and depth < len(found):
-                add(consequence, depth + 1)
-
+    depths: dict[str | None, int] = {}
     for finding in found:
-        if finding.root not in causes:
-            add(finding, 0)
+        depths[finding.cause] = depths.get(finding.root, -1) + 1
+        lines += _finding(finding, now_s, width, depths[finding.cause], full)
     return lines
 
 

@@ -135,11 +135,9 @@ def training_killed(window: Window, thresholds: Thresholds) -> Finding | None:
 
 def _kill_evidence(oom: MemoryKills) -> list[Evidence]:
     text = f"since its last message the kernel has killed {_processes(oom.kills)} {_WHERE[oom.where]} for lack of memory (oom_kill)"
-    share = (
-        f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"
-        if oom.used_bytes is not None and oom.limit_bytes
-        else ""
-    )
+    share = ""
+    if oom.used_bytes is not None and oom.limit_bytes:
+        share = f", {percent(oom.used_bytes / oom.limit_bytes)} of the limit"
     return [
         Evidence("oom kills", oom.kills, "", text),
         *sized("memory limit", oom.limit_bytes, "its control group is limited to {}"),

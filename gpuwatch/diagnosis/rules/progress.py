@@ -138,12 +138,11 @@ def straggler(window: Window, thresholds: Thresholds) -> Finding | None:
     if step_s <= 0 or min(rank.steps for rank in window.ranks) < thresholds.min_steps:
         return None
     if all(rank.comm_wait_s is not None for rank in window.ranks):
-        what, own = (
-            "time before communication",
-            {n: rank.step_s - (rank.comm_wait_s or 0.0) for n, rank in ranks.items()},
-        )
+        what = "time before communication"
+        own = {n: rank.step_s - (rank.comm_wait_s or 0.0) for n, rank in ranks.items()}
     else:
-        what, own = "wait for data", {n: rank.data_wait_s + rank.transfer_s for n, rank in ranks.items()}
+        what = "wait for data"
+        own = {n: rank.data_wait_s + rank.transfer_s for n, rank in ranks.items()}
     late = ranks[max(own, key=lambda n: own[n]) if window.summaries else window.rank]
     others = [rank for rank in window.ranks if rank is not late]
     excess_s = own[late.rank] - median(own[rank.rank] for rank in others)

@@ -14,10 +14,8 @@ from gpuwatch.hook.recorder import MOST_TAKEN, Recorder
 from gpuwatch.ledger.events import CLOSED, DATA_WAIT, LOOSE, TAKEN
 from gpuwatch.ledger.states import EVAL, OTHER
 
-_TEACHES, _OF_TEACHER = (
-    5,
-    2,
-)  # so many steps in a row begin with so few passes without gradients: those are no evaluation
+_TEACHES, _OF_TEACHER = 5, 2
+"""So many steps in a row begin with so few passes without gradients: those are no evaluation."""
 
 
 class OptimizerSteps:
@@ -30,9 +28,8 @@ class OptimizerSteps:
         self._hook: Any | None = None
         self._forward_hooks: list[Any] = []  # while the next forward pass with gradients is waited for
         self._pass = 0  # the module whose pass without gradients is open
-        self._bare = self._with_teacher = (
-            0  # passes without gradients in this wait; steps in a row that begin with a teacher's
-        )
+        self._bare = 0  # passes without gradients in this wait
+        self._with_teacher = 0  # steps in a row that begin with a teacher's
         self._entered = (0, 0)  # when the evaluation that is open began, with the time between passes so far
         self._owner = object()
         self._level = 0  # that of the evaluation that is open; 0 without one

@@ -107,7 +107,7 @@ class TorchMethods:
         self._take_back(self._on_top())
         _left.update(self._ours.values())
 
-    def leave(self, torch: Any, name: str) -> None:
+    def leave(self, name: str) -> None:
         """Leave one of them to torch until this is installed the next time, or for good if it stays installed."""
         if name in self._on_top():
             self._take_back([name])

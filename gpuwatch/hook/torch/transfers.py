@@ -41,7 +41,7 @@ class TransferWatch:
             return original(tensor, *args, **kwargs)
         if modes > 1 or (modes and _overrides(torch, tensor)):
             # Only the first of several can be seen: leave the method to torch until the last loop ends.
-            self.methods.leave(torch, name)
+            self.methods.leave(name)
             return original(tensor, *args, **kwargs)
         recorder = self._recorder
         acts = (

@@ -31,7 +31,6 @@ CHECKS: tuple[tuple[str, str, Callable[[Machine], Outcome]], ...] = (
     ("Permissions", "ptrace", limits.ptrace),
     ("Limits", "/dev/shm", limits.shm),
     ("Limits", "open files", limits.open_files),
-    ("Limits", "locked memory", limits.locked_memory),
     ("Limits", "processes", limits.tasks),
     ("Limits", "cores", limits.cores),
     ("Limits", "pressure", limits.pressure),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuwatch.host.proc import text_of
 from gpuwatch.tools.doctor.machine import Machine, NvmlFacts
 from gpuwatch.tools.doctor.outcome import Outcome, ok, problem, skipped, warning
 from gpuwatch.tools.doctor.software import numbers
@@ -64,11 +65,7 @@ def nvidia_devices(machine: Machine) -> list[str]:
     """Return the evidence of an NVIDIA GPU. Source: /dev/nvidiaN; /sys/bus/pci/devices, vendor and class."""
     found = [f"/dev/{path.name}" for path in sorted(machine.dev.glob("nvidia[0-9]*"))]
     for device in sorted((machine.sysfs / "bus/pci/devices").glob("*")):
-        try:
-            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
-        except OSError:
-            continue
-        if vendor == _NVIDIA and kind.startswith(_DISPLAY):
+        if text_of(device / "vendor") == _NVIDIA and text_of(device / "class").startswith(_DISPLAY):
             found.append(f"PCI {device.name}")
     return found
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuwatch.diagnosis.thresholds import THRESHOLDS
-from gpuwatch.errors import NoData
 from gpuwatch.formatting import size
 from gpuwatch.host import proc
 from gpuwatch.host.cgroup import folders, quota
@@ -42,7 +41,8 @@ def pid_namespace(machine: Machine) -> Outcome:
 
 def ptrace(machine: Machine) -> Outcome:
     """Whether /proc/PID/io and /proc/PID/root of other users' processes can be read; yama restricts only py-spy."""
-    yama = _yama(machine.procfs)
+    scope = proc.text_of(machine.procfs / "sys/kernel/yama/ptrace_scope")
+    yama = "" if scope in ("", "0") else f"; yama ptrace_scope {scope}: py-spy needs root"
     others, refused = 0, 0
     for pid in _pids(machine.procfs):
         place = machine.procfs / str(pid)
@@ -65,24 +65,13 @@ def ptrace(machine: Machine) -> Outcome:
     return warning(f"{found}{yama}", _PTRACE)
 
 
-def _yama(procfs: Path) -> str:
-    try:
-        scope = (procfs / "sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        return ""
-    return "" if scope == "0" else f"; yama ptrace_scope {scope}: py-spy needs root"
-
-
 def _pids(procfs: Path) -> Iterator[int]:
     return (int(path.name) for path in procfs.glob("[0-9]*") if path.name.isdigit())
 
 
 def _is_agent(pid: int, procfs: Path) -> bool:
     """Return whether a process is what `gpuwatch agent` goes on as, see gpuwatch_agent/__main__.py."""
-    try:
-        return b"gpuwatch_agent" in (procfs / str(pid) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return "gpuwatch_agent" in proc.text_of(procfs / str(pid) / "cmdline").split("\0")
 
 
 def shm(machine: Machine) -> Outcome:
@@ -113,36 +102,16 @@ def open_files(machine: Machine) -> Outcome:
     )
 
 
-def locked_memory(machine: Machine) -> Outcome:
-    """The limit of locked memory, which applies to the buffers of RDMA but not to memory pinned by CUDA."""
-    soft, _ = machine.limits(resource.RLIMIT_MEMLOCK)
-    found = "unlimited" if soft == float("inf") else size(soft)
-    if not any((machine.sysfs / "class/infiniband").glob("*")):
-        return skipped(f"{found}; only RDMA needs it, and there is no such adapter")
-    if soft < _GIB:
-        return warning(
-            f"{found}: NCCL cannot register its buffers for RDMA",
-            "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
-        )
-    return ok(found)
-
-
 def tasks(machine: Machine) -> Outcome:
     """The limit of processes and threads, the user's and the cgroup's: a worker has a few threads for each core."""
     limits = [(machine.limits(resource.RLIMIT_NPROC)[0], "the user's")]
     for folder in folders("pids", machine.procfs, machine.sysfs):
-        try:
-            text = (folder / "pids.max").read_text().strip()
-        except OSError:
-            continue
-        if text != "max":
+        if (text := proc.text_of(folder / "pids.max")) not in ("", "max"):
             limits.append((int(text), "the cgroup's"))
     least, whose = min(limits, key=lambda each: each[0])
-    remedies = {
-        "the cgroup's": "docker run --pids-limit 32768",
-        "the user's": "ulimit -u 32768; systemd: LimitNPROC=32768",
-    }
-    return _enough(least, f"{_limit(least)} processes and threads ({whose})", remedies[whose])
+    of_user = "ulimit -u 32768; systemd: LimitNPROC=32768"
+    remedy = of_user if whose == "the user's" else "docker run --pids-limit 32768"
+    return _enough(least, f"{_limit(least)} processes and threads ({whose})", remedy)
 
 
 def cores(machine: Machine) -> Outcome:
@@ -159,13 +128,8 @@ def cores(machine: Machine) -> Outcome:
 
 def pressure(machine: Machine) -> Outcome:
     """Whether the kernel reports pressure stall information (PSI): how long tasks waited for CPU, disk and memory."""
-    missing = []
-    for what in ("cpu", "io", "memory"):
-        try:
-            proc.pressure_s(what, machine.procfs)
-        except (NoData, ValueError):
-            missing.append(what)
-    if missing:
+    folder = machine.procfs / "pressure"
+    if missing := [kind for kind in ("cpu", "io", "memory") if proc.optional(proc.pressure_s, folder / kind) is None]:
         return warning(
             f"no pressure figures for {', '.join(missing)}: causes are less certain",
             "a kernel of 4.20 or later, booted with psi=1",

@@ -79,10 +79,8 @@ def required(requirements: list[str], extra: str | None, python: tuple[int, ...]
     found = []
     for requirement in requirements:
         least, _, marker = requirement.replace('"', "'").partition(";")
-        extras, pythons = (
-            re.findall(r"extra == '(\w+)'", marker),
-            re.findall(r"python_version (>=|<) '([\d.]+)'", marker),
-        )
+        extras = re.findall(r"extra == '(\w+)'", marker)
+        pythons = re.findall(r"python_version (>=|<) '([\d.]+)'", marker)
         if extras != ([] if extra is None else [extra]) or "platform" in marker:
             continue
         if all((python[:2] >= numbers(bound)) == (sign == ">=") for sign, bound in pythons):

@@ -21,11 +21,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
 
-from gpuwatch.errors import ConfigError, NoData
+from gpuwatch.errors import ConfigError
 from gpuwatch.formatting import size
 from gpuwatch.hook.loader_health import OomKills
 from gpuwatch.host.cgroup import folders, memory_room
-from gpuwatch.host.proc import mapped_bytes, memory_bytes, shm_bytes, stat
+from gpuwatch.host.proc import mapped_bytes, memory_bytes, optional, shm_bytes, stat
 from gpuwatch.tools.tuning.result import Failed, FailureKind, Measured, Room, Setting, Usage
 from gpuwatch.tools.tuning.target import Target, place_of
 from gpuwatch.tools.tuning.trial import Plan, descendants, run_trial
@@ -42,18 +42,14 @@ _BUS_ERROR = "a worker was killed by a bus error: /dev/shm was full"
 
 def room(cores: int, shm: Path = Path("/dev/shm")) -> Room:
     """Return what is free now, within the memory limit of the container or the job."""
-    try:
-        memory = memory_bytes()
-    except (NoData, ValueError):
-        memory = {}
+    memory, mount = optional(memory_bytes) or {}, optional(shm_bytes, shm)
     available, total = memory.get("MemAvailable"), memory.get("MemTotal")
     limit = memory_room(folders("memory"))
     if limit is not None and (available is None or limit.available_bytes < available):
         available, total = limit.available_bytes, limit.limit_bytes
-    try:
-        shm_size, shm_used = shm_bytes(shm)
-    except NoData:
+    if mount is None:
         return Room(cores, available, total)
+    shm_size, shm_used = mount
     return Room(cores, available, total, shm_size - shm_used, shm_size)
 
 
@@ -150,11 +146,8 @@ class _Watch:
 
 def _memory_of(pid: int) -> tuple[int, int]:
     """Return (resident, private) bytes of a process; 0 if it is gone or not ours."""
-    try:
-        sizes = mapped_bytes(pid)
-        return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes.get("Swap", 0)
-    except (NoData, KeyError, ValueError):
-        return 0, 0
+    sizes = optional(mapped_bytes, pid) or {}
+    return sizes.get("Rss", 0), sum(sizes.get(name, 0) for name in ("Private_Clean", "Private_Dirty", "Swap"))
 
 
 def _child(target: Target, setting: Setting, plan: Plan, cores: int, sender: Connection, output: BinaryIO) -> None:
@@ -221,7 +214,4 @@ def _end(process: BaseProcess, at_once: bool) -> None:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        return stat(pid).alive
-    except (NoData, IndexError):
-        return False
+    return (found := optional(stat, pid)) is not None and found.alive

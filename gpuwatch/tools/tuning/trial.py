@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuwatch.errors import ConfigError
 from gpuwatch.hook import batches
-from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, run_queue_s, stat
+from gpuwatch.host.proc import by_pid, cpu_times_s, io_bytes, run_queue_s, stat, text_of
 from gpuwatch.tools.tuning.result import Measured, Setting
 from gpuwatch.tools.tuning.target import Target
 
@@ -83,8 +83,7 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):  # it may end meanwhile
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += [int(child) for child in (task / "children").read_text().split()]
+            found += map(int, text_of(task / "children").split())
     return found + [each for child in found for each in descendants(child)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, Stat, io_bytes, run_queue_s, usage
+from gpuwatch.host.proc import PAGE_BYTES, ProcessUsage, Stat, io_bytes, optional, run_queue_s, usage
 from gpuwatch_agent.processes import ProcessTable
 from gpuwatch_agent.processes.workers import WorkerWatch, group_samples
 from gpuwatch_agent.runs import Run, read_record
@@ -220,4 +220,4 @@ def test_what_a_process_uses_and_files_that_are_not_as_documented(node: Node) ->
     for read in (io_bytes, run_queue_s):
         with pytest.raises(NoData):
             read(7, node.procfs)
-    assert usage(7, node.procfs) is None
+    assert optional(usage, 7, node.procfs) is None

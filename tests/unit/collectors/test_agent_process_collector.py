@@ -3,19 +3,24 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch.host.proc import resident_bytes
-from gpuwatch_agent.collectors.node import AgentProcessCollector
+from gpuwatch.host.proc import PAGE_BYTES, resident_bytes
+from gpuwatch_agent.collectors.node import OfNode, agent_process
+
+
+@pytest.fixture(autouse=True)
+def cpu_time(monkeypatch):
+    monkeypatch.setattr("time.process_time", lambda: 1.25)
 
 
 def test_values(node, values):
-    assert values(AgentProcessCollector(node, cpu_time_s=lambda: 1.25, page_bytes=4096)) == {
+    assert values(OfNode(agent_process, node)) == {
         ("gpuwatch_agent_cpu_seconds_total",): 1.25,
-        ("gpuwatch_agent_resident_memory_bytes",): 15260 * 4096,
+        ("gpuwatch_agent_resident_memory_bytes",): 15260 * PAGE_BYTES,
     }
 
 
 def test_memory_is_absent_where_proc_does_not_have_the_agent(bare, values):
-    assert values(AgentProcessCollector(bare, cpu_time_s=lambda: 1.25)) == {
+    assert values(OfNode(agent_process, bare)) == {
         ("gpuwatch_agent_cpu_seconds_total",): 1.25,
     }
 

@@ -16,14 +16,14 @@ OF_GPUS = {"gpu"}
 
 def test_every_collector_of_the_folder_runs(node):
     sources = [path.read_text() for path in Path(package.__file__).parent.glob("*.py")]
+    classes = r'^class \w+Collector\b.*?^    name = "(\w+)"'
+    functions = r"^def (\w+)\(roots: Roots\) -> Iterable\[Sample\]:"
     declared = [
-        found
-        for text in sources
-        for found in re.findall(r'^class \w+Collector\b.*?^    name = "(\w+)"', text, re.M | re.S)
+        found for text in sources for each in (classes, functions) for found in re.findall(each, text, re.M | re.S)
     ]
     assert len(declared) >= 10
     assert sorted(collector.name for collector in build(node)) == sorted({*declared} - OF_GPUS | {"gpu"}), (
-        "add the collector to build() in agent/gpuwatch_agent/collectors/__init__.py"
+        "add the collector to READS in agent/gpuwatch_agent/collectors/node.py, or to build() in its __init__.py"
     )
 
 

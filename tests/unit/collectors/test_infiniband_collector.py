@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import InfinibandCollector
+from gpuwatch_agent.collectors.node import OfNode, infiniband
 
 
 def test_values(node, values):
     """Two ports that count, one of them not all; a third whose driver has no counters. The unit is four bytes."""
     prefix = "gpuwatch_infiniband_"
-    assert values(InfinibandCollector(node)) == {
+    assert values(OfNode(infiniband, node)) == {
         (f"{prefix}port_data_received_bytes_total", "mlx5_0", "1"): 4_000_000,
         (f"{prefix}port_data_transmitted_bytes_total", "mlx5_0", "1"): 10_000_000,
         (f"{prefix}symbol_errors_total", "mlx5_0", "1"): 0,
@@ -20,10 +20,10 @@ def test_values(node, values):
 
 def test_node_without_infiniband(bare):
     with pytest.raises(NoData, match="no InfiniBand or RoCE"):
-        InfinibandCollector(bare).collect()
+        infiniband(bare)
 
 
 def test_node_whose_ports_count_nothing(bare):
     (bare.sysfs / "class/infiniband/siw0/ports/1/counters").mkdir(parents=True)
     with pytest.raises(NoData, match="lists no port that counts"):
-        InfinibandCollector(bare).collect()
+        infiniband(bare)

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.errors import NoData
-from gpuwatch_agent.collectors.node import MemoryCollector
+from gpuwatch_agent.collectors.node import OfNode, memory
 
 
 def test_values(node, values):
-    assert values(MemoryCollector(node)) == {
+    assert values(OfNode(memory, node)) == {
         ("gpuwatch_memory_total_bytes",): 131898840 * 1024,
         ("gpuwatch_memory_available_bytes",): 96214012 * 1024,
     }
@@ -15,18 +15,18 @@ def test_values(node, values):
 
 def test_no_file(bare, values):
     with pytest.raises(NoData, match="meminfo does not exist"):
-        values(MemoryCollector(bare))
+        values(OfNode(memory, bare))
 
 
 def test_no_total(bare, values):
     bare.procfs.mkdir()
     (bare.procfs / "meminfo").write_text("MemFree: 1 kB\n")
     with pytest.raises(NoData, match="no entry MemAvailable, MemTotal"):
-        values(MemoryCollector(bare))
+        values(OfNode(memory, bare))
 
 
 def test_odd_text(bare, values):
     bare.procfs.mkdir()
     (bare.procfs / "meminfo").write_text("MemTotal: four kB\n")
     with pytest.raises(ValueError):
-        values(MemoryCollector(bare))
+        values(OfNode(memory, bare))

@@ -6,7 +6,7 @@ import pytest
 
 from gpuwatch.errors import NoData
 from gpuwatch.host import proc
-from gpuwatch_agent.collectors.node import ShmCollector
+from gpuwatch_agent.collectors.node import OfNode, shm
 
 
 def statvfs(blocks: int, free: int) -> os.statvfs_result:
@@ -18,7 +18,7 @@ def test_values(node, values, monkeypatch):
     """Docker's 64 MiB, of which 60 MiB are used."""
     asked = []
     monkeypatch.setattr(proc.os, "statvfs", lambda path: asked.append(path) or statvfs(16384, 1024))
-    assert values(ShmCollector(node)) == {
+    assert values(OfNode(shm, node)) == {
         ("gpuwatch_shm_size_bytes", "host"): 64 << 20,
         ("gpuwatch_shm_used_bytes", "host"): 60 << 20,
     }
@@ -27,10 +27,10 @@ def test_values(node, values, monkeypatch):
 
 def test_no_mount(bare, values):
     with pytest.raises(NoData, match="shm: No such file"):
-        values(ShmCollector(bare))
+        values(OfNode(shm, bare))
 
 
 def test_a_mount_without_a_limit_has_no_size(node, values, monkeypatch):
     monkeypatch.setattr(proc.os, "statvfs", lambda path: statvfs(0, 0))
     with pytest.raises(NoData, match="no size limit"):
-        values(ShmCollector(node))
+        values(OfNode(shm, node))

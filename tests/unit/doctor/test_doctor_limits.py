@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.host.cgroup import Quota, folders, quota
-from gpuwatch.tools.doctor.limits import cores, locked_memory, ntp, open_files, pressure, shm, tasks
+from gpuwatch.tools.doctor.limits import cores, ntp, open_files, pressure, shm, tasks
 from gpuwatch.tools.doctor.machine import Machine
 from tests.unit.doctor.machines import GIB, UNLIMITED, write
 
@@ -50,14 +50,6 @@ def test_open_files(machine: MakeMachine, soft: int, status: str) -> None:
     assert outcome.found.startswith(
         "unlimited open files" if soft == UNLIMITED else f"{soft} open files (at most 1048576)"
     )
-
-
-def test_locked_memory_matters_with_rdma_alone(machine: MakeMachine, tmp_path: Path) -> None:
-    assert locked_memory(machine(limit=(65536, 65536))).status == "skipped"
-    write(tmp_path / "sys/class/infiniband/mlx5_0", {"node_type": "1: CA\n"})
-    little = locked_memory(machine(limit=(65536, 65536)))
-    assert little.status == "warning" and little.found.startswith("64 KiB") and "memlock=-1" in str(little.remedy)
-    assert locked_memory(machine(limit=(UNLIMITED, UNLIMITED))).found == "unlimited"
 
 
 @pytest.mark.parametrize(

