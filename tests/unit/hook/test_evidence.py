@@ -25,7 +25,7 @@ class Node:
         for pid, ticks in workers.items():
             (self.root / str(pid)).mkdir(exist_ok=True)
             fields = " ".join("0" for _ in range(11))
-            (self.root / str(pid) / "stat").write_text(f"{pid} (a) b) {fields} {ticks} 0 0 0 0 0 0 77 0 0")
+            (self.root / str(pid) / "stat").write_text(f"{pid} (a) b) {fields} {ticks} 0 0 0 0 0 0 0 77 0 0")
 
 
 @pytest.fixture
