@@ -244,7 +244,7 @@ def _evaluated(clock: Clock, evaluate: Any) -> None:
 
 @torch.no_grad()
 def estimate_loss(net: nn.Module) -> float:
-    return sum(F.cross_entropy(net(x).flatten(0, 1), y.flatten()).item() for x, y in (get_batch() for _ in range(30)))
+    return sum(F.cross_entropy(net(x).flatten(0, 1), y.flatten()).item() for x, y in (get_batch() for _ in range(60)))
 
 
 @program("eval_share", clocked=False)
