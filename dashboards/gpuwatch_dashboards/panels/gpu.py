@@ -16,7 +16,6 @@ _GPU_SECONDS = "gpuwatch_gpu_seconds_total"
 GPU_STATES = Query(_GPU_SECONDS, by=(*_EACH, "state"), over=Query(_GPU_SECONDS, by=_EACH))
 """Each GPU's shares of time, for the tables of GPUs."""
 
-
 _GPM = (
     ("gpu_sm_active", "Multiprocessors busy", "Which share of them is busy? (Intensity, not presence.)", "sm_active"),
     ("gpu_tensor", "Tensor cores busy", "For which share of the time are the tensor cores busy?", "tensor_active"),
