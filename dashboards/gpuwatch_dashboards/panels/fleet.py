@@ -54,7 +54,7 @@ def _of_losers(values: str) -> str:
 
 
 def _alerts() -> str:
-    """Return the firing alerts with owners: their own labels, else the run's or GPU's. A run's is on each of its nodes."""
+    """Return the firing alerts with owners: their own labels, else the run's or GPU's. A run's is on all its nodes."""
     same, firing = f"or on ({', '.join(_ALERT)})", f'ALERTS{{alertstate="firing", {_NODES}'
     nameless = f'max by ({", ".join(_ALERT)}) ({firing}, user=""}})'
     owner = f"max by ({{}}, user, job_id) ({{}}{{{{{_SELECTED}}}}})"
